@@ -1,0 +1,45 @@
+"""Everything that bow raises on purpose: one tree, so that one `except` catches a user's mistake."""
+
+
+class BowError(Exception):
+    """Base of bow's errors. The message is one sentence: what is wrong, the value, the remedy."""
+
+
+class SettingError(BowError, ValueError):
+    """A setting, or a combination of settings, that cannot be carried out."""
+
+
+class ModelError(BowError, ValueError):
+    """A model that bow cannot replicate, such as one without trainable parameters."""
+
+
+class OptimizerError(BowError, ValueError):
+    """An optimizer that cannot be bound to the rows of the replica matrix."""
+
+
+class DataError(BowError, ValueError):
+    """Data that are missing, damaged, or of a shape that cannot be trained on."""
+
+
+class LossError(BowError, ValueError):
+    """A loss or step function whose result is not a scalar that depends on the parameters."""
+
+
+class VectorizationError(BowError, RuntimeError):
+    """A model that `vmap` cannot run for all learners at once."""
+
+
+class DivergenceError(BowError, ArithmeticError):
+    """Training that left the finite numbers and cannot go on."""
+
+
+class CheckpointError(BowError, RuntimeError):
+    """A checkpoint that is missing, damaged, or of another model."""
+
+
+class RunDirectoryError(BowError, OSError):
+    """A run directory that cannot be created, written or read."""
+
+
+class MissingDependencyError(BowError, ImportError):
+    """An optional package that a setting needs and that is not installed."""
