@@ -1,0 +1,113 @@
+"""What the central model's buffers are: batch-norm statistics averaged, everything else from learner 0."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+
+BufferPolicy: TypeAlias = Literal["average", "recalibrate", "first"]
+
+
+def check_policy(policy: str) -> None:
+    """Refuse a policy that does not exist."""
+    policies = get_args(BufferPolicy)
+    if policy not in policies:
+        raise SettingError(f"buffers must be one of {', '.join(policies)}, got {policy!r}")
+
+
+@torch.no_grad()
+def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: BufferPolicy) -> None:
+    """Set the central model's buffers from those of the learners.
+
+    `average` takes the mean of batch-norm statistics; values that are equal in all learners are copied, since
+    the floating-point mean of equal numbers may differ from them. Counters and all other buffers follow
+    learner 0, as they all do with `first` (and with `recalibrate`, until the statistics are measured anew).
+    """
+    averaged = _normalization_statistics(central) if policy == "average" else set()
+    owned = [dict(buffer_slots(learner)) for learner in learners]
+    for name, (module, key) in buffer_slots(central):
+        source_module, source_key = owned[0][name]
+        first = source_module._buffers[source_key]
+        if first is None:
+            module._buffers[key] = None
+            continue
+        values = [o[name][0]._buffers[key] for o in owned] if name in averaged else []
+        _assign(module, key, _mean([v for v in values if v is not None]) if values else first)
+
+
+@torch.no_grad()
+def recalibrate(central: nn.Module, forwards: Iterator[None]) -> None:
+    """Measure batch-norm statistics anew: reset them and average over the forward passes of `forwards`.
+
+    Args:
+        central: the central model; its other modules stay in evaluation mode.
+        forwards: an iterator that runs the central model on one batch of training data a step.
+    """
+    norms = [m for m in central.modules() if _tracks_statistics(m)]
+    if not norms:
+        return
+    momenta = [m.momentum for m in norms]
+    central.eval()
+    for module in norms:
+        module.reset_running_stats()
+        module.momentum = None  # cumulative average
+        module.train()
+    for _ in forwards:
+        pass
+    for module, momentum in zip(norms, momenta, strict=True):
+        module.momentum = momentum
+    central.eval()
+
+
+def copy_buffers(source: nn.Module, target: nn.Module) -> None:
+    """Give `target` the buffers of `source`, a module of the same structure."""
+    gather_buffers(target, [source], "first")
+
+
+def buffer_state(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of all buffers by name, those included that `state_dict` leaves out."""
+    return {name: buffer.clone() for name, (owner, key) in buffer_slots(module) if (buffer := owner._buffers[key]) is not None}
+
+
+def load_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Set the buffers that `buffer_state` saved."""
+    for name, (owner, key) in buffer_slots(module):
+        if name in state:
+            _assign(owner, key, state[name])
+
+
+def _tracks_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
+
+
+def _normalization_statistics(model: nn.Module) -> set[str]:
+    return {
+        f"{prefix}.{key}".lstrip(".")
+        for prefix, module in model.named_modules()
+        if _tracks_statistics(module)
+        for key in ("running_mean", "running_var")
+    }
+
+
+def buffer_slots(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
+    """Every buffer of a module tree: its full name, the module that owns it, and the name there."""
+    for prefix, module in model.named_modules():
+        for key in module._buffers:
+            yield f"{prefix}.{key}".lstrip("."), (module, key)
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    if all(torch.equal(values[0], value) for value in values[1:]):
+        return values[0]
+    return torch.stack(values).mean(dim=0)
+
+
+def _assign(module: nn.Module, key: str, value: Tensor) -> None:
+    current = module._buffers.get(key)
+    if current is not None and current.shape == value.shape and current.dtype == value.dtype:
+        current.copy_(value)
+    else:
+        module._buffers[key] = value.clone()

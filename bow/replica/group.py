@@ -1,0 +1,174 @@
+"""The learners of one device: rows, modules, optimizer and central model, kept in step with each other."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.replica.buffers import (
+    BufferPolicy,
+    buffer_state,
+    check_policy,
+    copy_buffers,
+    gather_buffers,
+    load_buffers,
+)
+from bow.replica.layout import ParameterLayout
+from bow.replica.matrix import ReplicaMatrix
+from bow.replica.model import check_trainable, replicate
+from bow.replica.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
+
+MIN_CAPACITY = 64
+"""Rows reserved at least. On a CPU reserved memory costs nothing before it is written."""
+
+
+class Learner:
+    """One replica: its module on its row, and the leaf on which its gradient is taken.
+
+    Args:
+        module: a copy of the model of this learner's own: one module used by two learners at once mixes them up.
+        row: the learner's row of `W`, a leaf that requires gradients.
+        gradient: the learner's row of `G`.
+    """
+
+    def __init__(self, module: nn.Module, row: Tensor, gradient: Tensor) -> None:
+        self.module = module
+        self.row = row
+        self.gradient = gradient
+
+
+class LearnerGroup:
+    """All learners of one device and their central model.
+
+    Args:
+        template: the model; its parameters are read once and it is not changed.
+        optimizer: makes a torch optimizer over the template's parameters.
+        learners: how many to start with.
+        device: where they live.
+        buffers: what the central model's buffers are.
+
+    Raises:
+        ModelError, OptimizerError, SettingError: as their messages say.
+    """
+
+    def __init__(
+        self,
+        template: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        learners: int,
+        device: torch.device,
+        buffers: BufferPolicy = "average",
+    ) -> None:
+        if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
+            raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
+        check_policy(buffers)
+        trainable = [p for p in template.parameters() if p.requires_grad]
+        check_trainable(trainable)
+        made = make_optimizer(optimizer, trainable)
+        groups = [group["params"] for group in made.param_groups]
+        self.template = template
+        self.device = device
+        self.buffer_policy: BufferPolicy = buffers
+        self.layout = ParameterLayout(template, groups)
+        capacity = max(2 * learners, MIN_CAPACITY) if device.type == "cpu" else 2 * learners
+        self.matrix = ReplicaMatrix(self.layout.row_length, capacity, trainable[0].dtype, device)
+        self.layout.fill(self.matrix.z, template)
+        self.optimizer = OptimizerRows(made, self.layout, self.matrix)
+        self._central = replicate(template, self.layout, self.matrix.z, device)
+        self._central.eval()
+        self.learners: list[Learner] = []
+        for _ in range(learners):
+            self.add()
+
+    def __len__(self) -> int:
+        return len(self.learners)
+
+    @property
+    def central(self) -> nn.Module:
+        """The central model on `z`, its buffers brought up to date."""
+        if self.learners:
+            gather_buffers(self._central, [learner.module for learner in self.learners], self.buffer_policy)
+        return self._central
+
+    def add(self) -> None:
+        """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
+        central = self.central
+        index = self.matrix.add_row()
+        row = self.matrix.leaf(index)
+        module = replicate(self.template, self.layout, row, self.device)
+        copy_buffers(central, module)
+        if not self.template.training:
+            module.train()
+        self.learners.append(Learner(module, row, self.matrix.gradient_of(index)))
+        self.optimizer.add_learner()
+
+    def remove(self) -> None:
+        """Remove the last learner.
+
+        Raises:
+            SettingError: it is the only one.
+        """
+        if len(self.learners) == 1:
+            raise SettingError("learners must be at least 1: the only learner cannot be removed")
+        self.learners.pop()
+        self.optimizer.remove_learner()
+        self.matrix.remove_row()
+
+    @torch.no_grad()
+    def restart(self, index: int) -> None:
+        """Set a learner that has left the finite numbers back to `z`: weights, optimizer state and buffers."""
+        learner = self.learners[index]
+        self.matrix.weights_of(index).copy_(self.matrix.z)
+        learner.gradient.zero_()
+        self.optimizer.reset(index)
+        others = [other.module for other in self.learners if other is not learner]
+        if others:
+            gather_buffers(self._central, others, self.buffer_policy)
+        copy_buffers(self._central, learner.module)
+
+    @torch.no_grad()
+    def restart_all(self) -> None:
+        """Copy `z` into every learner, weights only: what a restart of the averaging does."""
+        self.matrix.weights.copy_(self.matrix.z.expand_as(self.matrix.weights))
+
+    def export(self) -> nn.Module:
+        """The central model as a plain module: storage of its own, evaluation mode, on the CPU."""
+        exported = copy.deepcopy(self.central).to("cpu")
+        flags = {name: p.requires_grad for name, p in self.template.named_parameters()}
+        for name, parameter in exported.named_parameters():
+            parameter.data = parameter.detach().clone()  # no longer a view of z
+            parameter.requires_grad_(flags[name])
+        return exported.eval()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that this device's learners are, as tensors and plain values."""
+        return {
+            "weights": self.matrix.weights.clone(),
+            "z": self.matrix.z.clone(),
+            "synchroniser": {name: tensor.clone() for name, tensor in self.matrix.state.items()},
+            "optimizer": self.optimizer.optimizer.state_dict(),
+            "buffers": [buffer_state(learner.module) for learner in self.learners],
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()`. Learners that the state does not have start from its `z`."""
+        self.matrix.z.copy_(state["z"])
+        for name, tensor in state["synchroniser"].items():
+            self.matrix.state[name].copy_(tensor)
+        saved = len(state["buffers"])
+        self._resize(saved)
+        self.matrix.weights.copy_(state["weights"])
+        self.optimizer.optimizer.load_state_dict(state["optimizer"])
+        for learner, buffers in zip(self.learners, state["buffers"], strict=True):
+            load_buffers(learner.module, buffers)
+
+    def _resize(self, learners: int) -> None:
+        while len(self.learners) < learners:
+            self.add()
+        while len(self.learners) > learners:
+            self.remove()
+

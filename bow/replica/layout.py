@@ -1,0 +1,104 @@
+"""Where each parameter of the model lies in a row of the replica matrix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from bow.errors import OptimizerError
+
+ALIGNMENT = 16
+"""Rows are padded to a multiple of this many elements, so that every row starts on a 64-byte boundary."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter's place in a row.
+
+    A tied parameter has one slot and several names. `order` lists the parameter's dimensions from the
+    slowest to the fastest in memory, so that layouts such as channels_last survive flattening.
+    """
+
+    names: tuple[str, ...]
+    offset: int
+    shape: torch.Size
+    order: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.shape.numel()
+
+    def view(self, piece: Tensor) -> Tensor:
+        """View a flat piece of a row as the parameter, strides included."""
+        if self.order == tuple(range(len(self.shape))):
+            return piece.view(self.shape)
+        stored = piece.view([self.shape[d] for d in self.order])
+        return stored.permute([self.order.index(d) for d in range(len(self.shape))])
+
+    def flatten(self, parameter: Tensor) -> Tensor:
+        """The inverse of `view`: the parameter's elements in the order in which the row keeps them."""
+        return parameter.permute(self.order).reshape(-1)
+
+
+class ParameterLayout:
+    """Maps parameter names to `(offset, shape)` in a flat row; row j of `W` is learner j.
+
+    Parameters lie in the order of the optimizer's groups, so that every group is one contiguous slice of
+    the row. The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
+
+    Args:
+        model: the template model; its names decide which parameters are tied.
+        groups: the parameters of each optimizer group, in order.
+
+    Raises:
+        OptimizerError: a group has a tensor that is not a parameter of the model.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        names: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        offset = 0
+        self.slots: list[Slot] = []
+        self.group_slices: list[slice] = []
+        self.group_slots: list[list[Slot]] = []
+        for group in groups:
+            start = offset
+            slots = []
+            for parameter in group:
+                if id(parameter) not in names:
+                    raise OptimizerError(
+                        f"the optimizer updates a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
+                        "model; build its groups from the parameters that the factory is given"
+                    )
+                slots.append(Slot(tuple(names[id(parameter)]), offset, parameter.shape, _memory_order(parameter)))
+                offset += parameter.numel()
+            self.slots += slots
+            self.group_slots.append(slots)
+            self.group_slices.append(slice(start, offset))
+        self.num_parameters = offset
+        self.padding = -offset % ALIGNMENT
+        self.row_length = offset + self.padding
+        self.group_slices[-1] = slice(self.group_slices[-1].start, self.row_length)
+        self._sizes = [slot.numel for slot in self.slots] + ([self.padding] if self.padding else [])
+
+    def views(self, row: Shaped[Tensor, " parameters"]) -> dict[str, Tensor]:
+        """Views of a row by parameter name (one name for each tied set); differentiable in the row."""
+        pieces = row.split(self._sizes)
+        return {slot.names[0]: slot.view(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
+
+    def fill(self, row: Shaped[Tensor, " parameters"], model: nn.Module) -> None:
+        """Copy a model's parameters into a row."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name, view in self.views(row).items():
+            view.copy_(parameters[name].detach())
+
+
+def _memory_order(parameter: Tensor) -> tuple[int, ...]:
+    """Dimensions from the slowest to the fastest; logical order where the memory has gaps or overlaps."""
+    order = tuple(sorted(range(parameter.dim()), key=lambda d: (-parameter.stride(d), d)))
+    dense = parameter.permute(order).is_contiguous()
+    return order if dense else tuple(range(parameter.dim()))

@@ -1,0 +1,79 @@
+"""The replica matrix: all learners of a device as the rows of one tensor."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bow.errors import SettingError
+
+
+class ReplicaMatrix:
+    """Weights `W`, gradients `G` and corrections `C` of all learners, and the central model `z`.
+
+    `W` and `G` reserve `capacity` rows, so rows never move when learners come and go: views of a row stay
+    valid for as long as its learner lives.
+
+    Args:
+        row_length: elements in a row, padding included.
+        capacity: the most learners that this device will hold.
+        dtype: dtype of the parameters.
+        device: where the rows live.
+    """
+
+    def __init__(self, row_length: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        def reserve(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.capacity = capacity
+        self._weights = reserve(capacity, row_length)
+        self._gradients = reserve(capacity, row_length)
+        self._corrections: Tensor | None = None
+        self.z: Float[Tensor, " parameters"] = torch.zeros(row_length, dtype=dtype, device=device)
+        self.total: Float[Tensor, " parameters"] = torch.zeros_like(self.z)
+        self.state: dict[str, Tensor] = {}
+        self._set_learners(0)
+
+    @property
+    def corrections(self) -> Float[Tensor, "learners parameters"]:
+        """Scratch rows for the synchroniser, allocated when first asked for."""
+        if self._corrections is None:
+            self._corrections = torch.empty_like(self._weights)
+        return self._corrections[: self.learners]
+
+    def add_row(self) -> int:
+        """Put the next row into use, as a copy of `z`, and return its index."""
+        index = self.learners
+        if index >= self.capacity:
+            raise SettingError(
+                f"learners={index + 1} is more than the {self.capacity} rows reserved when training began; "
+                "start with more learners to reserve more"
+            )
+        self._weights[index].copy_(self.z)
+        self._gradients[index].zero_()
+        self._set_learners(index + 1)
+        return index
+
+    def remove_row(self) -> None:
+        """Take the last row out of use."""
+        self._set_learners(self.learners - 1)
+
+    def leaf(self, learner: int) -> Float[Tensor, " parameters"]:
+        """A leaf tensor on a learner's row, with a version counter of its own.
+
+        `W.data[j]` and not `W.detach()[j]`: the latter shares one version counter between all rows, so that
+        stepping one learner would invalidate the backward pass of another.
+        """
+        return self._weights.data[learner].requires_grad_()
+
+    def weights_of(self, learner: int) -> Float[Tensor, " parameters"]:
+        """A learner's weights."""
+        return self._weights.data[learner]
+
+    def gradient_of(self, learner: int) -> Float[Tensor, " parameters"]:
+        """A learner's gradient."""
+        return self._gradients.data[learner]
+
+    def _set_learners(self, learners: int) -> None:
+        self.learners = learners
+        self.weights: Float[Tensor, "learners parameters"] = self._weights[:learners]
+        self.gradients: Float[Tensor, "learners parameters"] = self._gradients[:learners]

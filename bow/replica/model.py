@@ -1,0 +1,111 @@
+"""From a user's model to a template that can be replicated, and from the template to its replicas."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bow.errors import ModelError
+from bow.replica.layout import ParameterLayout
+
+PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+
+def prepare_template(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """Build or unwrap the user's model and check that bow can replicate it.
+
+    Raises:
+        ModelError: not a module, wrapped in DDP or FSDP, or without a single trainable parameter of a
+            real floating dtype.
+    """
+    template = model if isinstance(model, nn.Module) else _build(model)
+    template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
+    wrappers = {base.__name__ for base in type(template).__mro__} & PARALLEL_WRAPPERS
+    if wrappers:
+        raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
+    return template
+
+
+def has_lazy_modules(model: nn.Module) -> bool:
+    """Whether a forward pass has yet to give some parameters or buffers their shapes."""
+    return any(is_lazy(tensor) for tensor in itertools.chain(model.parameters(), model.buffers()))
+
+
+def num_trainable(model: nn.Module) -> int:
+    """Parameters that are trained, tied ones once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad and not is_lazy(p))
+
+
+def check_trainable(parameters: list[nn.Parameter]) -> None:
+    """Refuse parameters that cannot share one row.
+
+    Raises:
+        ModelError: none at all, several dtypes or devices, float16, complex or integer values.
+    """
+    if any(is_lazy(parameter) for parameter in parameters):
+        raise ModelError("the model has lazy modules without shapes; run one batch through it first")
+    if not parameters:
+        raise ModelError("the model has no trainable parameters (0 with requires_grad=True); there is nothing to train")
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    if len(dtypes) > 1:
+        raise ModelError(f"the trainable parameters have dtypes {', '.join(dtypes)}; cast the model to one of them")
+    if dtypes[0] not in {"float32", "float64", "bfloat16"}:
+        raise ModelError(
+            f"the trainable parameters have dtype {dtypes[0]}; use float32, float64 or bfloat16 "
+            '(mixed precision: precision="bfloat16")'
+        )
+
+
+def replicate(
+    template: nn.Module, layout: ParameterLayout, row: Tensor, device: torch.device, *, share_frozen: bool = True
+) -> nn.Module:
+    """A copy of the template whose trainable parameters are views of `row`.
+
+    No parameter memory is allocated: the row is the storage. Buffers are the copy's own. Frozen parameters
+    are shared with the template (moved to `device` where they are elsewhere).
+
+    Raises:
+        ModelError: the model cannot be copied.
+    """
+    named = dict(template.named_parameters(remove_duplicate=False))
+    memo: dict[int, Any] = {
+        id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()
+    }
+    for parameter in template.parameters():
+        if id(parameter) not in memo and share_frozen:
+            memo[id(parameter)] = _on_device(parameter, device)
+    try:
+        replica = copy.deepcopy(template, memo)
+    except Exception as error:
+        raise ModelError(
+            f"{type(template).__name__} cannot be copied ({_first_line(error)}); "
+            "remove what copy.deepcopy cannot copy from the module"
+        ) from error
+    for module in replica.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+    return replica
+
+
+def _build(builder: Any) -> nn.Module:
+    if not callable(builder):
+        raise ModelError(f"model must be an nn.Module or a function that builds one, got {type(builder).__name__}")
+    built = builder()
+    if not isinstance(built, nn.Module):
+        raise ModelError(f"the model function must return an nn.Module, got {type(built).__name__}")
+    return built
+
+
+def _on_device(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
+    if parameter.device == device:
+        return parameter
+    return nn.Parameter(parameter.detach().to(device), requires_grad=False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
