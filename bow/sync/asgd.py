@@ -1,0 +1,42 @@
+"""Asynchronous SGD, dealt out in a fixed order."""
+
+import torch
+
+from bow.sync.base import Rows, Synchroniser, Timing
+
+
+class ASGD(Synchroniser):
+    """Learners apply their steps to z one after another and go on from what they find there.
+
+    In every round, in the order of the learners, `z = z + (w_j after its step - w_j before)` and `w_j = z`.
+    A learner's gradient so is k - 1 updates old when it is applied, as in asynchronous SGD whose learners are
+    equally fast; the fixed order makes it deterministic. Each learner keeps optimizer state of its own.
+
+    Example:
+        >>> ASGD()
+        ASGD(every=1)
+
+    References:
+        Recht et al., Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, 2011.
+        Dean et al., Large Scale Distributed Deep Networks, 2012.
+    """
+
+    timing = Timing.AFTER_STEP
+
+    def __init__(self) -> None:
+        super().__init__(every=1)
+
+    def prepare(self, rows: Rows) -> None:
+        """Remember the weights before the step."""
+        rows.corrections.copy_(rows.weights)
+
+    def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """The sum of the steps; the steps themselves stay in `rows.corrections`."""
+        torch.sub(rows.weights, rows.corrections, out=rows.corrections)
+        torch.sum(rows.corrections, 0, out=rows.total)
+
+    def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Learner j finds z with the steps of learners 0 to j in it."""
+        torch.cumsum(rows.corrections, 0, out=rows.weights)
+        rows.weights.add_(rows.z)
+        rows.z.add_(rows.total)

@@ -1,0 +1,33 @@
+"""Independent learners: the ceiling of hardware efficiency."""
+
+import torch
+
+from bow.sync.base import Rows, Synchroniser, Timing
+
+
+class Independent(Synchroniser):
+    """Learners never meet; z is their mean, taken when it is asked for and at the end.
+
+    What synchronisation costs is what another synchroniser loses against this one.
+
+    Example:
+        >>> Independent().due(0, learners=4)
+        False
+    """
+
+    timing = Timing.NEVER
+
+    def __init__(self) -> None:
+        super().__init__(every=1)
+
+    def due(self, round_index: int, learners: int) -> bool:
+        """Never."""
+        return False
+
+    def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """The sum of the weights."""
+        torch.sum(rows.weights, 0, out=rows.total)
+
+    def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Set z to the mean; the learners stay as they are."""
+        torch.div(rows.total, learners, out=rows.z)

@@ -1,0 +1,35 @@
+"""When learners restart from the central model: the learning rate has dropped."""
+
+from dataclasses import dataclass
+
+DROP = 0.5
+"""A restart is due when the learning rate is at most this share of its maximum since the last restart."""
+
+NEGLIGIBLE = 0.01
+"""Learning rates below this share of the peak are ignored: annealing to zero is not a drop."""
+
+
+@dataclass
+class DropRule:
+    """Watches the first group's learning rate, round by round.
+
+    References:
+        Budea, TensorBow, 2019, section 2.1.4; CROSSBOW copies z into the learners at every drop.
+    """
+
+    peak: float = 0.0
+    maximum: float = 0.0
+    pending: bool = False
+
+    def observe(self, lr: float) -> None:
+        """See the learning rate of a round; a drop makes a restart pending."""
+        self.peak = max(self.peak, lr)
+        self.maximum = max(self.maximum, lr)
+        if lr >= NEGLIGIBLE * self.peak and lr <= DROP * self.maximum:
+            self.pending = True
+            self.maximum = lr
+
+    def take(self) -> bool:
+        """Whether a restart is pending; it no longer is afterwards."""
+        pending, self.pending = self.pending, False
+        return pending

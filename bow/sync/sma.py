@@ -1,0 +1,118 @@
+"""Synchronous model averaging, the synchroniser that bow is about."""
+
+import math
+from typing import Literal
+
+import torch
+
+from bow.errors import SettingError
+from bow.sync.base import Rows, Synchroniser, Timing
+
+
+class SMA(Synchroniser):
+    r"""Synchronous model averaging with momentum on the central model.
+
+    With k learners in all, in every synchronising round, in this order::
+
+        c_j  = alpha * (w_j - z)               w_j before its step
+        w_j  = w_j - (optimizer's step) - c_j
+        z'   = z + sum_j c_j + mu * (z - z_prev);   z_prev = z;   z = z'
+
+    Only `sum_j c_j` travels between devices, and it needs nothing that the learning tasks of the round
+    produce: the AllReduce hides behind them, exactly, without staleness.
+
+    Args:
+        alpha: how strongly learners are pulled together; `None` is 1/k and follows k when learners come and go.
+            With one learner in all and `None`, z is the learner's weights and bow equals plain PyTorch.
+        mu: momentum of the central model, at least 0 and below 1.
+        every: rounds between two synchronisation tasks.
+        restart: `"drop"`: after the learning rate fell to half of its maximum since the last restart or lower,
+            z is copied into every learner behind the next synchronisation task; `None`: never.
+        levels: 1; two levels need several devices.
+
+    Raises:
+        SettingError: a value outside its range, or (from `check`) an `alpha` that is unstable for the number of
+            learners: without gradients the deviation of the mean and the velocity of z follow
+            `[[1 - alpha (1 + k), -mu], [k alpha, mu]]`, stable exactly when `alpha < 2 (1 + mu) / (1 + k + mu)`.
+
+    Example:
+        >>> SMA(alpha=0.1, mu=0.9).check(8)
+        >>> round(SMA(mu=0.9).stability_limit(8), 3)
+        0.384
+
+    References:
+        Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
+        Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, Algorithm 2.
+    """
+
+    timing = Timing.WITH_STEP
+
+    def __init__(
+        self,
+        alpha: float | None = None,
+        mu: float = 0.5,
+        every: int = 1,
+        restart: Literal["drop"] | None = "drop",
+        levels: int = 1,
+    ) -> None:
+        super().__init__(every)
+        if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
+            raise SettingError(f"alpha must be above 0, or None for 1/learners, got {alpha}")
+        if not 0 <= mu < 1:
+            raise SettingError(f"mu must be at least 0 and below 1, got {mu}")
+        if restart not in ("drop", None):
+            raise SettingError(f'restart must be "drop" or None, got {restart!r}')
+        if levels != 1:
+            raise SettingError(f"levels must be 1, got {levels}; averaging in two levels needs several devices")
+        self.alpha = alpha
+        self.mu = mu
+        self.restart = restart
+        self.levels = levels
+
+    @property
+    def restarts_on_drop(self) -> bool:
+        """Whether learners are set to z when the learning rate drops."""
+        return self.restart == "drop"
+
+    def stability_limit(self, learners: int) -> float:
+        """The value below which `alpha` must lie for this many learners."""
+        return 2 * (1 + self.mu) / (1 + learners + self.mu)
+
+    def check(self, learners: int) -> None:
+        """Refuse an `alpha` at or above the stability limit."""
+        limit = self.stability_limit(learners)
+        if self.alpha is not None and self.alpha >= limit:
+            raise SettingError(
+                f"alpha={self.alpha:g} is unstable with {learners} learners and mu={self.mu:g}: it must be below "
+                f"{limit:.4g}; leave alpha out for 1/learners"
+            )
+
+    def due(self, round_index: int, learners: int) -> bool:
+        """Every `every` rounds, unless there is nothing to average."""
+        return not self.follows(learners) and super().due(round_index, learners)
+
+    def follows(self, learners: int) -> bool:
+        """One learner and the default alpha: there is nothing to average."""
+        return learners == 1 and self.alpha is None
+
+    def start(self, rows: Rows) -> None:
+        """`z_prev = z`: the central model starts at rest."""
+        rows.state["z_prev"] = rows.z.clone()
+
+    def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """`sum_j alpha (w_j - z)`; the corrections stay in `rows.corrections` until `apply`."""
+        alpha = 1 / learners if self.alpha is None else self.alpha
+        corrections = rows.corrections
+        torch.sub(rows.weights, rows.z, out=corrections)
+        corrections.mul_(alpha)
+        torch.sum(corrections, 0, out=rows.total)
+
+    def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Pull the learners, move z."""
+        rows.weights.sub_(rows.corrections)
+        z, z_prev, total = rows.z, rows.state["z_prev"], rows.total
+        total.add_(z)
+        if self.mu:
+            total.add_(z - z_prev, alpha=self.mu)
+        z_prev.copy_(z)
+        z.copy_(total)
