@@ -1,0 +1,98 @@
+"""The oracle: learners one after another, by ordinary autograd."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
+from bow.engine.random import task_random
+from bow.engine.task import Batch, LearningTask, Metrics, compiled_task
+from bow.errors import DataError, LossError
+from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
+from bow.seeds import derive_seed
+from bow.sync import Synchroniser
+
+
+class Eager(Engine):
+    """Runs any module with any optimizer; all other engines must agree with it.
+
+    Each learner's row is split and viewed as its parameters, applied with `torch.func.functional_call`, and the
+    loss is differentiated in the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
+    """
+
+    name = "eager"
+
+    def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
+        super().__init__(group, sync, settings)
+        self.resized()
+        self._compiled = compiled_task(self._tasks[0], group.layout) if settings.compile else None
+
+    def resized(self) -> None:
+        """Wrap every learner's module as a learning task."""
+        self._tasks = [
+            LearningTask(learner.module, self.settings.step, self.group.device, self.settings.precision)
+            for learner in self.group.learners
+        ]
+
+    def learn(self, batches: Batches) -> Outcome:
+        """Run the learning tasks in turn."""
+        dtype = self.group.matrix.z.dtype
+        idle = torch.full((), torch.nan, dtype=dtype, device=self.group.device)
+        losses, metrics, active = [], [], []
+        with task_random(self.group.device) as generator:
+            for index, (learner, task) in enumerate(zip(self.group.learners, self._tasks, strict=True)):
+                batch = batch_of(batches, index)
+                active.append(batch is not None)
+                if batch is None:
+                    learner.gradient.zero_()
+                    losses.append(idle)
+                    metrics.append({})
+                    continue
+                generator.manual_seed(derive_seed(self.settings.seed, self.round_index, index))
+                loss, measured = self._learn_one(learner, task, batch)
+                losses.append(loss.to(dtype))
+                metrics.append(measured)
+        stacked = torch.stack(losses)
+        finite = torch.isfinite(stacked) & torch.isfinite(self.group.matrix.gradients.sum(1))
+        return Outcome(stacked, finite, active, _stack_metrics(metrics))
+
+    def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch) -> tuple[Tensor, Metrics]:
+        try:
+            if self._compiled is not None:
+                return self._learn_compiled(learner, batch)
+            with torch.enable_grad():
+                parameters = {f"model.{name}": view for name, view in self.group.layout.views(learner.row).items()}
+                loss, metrics = functional_call(task, parameters, (batch,))
+                if not loss.requires_grad:
+                    raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
+                (gradient,) = torch.autograd.grad(loss, learner.row)
+        except IndexError as error:
+            raise DataError(
+                f"an index is out of range in the learning task ({error}); check the labels or tokens "
+                "against the number of classes of the model"
+            ) from error
+        learner.gradient.copy_(gradient)
+        return loss.detach(), {name: value.detach() for name, value in metrics.items()}
+
+    def _learn_compiled(self, learner: Learner, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert self._compiled is not None
+        result = self._compiled(learner.row.detach(), buffer_state(learner.module), batch)
+        learner.gradient.copy_(result.gradient)
+        load_buffers(learner.module, result.buffers)
+        return result.loss, result.metrics
+
+
+def batch_of(batches: Batches, learner: int) -> Batch | None:
+    """One learner's batch."""
+    if isinstance(batches, Stacked):
+        return tree_map(lambda t: t[learner], batches.value)
+    return batches[learner]
+
+
+def _stack_metrics(metrics: list[Metrics]) -> Metrics:
+    names: Any = next((m for m in metrics if m), {})
+    nan = torch.tensor(torch.nan)
+    return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}

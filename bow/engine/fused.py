@@ -1,0 +1,132 @@
+"""All learners in one vectorised learning task: `vmap` over the replica matrix, compiled."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
+from bow.engine.eager import Eager
+from bow.engine.random import task_random
+from bow.engine.task import Batch, LearningTask, TaskResult, compiled, pure_task
+from bow.errors import BowError
+from bow.replica import LearnerGroup, buffer_slots
+from bow.seeds import derive_seed
+from bow.sync import Synchroniser
+
+
+class Fused(Engine):
+    """Runs the learning tasks of all learners as one: the kernels of a step are shared by all of them.
+
+    Linear layers become batched matrix products and convolutions grouped ones. Worth it where a learning task is
+    many tiny kernels. The first of these that works is used, and the reasons for going down are kept: compiled,
+    `vmap` without compiling, `eager`. Rounds whose batches differ in shape, or in which a learner sits out, run in
+    `eager`.
+    """
+
+    name = "fused"
+
+    def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
+        super().__init__(group, sync, settings)
+        self._in_turn = Eager(group, sync, dataclasses.replace(settings, compile=False))
+        self._levels: list[tuple[str, Callable[..., TaskResult]]] = []
+        self._reasons: list[str] = []
+        self._build()
+
+    @property
+    def description(self) -> str:
+        """`fused`, `fused (not compiled)`, or `eager` after falling back."""
+        return self._levels[0][0] if self._levels else self._in_turn.name
+
+    def resized(self) -> None:
+        """Stack the buffers anew; the next round compiles for the new number of learners."""
+        self._in_turn.resized()
+        if self._levels:
+            self._build()
+
+    def learn(self, batches: Batches) -> Outcome:
+        """Run all learning tasks at once, or in turn where that is impossible."""
+        stacked = stack_batches(batches) if self._levels else None
+        while stacked is not None and self._levels:
+            try:
+                return self._learn_together(stacked)
+            except BowError:
+                raise
+            except Exception as error:
+                self._fall_back(error, stacked)
+        self._in_turn.round_index = self.round_index
+        outcome = self._in_turn.learn(batches)
+        self._buffers_moved = True
+        return outcome
+
+    def _learn_together(self, batch: Batch) -> Outcome:
+        if self._buffers_moved:
+            self._stack_buffers()
+        matrix = self.group.matrix
+        with task_random(self.group.device) as generator:
+            generator.manual_seed(derive_seed(self.settings.seed, self.round_index))
+            result = self._levels[0][1](matrix.weights, self._buffers, batch)
+        matrix.gradients.copy_(result.gradient)
+        for name, buffer in result.buffers.items():
+            self._buffers[name].copy_(buffer)
+        return Outcome(result.loss, result.finite, [True] * len(self.group), result.metrics)
+
+    def _fall_back(self, error: Exception, batch: Batch) -> None:
+        """Take the next level down. An error that `eager` has too is the user's, and is raised there."""
+        name, _ = self._levels.pop(0)
+        below = self.description
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        message = f"{name} does not work for this model ({type(error).__name__}: {reason}); running {below}"
+        if below == self._in_turn.name:
+            self._in_turn.round_index = self.round_index
+            self._in_turn.learn(Stacked(batch))
+        self._note("engine changed", message)
+        warnings.warn(message, stacklevel=2)
+
+    def _build(self) -> None:
+        group = self.group
+        task = LearningTask(group.learners[0].module, self.settings.step, group.device, self.settings.precision)
+        together = torch.vmap(pure_task(task, group.layout), randomness="different")
+
+        def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+            return together(rows, buffers, batch)
+
+        self._levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
+        self._buffers: dict[str, Tensor] = {}
+        self._buffers_moved = True
+
+    def _stack_buffers(self) -> None:
+        """Give the learners' buffers one tensor each, of which every learner's module sees its row."""
+        slots = [dict(buffer_slots(learner.module)) for learner in self.group.learners]
+        self._buffers = {}
+        for name in slots[0]:
+            owners = [s[name] for s in slots]
+            values = [owner._buffers[key] for owner, key in owners]
+            if values[0] is not None:
+                self._buffers[name] = torch.stack([v for v in values if v is not None])
+                for row, (owner, key) in zip(self._buffers[name], owners, strict=True):
+                    owner._buffers[key] = row
+        self._buffers_moved = False
+
+
+def stack_batches(batches: Batches) -> Batch | None:
+    """The learners' batches as one pytree of `[learners, batch, ...]` tensors; None where they do not fit."""
+    if isinstance(batches, Stacked):
+        return batches.value
+    flat: list[tuple[list[Any], Any]] = []
+    for batch in batches:
+        if batch is None:
+            return None
+        flat.append(tree_flatten(batch))
+    first_leaves, spec = flat[0]
+    for leaves, other in flat:
+        if other != spec or any(not isinstance(leaf, Tensor) for leaf in leaves):
+            return None
+        if any(a.shape != b.shape for a, b in zip(leaves, first_leaves, strict=True)):
+            return None
+    return tree_map(lambda *tensors: torch.stack(tensors), *batches)
+

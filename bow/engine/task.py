@@ -1,0 +1,144 @@
+"""The learning task: forward and loss of one learner on one batch, as a module and as a pure function."""
+
+import contextlib
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from bow.errors import LossError, SettingError
+from bow.replica import ParameterLayout
+
+Batch: TypeAlias = Any
+"""Any pytree of tensors with the sample dimension first."""
+
+Metrics: TypeAlias = dict[str, Tensor]
+
+Step: TypeAlias = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Metrics]]
+"""`step(model, batch) -> loss`, or `(loss, {name: scalar})`."""
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+"""`loss(outputs, targets) -> scalar`."""
+
+
+def step_from_loss(loss: Loss) -> Step:
+    """The step that most models need: batches are pairs `(inputs, targets)`."""
+
+    def step(model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        return loss(model(inputs), targets)
+
+    return step
+
+
+def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:
+    """The context in which forward passes run: `"bfloat16"` is autocast, `None` the model's own dtype."""
+    if precision is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def check_precision(precision: str | None) -> None:
+    """Refuse what is neither the model's own dtype nor bfloat16 autocast."""
+    if precision not in (None, "bfloat16"):
+        raise SettingError(
+            f'precision must be "bfloat16" or None (the dtype of the model), got {precision!r}; '
+            "for float64 pass model.double()"
+        )
+
+
+class LearningTask(nn.Module):
+    """A model and its step as one module, so that `functional_call` can swap the model's parameters.
+
+    Args:
+        model: one learner's module.
+        step: what is done with a batch.
+        device: where it runs.
+        precision: `"bfloat16"` or None.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, device: torch.device, precision: str | None) -> None:
+        super().__init__()
+        self.model = model
+        self._step = step
+        self._device = device
+        self._precision = precision
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Loss and metrics of one batch, both checked."""
+        with autocast(self._device, self._precision):
+            result = self._step(self.model, batch)
+        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        check_loss(loss)
+        return loss, metrics
+
+
+def check_loss(loss: object) -> None:
+    """Refuse a loss that is not a scalar tensor."""
+    if not isinstance(loss, Tensor):
+        raise LossError(f"the loss must be a scalar tensor, got {type(loss).__name__}; return a torch.Tensor")
+    if loss.dim() != 0:
+        raise LossError(f"the loss must be a scalar tensor, got one of shape {tuple(loss.shape)}; take its mean or sum")
+
+
+class TaskResult(NamedTuple):
+    """What the pure learning task returns for one learner; with a learner dimension in front after `vmap`."""
+
+    gradient: Tensor
+    loss: Tensor
+    finite: Tensor
+    """Whether loss and gradient are finite."""
+    metrics: Metrics
+    buffers: dict[str, Tensor]
+
+
+def pure_task(task: LearningTask, layout: ParameterLayout) -> Callable[..., TaskResult]:
+    """The learning task as a function of tensors alone, fit for `vmap` and `torch.compile`.
+
+    Returns:
+        `run(row, buffers, batch)`, with the buffers after the forward pass among its results.
+    """
+
+    def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+        def forward(row: Tensor) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
+            parameters = {f"model.{name}": view for name, view in layout.views(row).items()}
+            written = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
+            loss, metrics = functional_call(task, (parameters, written), (batch,))
+            detached = {name: value.detach() for name, value in metrics.items()}
+            return loss, (detached, {name.removeprefix("model."): b for name, b in written.items()})
+
+        gradient, (loss, (metrics, after)) = grad_and_value(forward, has_aux=True)(row)
+        finite = torch.isfinite(loss) & torch.isfinite(gradient.sum())
+        return TaskResult(gradient, loss, finite, metrics, after)
+
+    return run
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compile` for learning tasks.
+
+    Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the
+    process, with one it raises. Large operators (convolution, matrix product) keep their own threads.
+    """
+    return torch.compile(_with_own_code(function), dynamic=False, options={"cpp.threads": 1})
+
+
+def compiled_task(task: LearningTask, layout: ParameterLayout) -> Callable[..., TaskResult]:
+    """The learning task of one learner, compiled; all learners can share it."""
+    return compiled(pure_task(task, layout))
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of the function with a code object of its own.
+
+    torch.compile keeps what it compiled by code object and gives up after a few variants: without this, the
+    trainings of one process (a sweep) would use up each other's variants.
+    """
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    return copy
