@@ -1,0 +1,147 @@
+"""From whatever a user calls data to a stream of batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from bow.data.dataset import DatasetStream, num_samples, read_batch
+from bow.data.loader import LoaderStream, is_iterable, one_pass
+from bow.data.randomness import PrivateRandom
+from bow.data.stream import Batch, BatchStream
+from bow.data.tensors import TensorSamples, TensorStream
+from bow.errors import DataError, SettingError
+from bow.seeds import derive_seed
+
+DEFAULT_BATCH_SIZE = 16
+DEFAULT_EVALUATION_BATCH_SIZE = 256
+
+
+def open_stream(
+    data: Any,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    epochs: int = 1,
+    steps: int | None = None,
+    seed: int = 0,
+) -> BatchStream:
+    """Open a stream of training batches.
+
+    Args:
+        data: a pytree of tensors `[samples, ...]`, a `TensorDataset`, a map-style `Dataset`, a `DataLoader`,
+            or an `IterableDataset`. Tensors are the fastest: a round is one `index_select` per tensor.
+        batch_size: samples per learner and round. A `DataLoader` keeps its own.
+        epochs: passes over the data before the stream ends.
+        steps: rounds that the caller will take: the stream is endless, and `epochs` ignored.
+        seed: shuffling depends on it and on the epoch only.
+
+    Raises:
+        DataError: these are no data, or they are empty or of unequal lengths.
+        SettingError: a count is below 1, the batch size contradicts the loader's, or iterable data come
+            without `steps`.
+
+    Example:
+        >>> import torch
+        >>> stream = open_stream((torch.randn(100, 8), torch.zeros(100)), batch_size=16)
+        >>> inputs, targets = stream.deal(learners=4).batches
+        >>> inputs.shape
+        torch.Size([4, 16, 8])
+        >>> [None if batch is None else len(batch[0]) for batch in stream.deal(learners=4).batches]
+        [16, 16, 4, None]
+    """
+    batch_size = _count("batch_size", batch_size)
+    passes = _count("epochs", epochs) if steps is None else None
+    if steps is not None:
+        _count("steps", steps)
+    if is_iterable(data) and steps is None:
+        raise SettingError(
+            "an IterableDataset has no epochs, got steps=None; set steps to the number of rounds"
+        )
+    if isinstance(data, DataLoader):
+        return LoaderStream(_with_batch_size(data, batch_size), passes, seed)
+    if isinstance(data, IterableDataset):
+        return LoaderStream(DataLoader(data, batch_size=batch_size), passes, seed)
+    if (tensors := _tensors(data)) is not None:
+        return TensorStream(tensors, batch_size, passes, seed)
+    return DatasetStream(_map_dataset(data), batch_size, passes, seed)
+
+
+def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Batch]:
+    """Batches for evaluation: in order, once, the last one as small as it comes.
+
+    What the data draw from torch's random numbers leaves the training's random numbers untouched.
+
+    Args:
+        data: as for `open_stream`.
+        batch_size: 256 by default; a `DataLoader` keeps its own.
+
+    Raises:
+        DataError: these are no data, or they are empty or of unequal lengths.
+        SettingError: the batch size is below 1 or contradicts the loader's.
+    """
+    size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else _count("eval_batch_size", batch_size)
+    if isinstance(data, DataLoader):
+        if batch_size not in (None, data.batch_size):
+            raise _batch_size_conflict("eval_batch_size", size, data)
+        return one_pass(data, seed=0, epoch=0)
+    if isinstance(data, IterableDataset):
+        return one_pass(DataLoader(data, batch_size=size), seed=0, epoch=0)
+    if (tensors := _tensors(data)) is not None:
+        return tensors.batches(size)
+    return _read_in_order(_map_dataset(data), size)
+
+
+def _read_in_order(dataset: Any, batch_size: int) -> Iterator[Batch]:
+    count = num_samples(dataset)
+    for start in range(0, count, batch_size):
+        with PrivateRandom(derive_seed(0, start)).active():
+            batch = read_batch(dataset, list(range(start, min(start + batch_size, count))))
+        yield batch
+
+
+def _tensors(data: Any) -> TensorSamples | None:
+    # Subclasses of TensorDataset may transform their samples, so only the class itself is unwrapped.
+    if type(data) is TensorDataset:
+        return TensorSamples(data.tensors)
+    leaves = tree_leaves(data)
+    if leaves and all(isinstance(leaf, Tensor) for leaf in leaves):
+        return TensorSamples(data)
+    return None
+
+
+def _map_dataset(data: Any) -> Any:
+    is_sequence = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    is_other = isinstance(data, (list, tuple, dict, str, bytes, np.ndarray))
+    if isinstance(data, Dataset) or (is_sequence and not is_other):
+        return data
+    leaf = next((leaf for leaf in tree_leaves(data) if not isinstance(leaf, Tensor)), None)
+    held = "nothing" if leaf is None else type(leaf).__name__
+    where = "" if leaf is data else f" of {held}"
+    raise DataError(
+        "data must be tensors with equal first dimensions, a Dataset or a DataLoader, "
+        f"got {type(data).__name__}{where}; "
+        "convert arrays with torch.as_tensor, or wrap the data in a torch.utils.data.Dataset"
+    )
+
+
+def _with_batch_size(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
+    if batch_size not in (DEFAULT_BATCH_SIZE, loader.batch_size):
+        raise _batch_size_conflict("batch_size", batch_size, loader)
+    return loader
+
+
+def _batch_size_conflict(setting: str, batch_size: int, loader: DataLoader[Any]) -> SettingError:
+    own = "sampler's" if loader.batch_size is None else f"batch_size={loader.batch_size}"
+    return SettingError(
+        f"{setting}={batch_size} contradicts the DataLoader's own {own}; "
+        f"leave {setting} out, or give the data set itself"
+    )
+
+
+def _count(setting: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise SettingError(f"{setting} must be a whole number of at least 1, got {value!r}")
+    return int(value)

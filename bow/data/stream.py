@@ -1,0 +1,149 @@
+"""The stream of batches that learners are fed from."""
+
+import abc
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from bow.data.order import SampleOrder
+from bow.errors import DataError, SettingError
+
+Batch: TypeAlias = Any
+"""A pytree of tensors with the sample dimension first; with `loss=` a pair (inputs, targets)."""
+
+
+class Deal(NamedTuple):
+    """The batches of one round.
+
+    Attributes:
+        batches: when `stacked`, one pytree of tensors `[learners, batch, ...]`; else a list with one entry
+            per learner, None for a learner that sits out.
+        stacked: which of the two `batches` is.
+        num_samples: samples in all batches together.
+        epochs: epochs completed once this deal is trained on.
+    """
+
+    batches: Any
+    stacked: bool
+    num_samples: int
+    epochs: int
+
+
+class BatchStream(abc.ABC):
+    """Deals batches to learners, in an order that depends on the seed and the epoch only.
+
+    The batches of a round go to the learners in order, so one learner sees the same stream that several
+    share. Rounds cross epoch boundaries; only the last round of the stream may be short.
+
+    Attributes:
+        samples_per_epoch: samples in one pass over the data, None where that is unknown.
+        batch_size: samples in a full batch, None where a loader decides it batch by batch.
+    """
+
+    samples_per_epoch: int | None
+    batch_size: int | None
+
+    @abc.abstractmethod
+    def deal(self, learners: int) -> Deal | None:
+        """Deal the next round to that many learners; None when the stream has ended."""
+
+    @abc.abstractmethod
+    def rounds_left(self, learners: int) -> int | None:
+        """Rounds until the stream ends with that many learners; None if it is endless or unknown."""
+
+    @abc.abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The exact position, as plain integers."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position, so that going on equals never having stopped.
+
+        Raises:
+            DataError: the position is one in other data.
+            SettingError: the position is one in an order of another seed.
+        """
+
+
+class IndexedStream(BatchStream):
+    """A stream over samples that are reached by index: batches as well as rounds cross epoch boundaries.
+
+    The samples in `SampleOrder` are cut into batches of `batch_size`; every sample is seen exactly once an
+    epoch, and only the very last batch may be smaller. The number of learners may change from one deal to
+    the next.
+
+    Args:
+        order: the order of the samples.
+        batch_size: samples per learner and round.
+        epochs: passes over the data before the stream ends; None: endless.
+    """
+
+    samples_per_epoch: int
+    batch_size: int
+
+    def __init__(self, order: SampleOrder, batch_size: int, epochs: int | None) -> None:
+        self.samples_per_epoch = order.num_samples
+        self.batch_size = batch_size
+        self.order = order
+        self._position = 0
+        self._end: float = math.inf if epochs is None else epochs * order.num_samples
+
+    @abc.abstractmethod
+    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
+        """Full batches for all learners from this position on, and whether they are stacked."""
+
+    @abc.abstractmethod
+    def batch(self, start: int, count: int) -> Batch:
+        """One batch: the `count` samples from this position on."""
+
+    def deal(self, learners: int) -> Deal | None:  # noqa: D102
+        count = learners * self.batch_size
+        left = self._end - self._position
+        if left <= 0:
+            return None
+        if left >= count:
+            batches, stacked = self.full_round(self._position, learners)
+        else:
+            count = int(left)
+            batches, stacked = self._short_round(learners), False
+        self._position += count
+        return Deal(batches, stacked, count, self._position // self.samples_per_epoch)
+
+    def rounds_left(self, learners: int) -> int | None:  # noqa: D102
+        left = self._end - self._position
+        return None if math.isinf(left) else max(0, math.ceil(left / (learners * self.batch_size)))
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {
+            "position": self._position,
+            "samples_per_epoch": self.samples_per_epoch,
+            "seed": self.order.seed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        check_seed(state["seed"], self.order.seed)
+        if state["samples_per_epoch"] != self.samples_per_epoch:
+            raise DataError(
+                f"the checkpoint was made with {state['samples_per_epoch']} training samples and the data "
+                f"have {self.samples_per_epoch}; resume with the same data"
+            )
+        self._position = state["position"]
+
+    def _short_round(self, learners: int) -> list[Batch | None]:
+        starts = range(self._position, int(self._end), self.batch_size)
+        batches: list[Batch | None] = [
+            self.batch(start, min(self.batch_size, int(self._end) - start)) for start in starts
+        ]
+        return batches + [None] * (learners - len(batches))
+
+
+def check_seed(saved: int, seed: int) -> None:
+    """Refuse to go on in an order of another seed.
+
+    Raises:
+        SettingError: the seeds differ.
+    """
+    if saved != seed:
+        raise SettingError(
+            f"the checkpoint was made with seed={saved}, got seed={seed}; resume with seed={saved}"
+        )
