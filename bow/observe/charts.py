@@ -1,0 +1,192 @@
+"""The charts of the report: small line charts as SVG, drawn by matplotlib without its global state."""
+
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLUE, ORANGE, GREY = "#2563a8", "#d9822b", "#8a94a6"
+MAX_POINTS = 500
+"""A longer series is drawn by the means of so many stretches, so that the page stays small."""
+STEPS = [1, 2, 2.5, 5, 10]
+"""Ticks are multiples of these."""
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 8,
+    "axes.edgecolor": "#c5ccd8",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.labelcolor": "#5b6577",
+    "axes.axisbelow": True,
+    "xtick.color": "#c5ccd8",
+    "ytick.color": "#c5ccd8",
+    "xtick.labelcolor": "#5b6577",
+    "ytick.labelcolor": "#5b6577",
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "grid.color": "#e8ebf1",
+    "grid.linewidth": 0.8,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+}
+
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart: points (x, y) in order of x; `faint` for single measurements behind a mean."""
+
+    name: str
+    points: Sequence[Point]
+    color: str = BLUE
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How values are shown: `percent` for shares, `whole` for counts, `zero` where the axis begins at 0."""
+
+    label: str = ""
+    percent: bool = False
+    whole: bool = False
+    zero: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart.
+
+    Args:
+        title: what is shown, over what.
+        series: the lines; empty ones are left out.
+        x: the horizontal axis.
+        y: the vertical axis; it becomes logarithmic where the values span more than a factor of 30.
+        steps: values hold until the next one.
+        target: a value to be reached, drawn as a dashed line.
+    """
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis = Axis()
+    steps: bool = False
+    target: float | None = None
+
+    @property
+    def points(self) -> list[Point]:
+        """The points of all series."""
+        return [point for series in self.series for point in series.points]
+
+    @property
+    def legend(self) -> list[Series]:
+        """One series of each name, the faint one only where it is alone; none where there is one name."""
+        shown = {series.name: series for series in sorted(self.series, key=_boldness) if series.points}
+        return list(shown.values()) if len(shown) > 1 else []
+
+    def svg(self) -> str:
+        """The chart as an `<svg>` element that is as wide as its place on the page."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context({**STYLE, "svg.hashsalt": self.title}):
+            figure = Figure(figsize=(5.8, 2.5), layout="constrained")
+            axes = figure.add_subplot()
+            for series in self.series:
+                self._draw(axes, series)
+            self._dress(axes)
+            text = io.StringIO()
+            nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(text, format="svg", transparent=True, metadata=nothing)
+        return _inline(text.getvalue(), self.title)
+
+    def _draw(self, axes: "Axes", series: Series) -> None:
+        points = thin(series.points)
+        if not points:
+            return
+        x, y = zip(*points, strict=True)
+        axes.plot(
+            x,
+            y,
+            color=series.color,
+            linewidth=1.0 if series.faint else 1.8,
+            alpha=0.45 if series.faint else 1.0,
+            drawstyle="steps-post" if self.steps else "default",
+            marker="o" if len(points) <= 30 and not series.faint and not self.steps else "",
+            markersize=3.5,
+            zorder=2 if series.faint else 3,
+        )
+
+    def _dress(self, axes: "Axes") -> None:
+        from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+        axes.set_xlabel(self.x.label)
+        axes.grid(axis="y")
+        axes.margins(x=0.02, y=0.08)
+        if self.target is not None:
+            axes.axhline(self.target, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        if self._ratio() > 30:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if self._ratio() < 1000 else (1,)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.minorticks_off()
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS, integer=self.y.whole))
+        axes.yaxis.set_major_formatter(_percent if self.y.percent else _number)
+        axes.xaxis.set_major_locator(MaxNLocator(8, steps=STEPS, integer=self.x.whole))
+        axes.xaxis.set_major_formatter(_number)
+        if self.x.zero:
+            axes.set_xlim(left=0)
+        if self.y.zero:
+            axes.set_ylim(0, 1.15 * max(value for _, value in self.points))
+
+    def _ratio(self) -> float:
+        """Largest by smallest value, 1 where a logarithmic axis is out of the question."""
+        values = [value for _, value in self.points]
+        return 1.0 if self.y.zero or self.y.percent or min(values) <= 0 else max(values) / min(values)
+
+
+def _boldness(series: Series) -> bool:
+    return not series.faint
+
+
+def thin(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
+    """At most `most` points: the means of stretches of equal length.
+
+    Example:
+        >>> thin([(0, 1), (1, 3), (2, 5), (3, 7)], most=2)
+        [(0.5, 2.0), (2.5, 6.0)]
+    """
+    if len(points) <= most:
+        return list(points)
+    edges = [index * len(points) // most for index in range(most + 1)]
+    return [_mean(points[begin:end]) for begin, end in pairwise(edges)]
+
+
+def _number(value: float, _: int | None = None) -> str:
+    return f"{value:,.6g}"
+
+
+def _percent(value: float, _: int | None = None) -> str:
+    return f"{100 * value:.6g} %"
+
+
+def _mean(points: Sequence[Point]) -> Point:
+    return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
+
+
+def _inline(document: str, title: str) -> str:
+    """An SVG document without what only a file of its own needs."""
+    element = document[document.index("<svg") :]
+    opening, rest = element.split(">", 1)
+    view_box = opening[opening.index('viewBox="') :].split('"')[1]
+    attributes = f'viewBox="{view_box}" role="img" aria-label="{html.escape(title)}"'
+    return f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {attributes}>{rest}'

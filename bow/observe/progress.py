@@ -1,0 +1,134 @@
+"""What the user sees while training runs."""
+
+from collections import Counter
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from bow.observe.records import POSITION, Record, is_number, metrics
+from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
+
+REMEMBERED = (*POSITION, "samples_per_s", "learners")
+"""Fields that the bar shows in a way of their own."""
+
+SHOWN_EVENTS = 5
+"""So many events of one name are shown; the others are in the records only."""
+
+
+class Progress:
+    """A bar with throughput, learners, loss, accuracy and time left; away from a terminal plain lines.
+
+    In both cases every epoch leaves a line, and the end of training leaves one.
+
+    Args:
+        enabled: False: show nothing at all.
+        console: where to; None: standard output.
+    """
+
+    def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
+        self.enabled = enabled
+        self._console = console or Console()
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+        self._start: Record = {}
+        self._latest: dict[str, float] = {}
+        self._events: Counter[str] = Counter()
+
+    def update(self, record: Record) -> None:
+        """Show what a record says."""
+        if not self.enabled:
+            return
+        if record["kind"] == "start":
+            self._begin(record)
+        self._latest |= _latest(record)
+        if self._bar is not None:
+            done, _ = _position(self._start, self._latest)
+            self._bar.update(self._task, completed=done, text=_state_text(self._latest))
+        if line := self._line(record):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away. To be called once, also after an error in training."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _begin(self, record: Record) -> None:
+        self._start = record
+        if not self._console.is_terminal or self._bar is not None:
+            return
+        percent, text = TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.fields[text]}")
+        columns = (percent, BarColumn(bar_width=24), text, TimeRemainingColumn())
+        self._bar = Bar(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("training", total=_position(record, {})[1], text="")
+        self._bar.start()
+
+    def _line(self, record: Record) -> str | None:
+        match record["kind"]:
+            case "epoch":
+                return _epoch_line(record, self._start.get("epochs"))
+            case "event":
+                return self._event_line(record)
+            case "end":
+                return _end_line(record)
+        return None
+
+    def _event_line(self, record: Record) -> str | None:
+        name = record["event"]
+        self._events[name] += 1
+        if self._events[name] > SHOWN_EVENTS:
+            return None
+        more = " (further ones are not shown here)" if self._events[name] == SHOWN_EVENTS else ""
+        return f"{record.get('message') or name}{more}"
+
+
+def _latest(record: Record) -> dict[str, float]:
+    """What the bar remembers of a record: the loss of training and the metrics of validation."""
+    values = {name: record.get(name) for name in REMEMBERED}
+    if record["kind"] == "rounds":
+        values["loss"] = record.get("loss")
+    if record["kind"] == "epoch":
+        values |= {name: value for name, value in metrics(record).items() if name != "loss"}
+    return {name: value for name, value in values.items() if is_number(value)}
+
+
+def _position(start: Record, latest: Record) -> tuple[float, float | None]:
+    """How much is done of how much in all: samples where training is counted in epochs, else rounds."""
+    if start.get("steps") is None and start.get("epochs") and start.get("samples_per_epoch"):
+        return latest.get("samples", 0), start["epochs"] * start["samples_per_epoch"]
+    return latest.get("round", 0), start.get("steps") or start.get("rounds")
+
+
+def _state_text(latest: Record) -> str:
+    shown = [rate_text(latest.get("samples_per_s"))]
+    if "learners" in latest:
+        shown.append(learners_text(latest["learners"]))
+    others = {name: value for name, value in latest.items() if name not in REMEMBERED}
+    shown += [f"{name} {metric_text(name, value)}" for name, value in others.items()]
+    return "  ".join(shown)
+
+
+def _epoch_line(record: Record, epochs: float | None) -> str:
+    of_all = f"/{epochs:g}" if epochs else ""
+    number = f"{record['epoch']:g}".rjust(len(of_all) - 1)
+    shown = [f"epoch {number}{of_all}", f"train loss {metric_text('loss', record.get('train_loss'))}"]
+    for name, value in metrics(record).items():
+        shown.append(f"{'validation loss' if name == 'loss' else name} {metric_text(name, value)}")
+    if is_number(record.get("samples_per_s")):
+        shown.append(rate_text(record["samples_per_s"]))
+    shown += [learners_text(record["learners"]), duration_text(record["time_s"])]
+    return "  ".join(shown)
+
+
+def _end_line(record: Record) -> str:
+    values = [f"{name} {metric_text(name, value)}" for name, value in metrics(record).items()]
+    did = f"trained on {count_text(record['samples'])} samples in {duration_text(record['seconds'])}"
+    line = f"{did} ({rate_text(record.get('samples_per_s'))})"
+    if values:
+        line += f": {', '.join(values)}"
+    if is_number(record.get("time_to_target_s")):
+        line += f"; target reached after {duration_text(record['time_to_target_s'])}"
+    if record.get("learner_restarts"):
+        line += f"; learners restarted {record['learner_restarts']} times"
+    return line

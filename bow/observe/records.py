@@ -1,0 +1,139 @@
+"""What training says about itself: records, plain dictionaries that every logger understands.
+
+A record has a `kind` and the `time_s` since training began. The kinds, and what else they hold:
+
+| kind | when | fields |
+| --- | --- | --- |
+| `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir` |
+| `rounds` | every so often | `round`, `epoch`, `samples`, `loss`, `samples_per_s`, `learners`, `lr` |
+| `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
+| `event` | when it happens | `round`, `event`, `message` |
+| `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, and the last value of each metric |
+
+`epoch` counts completed epochs, `round` completed rounds, and `samples` the samples seen so far.
+"""  # noqa: E501
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, TypeGuard
+
+Record = Mapping[str, Any]
+"""One JSON object: numbers, strings, None, and lists and mappings of them."""
+
+POSITION = ("epoch", "round", "samples")
+SPEED = ("samples_per_s", "learners", "lr")
+OUTCOME = ("seconds", "time_to_target_s", "learner_restarts")
+FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", *POSITION, *SPEED, *OUTCOME))
+"""Fields that are not the value of a metric."""
+
+
+def metrics(record: Record) -> dict[str, float]:
+    """The values that an `epoch` or `end` record holds of the validation data, by name.
+
+    Example:
+        >>> metrics({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5, "accuracy": 0.9})
+        {'loss': 0.5, 'accuracy': 0.9}
+    """
+    return {name: value for name, value in record.items() if name not in FIELDS and is_number(value)}
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """The series that a `rounds` or `epoch` record adds a point to, named as dashboards name them.
+
+    Example:
+        >>> scalars({"kind": "rounds", "time_s": 1.5, "round": 10, "loss": 0.5, "learners": 4})
+        {'train/loss': 0.5, 'run/learners': 4}
+        >>> scalars({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5})
+        {'train/epoch_loss': 0.4, 'validation/loss': 0.5, 'run/epoch': 1}
+    """
+    part = {"rounds": "train", "epoch": "validation"}.get(record["kind"])
+    if part is None:
+        return {}
+    named = {"train/epoch_loss": record.get("train_loss")}
+    named |= {f"{part}/{name}": value for name, value in metrics(record).items()}
+    named |= {f"run/{name}": record.get(name) for name in ("epoch", "samples", *SPEED)}
+    return {name: value for name, value in named.items() if is_number(value)}
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number that can be drawn: not a bool, and not NaN, which JSON has no word for."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plain(value: Any) -> Any:
+    """The same value from numbers, strings, None, lists and dictionaries only, as JSON and YAML need it.
+
+    Zero-dimensional tensors and arrays become numbers, larger ones their type and shape, numbers that are
+    not finite None, functions and modules their name, `functools.partial` a call as one would write it, and
+    anything else its `str`.
+
+    Example:
+        >>> plain({"lr": float("nan"), "optimizer": functools.partial(dict, lr=0.1), "shape": (1, 8)})
+        {'lr': None, 'optimizer': 'dict(lr=0.1)', 'shape': [1, 8]}
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence | Set) and not isinstance(value, bytes):
+        return [plain(item) for item in value]
+    if isinstance(shape := getattr(value, "shape", None), tuple):
+        return f"{type(value).__name__}{list(shape)}" if shape else plain(value.item())
+    return call_text(value) if callable(value) else str(value)
+
+
+def call_text(function: Callable[..., Any]) -> str:
+    """A function as one would write it: its name, or a partial with the arguments it holds."""
+    if isinstance(function, functools.partial):
+        arguments = [repr(value) for value in function.args]
+        arguments += [f"{name}={value!r}" for name, value in function.keywords.items()]
+        return f"{call_text(function.func)}({', '.join(arguments)})"
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+    """Read the records of a `metrics.jsonl`, without the lines that a crash cut off."""
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
+        return list(_parsed(lines))
+
+
+def _parsed(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "kind" in record:
+            yield record
+
+
+def continuous(records: Sequence[Record]) -> list[Record]:
+    """The records of a run that was interrupted and resumed, as if it had never stopped.
+
+    Every process that worked on the run began with a `start` record. Rounds that were done, lost with the
+    process and done again count once, the last time; and time that began at zero again goes on from where
+    it had been.
+    """
+    kept: list[Record] = []
+    for attempt in _attempts(records):
+        first = min((record["round"] for record in attempt if "round" in record), default=math.inf)
+        kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]
+        reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
+        began = min((record.get("time_s", 0.0) for record in attempt[1:]), default=reached)
+        offset = reached if began < reached else 0.0
+        kept += [{**record, "time_s": record.get("time_s", 0.0) + offset} for record in attempt]
+    return kept
+
+
+def _attempts(records: Sequence[Record]) -> list[list[Record]]:
+    attempts: list[list[Record]] = []
+    for record in records:
+        if not attempts or record["kind"] == "start":
+            attempts.append([])
+        attempts[-1].append(record)
+    return attempts

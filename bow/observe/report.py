@@ -1,0 +1,246 @@
+"""The report of a run: one self-contained HTML page."""
+
+import datetime
+import importlib.resources
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bow.errors import RunDirectoryError
+from bow.observe.charts import Chart
+from bow.observe.curves import charts
+from bow.observe.records import POSITION, Record, continuous, is_number, metrics, read_records
+from bow.observe.run_directory import RunDirectory
+from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+SHOWN_EVENTS = 100
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write `report.html` into a run directory, from its `config.yaml` and `metrics.jsonl`.
+
+    The run need not have finished, and a line that a crash cut off is left out. The page needs no other
+    file and no network.
+
+    Args:
+        run_dir: the run directory.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        RunDirectoryError: the directory is missing, holds no records, or cannot be written.
+    """
+    directory = RunDirectory(Path(run_dir))
+    page = _template().render(run=Report.read(directory))
+    try:
+        directory.report_path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunDirectoryError(f"{directory.report_path} cannot be written ({reason}); free it") from error
+    return directory.report_path
+
+
+class Tile(NamedTuple):
+    """One result, large: a value, what it is, and a remark."""
+
+    value: str
+    label: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the page shows, in the order in which it shows it."""
+
+    name: str
+    settings: Mapping[str, str]
+    records: list[Record]
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> "Report":
+        """Read a run directory.
+
+        Raises:
+            RunDirectoryError: it is missing or holds no records.
+        """
+        if not directory.path.is_dir():
+            raise RunDirectoryError(f"{directory.path} is not a directory; name one that bow train made")
+        records = continuous(read_records(directory.metrics_path)) if directory.metrics_path.is_file() else []
+        if not records:
+            raise RunDirectoryError(
+                f"{directory.path} holds no records of a run (metrics.jsonl); name one that bow train made"
+            )
+        return cls(directory.path.resolve().name, dict(_flat(directory.read_config())), records)
+
+    @cached_property
+    def start(self) -> Record:
+        """The record of the start; empty where it is lost."""
+        return next((record for record in self.records if record["kind"] == "start"), {})
+
+    @cached_property
+    def last(self) -> Record:
+        """The latest value of every field."""
+        latest: dict[str, Any] = {}
+        for record in self.records:
+            latest |= record
+        return latest
+
+    @property
+    def title(self) -> str:
+        """The name of the run, without the date that `RunDirectory` puts before it."""
+        return self._stamp[4] if self._stamp else self.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end."""
+        return bool(self.records[-1]["kind"] == "end")
+
+    @property
+    def written(self) -> str:
+        """When the page was made."""
+        return f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
+
+    @property
+    def headline(self) -> list[str]:
+        """What was trained, and how, in a few words each."""
+        start = self.start
+        model = start.get("model", "")
+        if is_number(start.get("parameters")):
+            model += f", {count_text(start['parameters'])} parameters"
+        engine = " on ".join(str(start[name]) for name in ("engine", "device") if start.get(name))
+        began = f"{self._stamp[1]} {self._stamp[2]}:{self._stamp[3]}" if self._stamp else ""
+        return [str(text) for text in (began, model, start.get("sync"), engine) if text]
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """The results."""
+        tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
+        if not tiles and (losses := self.of("epoch", "train_loss") or self.of("rounds", "loss")):
+            tiles = [Tile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
+        return [*tiles[:2], self._time_tile(), self._throughput_tile(), self._learners_tile()]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """The curves, two in a row."""
+        return charts(self.records, self.settings)
+
+    @property
+    def decisions(self) -> dict[str, str]:
+        """What the record of the start says: what was asked for and what bow chose."""
+        hidden = ("kind", "time_s", "run_dir")
+        return {name: _value_text(value) for name, value in self.start.items() if name not in hidden}
+
+    @property
+    def events(self) -> list[tuple[str, str, str, str]]:
+        """The first so many events: time, round, name and message."""
+        return [_event(record) for record in self._events[:SHOWN_EVENTS]]
+
+    @property
+    def hidden_events(self) -> int:
+        """How many events there were beyond those."""
+        return max(0, len(self._events) - SHOWN_EVENTS)
+
+    @property
+    def epochs(self) -> tuple[list[str], list[list[str]]]:
+        """The table of all epochs: names of the columns, and rows."""
+        records = [record for record in self.records if record["kind"] == "epoch"]
+        names = list(dict.fromkeys(name for record in records for name in metrics(record)))
+        head = ["epoch", "round", "samples", "training loss"]
+        head += ["validation loss" if name == "loss" else name for name in names]
+        head += ["samples/s", "learners", "learning rate", "time"]
+        return head, [_row(record, names) for record in records]
+
+    def of(self, kind: str, name: str) -> list[float]:
+        """All values of a field in the records of a kind."""
+        values = [record.get(name) for record in self.records if record["kind"] == kind]
+        return [value for value in values if is_number(value)]
+
+    @cached_property
+    def _stamp(self) -> re.Match[str] | None:
+        """The date, hour and minute in the directory's name, and the name after them."""
+        return re.fullmatch(r"(\d{4}-\d\d-\d\d)_(\d\d)(\d\d)\d\d_(.+)", self.name)
+
+    @cached_property
+    def _events(self) -> list[Record]:
+        return [record for record in self.records if record["kind"] == "event"]
+
+    def _final_metrics(self) -> dict[str, float]:
+        ends = [metrics(record) for record in self.records if record["kind"] in ("epoch", "end")]
+        values = next((values for values in reversed(ends) if values), {})
+        return dict(sorted(values.items(), key=lambda item: not is_share(item[0])))
+
+    def _metric_tile(self, name: str, value: float) -> Tile:
+        values = self.of("epoch", name)
+        note = "of the central model"
+        if is_share(name) and values and max(values) > value:
+            note = f"best {metric_text(name, max(values))}, in epoch {values.index(max(values)) + 1}"
+        label = "validation loss" if name == "loss" else name.replace("_", " ")
+        return Tile(metric_text(name, value), label, note)
+
+    def _time_tile(self) -> Tile:
+        seconds = self.last.get("seconds") or self.last.get("time_s") or 0.0
+        rounds, reached = self.last.get("round"), self.last.get("time_to_target_s")
+        note = f"{count_text(rounds)} rounds" if is_number(rounds) else ""
+        if is_number(reached):
+            note = f"target reached after {duration_text(reached)}"
+        return Tile(duration_text(seconds), "training time", note)
+
+    def _throughput_tile(self) -> Tile:
+        rate = self.last.get("samples_per_s")
+        samples = self.last.get("samples")
+        note = f"{count_text(samples)} samples in all" if is_number(samples) else ""
+        return Tile(rate_text(rate).removesuffix(" samples/s"), "samples per second", note)
+
+    def _learners_tile(self) -> Tile:
+        learners, batch_size = self.last.get("learners"), self.start.get("batch_size")
+        note = f"batches of {batch_size} each" if batch_size else ""
+        return Tile(_value_text(learners), "learner" if learners == 1 else "learners", note)
+
+
+def _event(record: Record) -> tuple[str, str, str, str]:
+    number = f"round {_value_text(record.get('round'))}"
+    return duration_text(record.get("time_s", 0.0)), number, record.get("event", ""), record.get("message", "")
+
+
+def _row(record: Record, names: list[str]) -> list[str]:
+    position = [_value_text(record.get(name)) for name in POSITION]
+    values = [metric_text("loss", record.get("train_loss"))]
+    values += [metric_text(name, record.get(name)) for name in names]
+    rate = rate_text(record.get("samples_per_s")).removesuffix(" samples/s")
+    speed = [rate, _value_text(record.get("learners")), _value_text(record.get("lr"))]
+    return [*position, *values, *speed, duration_text(record.get("time_s", 0.0))]
+
+
+def _value_text(value: Any) -> str:
+    """A setting: counts with their thousands apart, other numbers as short as they are exact."""
+    if value is None:
+        return "none"
+    if is_number(value):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return ", ".join(map(_value_text, value)) if isinstance(value, list) else str(value)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as the command line writes them: `optimizer.lr`."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _value_text(value)
+
+
+def _template() -> "Template":
+    import jinja2
+
+    text = importlib.resources.files("bow.observe").joinpath("report.html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(text)

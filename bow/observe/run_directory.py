@@ -1,0 +1,137 @@
+"""The directory in which a run leaves everything it has to say."""
+
+import contextlib
+import datetime
+import itertools
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bow.errors import RunDirectoryError
+from bow.observe.records import plain
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where the files of one run are. `create` makes one; the constructor only names one that exists."""
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls, path: str | Path | None, name: str, root: str | Path = "runs", *, resume: bool = False
+    ) -> "RunDirectory":
+        """Make a directory for a run, or take the one that is to be resumed.
+
+        Args:
+            path: the directory; None: `<root>/<date>_<time>_<name>`, with a number added if that exists.
+            name: what the run is about, such as the name of its recipe.
+            root: where directories that were not named go.
+            resume: the run in `path` goes on, so its files may be there.
+
+        Raises:
+            RunDirectoryError: the directory cannot be made or written, or another run is in it.
+        """
+        directory = cls(_make_unique(Path(root), name) if path is None else _make(Path(path)))
+        if not resume and directory.metrics_path.exists():
+            raise RunDirectoryError(
+                f'run_dir {path} already holds a run; continue it with resume="auto", or name another run_dir'
+            )
+        _check_writable(directory.path)
+        return directory
+
+    def discard(self) -> None:
+        """Take back what a training that never got going has written: settings, records, the empty directory."""
+        self.config_path.unlink(missing_ok=True)
+        self.metrics_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there are other files in it, which are not ours to delete
+            self.path.rmdir()
+
+    @property
+    def config_path(self) -> Path:
+        """The settings of the run, YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The records of the run, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report_path(self) -> Path:
+        """The report, one self-contained HTML page."""
+        return self.path / "report.html"
+
+    @property
+    def model_path(self) -> Path:
+        """The parameters and buffers of the central model."""
+        return self.path / "model.safetensors"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of the checkpoints. It is made by the first checkpoint."""
+        return self.path / "checkpoints"
+
+    def write_config(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings; what YAML has no word for, such as a function, is written as readable text.
+
+        Raises:
+            RunDirectoryError: the file cannot be written.
+        """
+        text = yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
+        try:
+            self.config_path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    def read_config(self) -> Mapping[str, Any]:
+        """The settings; empty where the file is missing or damaged."""
+        try:
+            settings = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            return {}
+        return settings if isinstance(settings, Mapping) else {}
+
+
+def _make_unique(root: Path, name: str) -> Path:
+    slug = re.sub(r"[^\w.-]+", "-", name).strip("-") or "run"
+    stem = f"{datetime.datetime.now():%Y-%m-%d_%H%M%S}_{slug}"
+    for number in itertools.count(1):
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            # The directory is the lock: of two runs that start in one second only one can make it.
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if root.is_dir():
+                continue
+            raise _unusable(path, NotADirectoryError(0, f"{root} is a file")) from None
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return path
+    raise AssertionError("unreachable")
+
+
+def _make(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return path
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> RunDirectoryError:
+    reason = error.strerror or str(error)
+    return RunDirectoryError(f"run_dir {path} cannot be written ({reason}); name a run_dir that can be")

@@ -1,0 +1,110 @@
+"""Weights & Biases: the one file that imports wandb, and only when a run uses it."""
+
+import importlib.util
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bow.errors import MissingDependencyError, SettingError
+from bow.observe.records import Record, is_number, metrics, plain, scalars
+from bow.observe.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+Mode = Literal["online", "offline", "disabled"]
+MODES = ("online", "offline", "disabled", "shared")
+
+
+class WandbLogger:
+    """Logs to Weights & Biases; without a network unless told otherwise.
+
+    Offline, nothing is printed and nothing is sent: the run lies under `dir/wandb/offline-run-*`, and
+    `wandb sync DIR` uploads it when there is a network. The step of every series is the round.
+
+    Args:
+        project: the project on the server.
+        name: the name of the run; None: the name of the run directory.
+        dir: where wandb keeps its files; None: the run directory.
+        mode: "offline", "online" or "disabled"; None: the environment variable WANDB_MODE, else offline.
+
+    Raises:
+        MissingDependencyError: wandb is not installed.
+        SettingError: the mode is none of wandb's.
+    """
+
+    def __init__(
+        self,
+        project: str = "bow",
+        name: str | None = None,
+        dir: str | Path | None = None,
+        mode: Mode | None = None,
+    ) -> None:
+        if importlib.util.find_spec("wandb") is None:
+            raise MissingDependencyError("logger wandb needs the package wandb; pip install wandb")
+        self.mode = mode or os.environ.get("WANDB_MODE") or "offline"
+        if self.mode not in MODES:
+            raise SettingError(f"the mode of wandb must be one of {', '.join(MODES)}, got {self.mode!r}")
+        self.project, self.name, self.dir = project, name, dir
+        self._run: Run | None = None
+        self._events: Counter[str] = Counter()
+
+    def log(self, record: Record) -> None:
+        """Take one record: the first opens the run, and the record of the end becomes its summary."""
+        if self._run is None:
+            self._run = self._open(record)
+        values: dict[str, Any] = scalars(record)
+        if record["kind"] == "event":
+            self._events[record["event"]] += 1
+            values = {f"events/{record['event']}": self._events[record["event"]]}
+        if values:
+            self._run.log(values, step=record["round"])
+        if record["kind"] == "end":
+            self._run.summary.update(_summary(record))
+
+    def close(self) -> None:
+        """Write what is held back and end the run."""
+        if self._run is not None:
+            self._run.finish()
+
+    def _open(self, record: Record) -> "Run":
+        import wandb
+
+        directory = Path(self.dir or _run_dir(record))
+        # wandb moves to the system's temporary directory, silently, when this one does not exist.
+        directory.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(
+            silent=self.mode != "online",
+            # wandb would otherwise put itself between the progress bar and the terminal.
+            console="off",
+            # A run that the user has open in the same process stays his.
+            reinit="create_new",
+        )
+        return wandb.init(
+            project=self.project,
+            name=self.name or _run_dir(record).resolve().name,
+            dir=str(directory),
+            mode=self.mode,  # type: ignore[arg-type]
+            config=_config(record),
+            settings=settings,
+        )
+
+
+def _run_dir(record: Record) -> Path:
+    return Path(record.get("run_dir") or ".")
+
+
+def _config(record: Record) -> dict[str, Any]:
+    """What the run decided, and what was asked for."""
+    decided = {name: plain(value) for name, value in record.items() if name not in ("kind", "time_s")}
+    asked = RunDirectory(_run_dir(record)).read_config()
+    return decided | ({"settings": dict(asked)} if asked else {})
+
+
+def _summary(record: Record) -> dict[str, float]:
+    names = ("round", "samples", "seconds", "samples_per_s", "time_to_target_s", "learner_restarts")
+    values = {f"final/{name}": record.get(name) for name in names} | {
+        f"final/{name}": value for name, value in metrics(record).items()
+    }
+    return {name: value for name, value in values.items() if is_number(value)}
