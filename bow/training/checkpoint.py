@@ -1,0 +1,84 @@
+"""Checkpoints of a training: written whole or not at all."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bow.errors import CheckpointError, SettingError
+
+KEEP = 2
+"""Checkpoints that are kept; older ones are deleted."""
+
+_NAME = re.compile(r"round_(\d+)\.pt")
+
+
+def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) -> Path:
+    """Write a checkpoint under a temporary name, rename it, and delete all but the newest.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    path = directory / f"round_{round_index:08d}.pt"
+    temporary = path.with_suffix(".tmp")
+    try:
+        directory.mkdir(exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        for old in _checkpoints(directory)[:-KEEP]:
+            old.unlink()
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"{path} cannot be written ({reason}); free space or use another run_dir") from error
+    return path
+
+
+def find_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> Path | None:
+    """The checkpoint that `resume` means; None to start from the beginning.
+
+    Raises:
+        SettingError: `resume="auto"` without `run_dir`.
+        CheckpointError: there is none where one was asked for.
+    """
+    if resume is None:
+        return None
+    if resume == "auto":
+        if run_dir is None:
+            raise SettingError('resume="auto" looks for checkpoints in run_dir, got run_dir=None; name the run directory')
+        found = _checkpoints(Path(run_dir) / "checkpoints")
+        return found[-1] if found else None
+    path = Path(resume)
+    if path.is_file():
+        return path
+    found = _checkpoints(path / "checkpoints") or _checkpoints(path)
+    if not found:
+        raise CheckpointError(f"resume={str(resume)!r} has no checkpoint; give a run directory or a checkpoint of one")
+    return found[-1]
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint; only tensors and plain values are loaded.
+
+    Raises:
+        CheckpointError: it is damaged or no checkpoint.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is not a readable checkpoint ({reason}); resume from another one") from error
+    if not isinstance(state, dict) or "replicas" not in state:
+        raise CheckpointError(f"{path} is not a checkpoint of bow; resume from a file in a run's checkpoints directory")
+    return state
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))

@@ -1,0 +1,180 @@
+"""What `bow.train` looks at before anything is written: every user's mistake that can be seen beforehand."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.data import TensorDataset
+
+from bow.data import BatchStream, Deal
+from bow.engine import Batch, Loss, Step, check_loss
+from bow.errors import BowError, DataError, ModelError, SettingError
+from bow.replica import has_lazy_modules
+from bow.training.metrics import Metric
+from bow.training.replicas import resolve_device
+
+IGNORED_LABEL = -100
+"""What torch's cross entropy ignores by default."""
+
+
+def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: object, checkpoint_every: object) -> None:
+    """Refuse values that do not exist, and settings that this version does not carry out."""
+    if lr_interval not in ("epoch", "round"):
+        raise SettingError(f'lr_interval must be "epoch" or "round", got {lr_interval!r}')
+    if dispatch not in ("fixed", "first_come"):
+        raise SettingError(f'dispatch must be "fixed" or "first_come", got {dispatch!r}')
+    if tuner is not None:
+        raise SettingError(f"tuner={tuner!r}: this version does not tune while training; leave tuner out")
+    if strategy is not None:
+        raise SettingError(f"strategy={strategy!r}: this version has no planner; leave strategy out")
+    if checkpoint_every is not None and (not isinstance(checkpoint_every, int) or checkpoint_every < 1):
+        raise SettingError(f"checkpoint_every must be at least 1 round, or None, got {checkpoint_every!r}")
+
+
+def check_target(target: Mapping[str, float] | None, validation: object, metrics: Sequence[Metric] | None) -> None:
+    """Refuse a target that cannot be reached.
+
+    Args:
+        target: values by name.
+        validation: what they are measured on.
+        metrics: what is measured besides the loss; None where a step decides.
+    """
+    if not target:
+        return
+    if validation is None:
+        raise SettingError(f"target={dict(target)!r} needs validation data to be measured on; give validation=")
+    names = None if metrics is None else ["loss", *(metric.name for metric in metrics)]
+    for name, value in target.items():
+        if names is not None and name not in names:
+            raise SettingError(f"target names {name!r}, which is not measured; choose from {', '.join(names)}")
+        if not isinstance(value, (int, float)):
+            raise SettingError(f"the target for {name} must be a number, got {value!r}")
+
+
+def choose_device(devices: int | str) -> torch.device:
+    """The one device that this version trains on."""
+    if isinstance(devices, bool) or not isinstance(devices, (int, str)):
+        raise SettingError(f'devices must be "auto", "cpu", "cuda" or 1, got {devices!r}')
+    if isinstance(devices, int):
+        if devices != 1:
+            raise SettingError(f"devices must be 1, got {devices}; this version trains on one device")
+        return resolve_device("auto")
+    return resolve_device(devices)
+
+
+def check_round(stream: BatchStream, learners: object) -> None:
+    """Refuse data that do not fill one round."""
+    if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
+        raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
+    samples, batch = stream.samples_per_epoch, stream.batch_size
+    if samples is not None and batch is not None and samples < batch * learners:
+        raise DataError(
+            f"the data have {samples} samples and one round of {learners} learners with batch_size={batch} takes "
+            f"{batch * learners}; use fewer learners, smaller batches or more data"
+        )
+
+
+def first_batch(deal: Deal) -> Batch:
+    """The first learner's batch."""
+    return tree_map(lambda t: t[0], deal.batches) if deal.stacked else deal.batches[0]
+
+
+def all_labels(data: Any) -> Tensor | None:
+    """The targets of all samples, where the data are a pair of tensors."""
+    pair = data.tensors if type(data) is TensorDataset else data
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], Tensor):
+        return pair[1]
+    return None
+
+
+@torch.no_grad()
+def check_first_batch(
+    template: nn.Module, batch: Batch, loss: Loss | None, step: Step, labels: Tensor | None = None
+) -> None:
+    """Run one batch through the model: lazy modules get their shapes, and what does not fit shows.
+
+    The model is in evaluation mode meanwhile and the caller's random numbers are left alone. A `step` is called
+    only where there are lazy modules, since it may keep a state of its own.
+
+    Args:
+        template: the model.
+        batch: what one learning task gets.
+        loss: None where there is a step.
+        step: what a learning task does.
+        labels: the targets of all samples, where they are at hand.
+
+    Raises:
+        ModelError: the model fails on the batch.
+        LossError: the loss is not a scalar.
+        DataError: batches are no pairs, or labels are out of range.
+    """
+    if loss is None and not has_lazy_modules(template):
+        return
+    device = next((p.device for p in template.parameters()), torch.device("cpu"))
+    batch = tree_map_only(Tensor, lambda t: t.to(device), batch)
+    modes = {module: module.training for module in template.modules()}
+    template.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            if loss is None:
+                step(template, batch)
+            else:
+                _check_loss_on(template, batch, loss, labels)
+    except BowError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        raise ModelError(
+            f"the model or its loss fails on the first batch, of shapes {shapes} ({type(error).__name__}: {reason}); "
+            "check that they fit the data"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _check_loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | None) -> None:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        raise DataError(
+            f"loss= needs batches that are pairs (inputs, targets), got {type(batch).__name__}{size}; use step= instead"
+        )
+    inputs, targets = batch
+    outputs = template(inputs)
+    check_labels(loss, outputs, targets if labels is None else labels)
+    check_loss(loss(outputs, targets))
+
+
+def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
+    """Refuse class indices that the model has no output for, where the loss is known to take indices.
+
+    Raises:
+        DataError: with the range of the labels.
+    """
+    dimension = _class_dimension(loss)
+    if dimension is None or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return
+    if targets.is_floating_point() or not targets.numel() or outputs.dim() != targets.dim() + 1:
+        return
+    classes = outputs.shape[dimension]
+    labels = targets[targets != IGNORED_LABEL]
+    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise DataError(
+            f"labels run from {int(labels.min())} to {int(labels.max())} and the model has {classes} outputs "
+            f"(0 to {classes - 1}); correct the labels or give the model more outputs"
+        )
+
+
+def _class_dimension(loss: Loss) -> int | None:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    if getattr(loss, "__name__", "") == "sequence_cross_entropy":
+        return -1
+    torch_losses = (nn.functional.cross_entropy, nn.functional.nll_loss)
+    if loss in torch_losses or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        return 1
+    return None

@@ -1,0 +1,91 @@
+"""What the central model is measured by."""
+
+import abc
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Metric(abc.ABC):
+    """A value over the whole validation data, gathered batch by batch.
+
+    Attributes:
+        name: its name in records, and in `target`.
+        higher_is_better: which way a `target` is reached.
+    """
+
+    name: str
+    higher_is_better: bool = True
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Forget what was gathered."""
+
+    @abc.abstractmethod
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        """Whether the metric can be computed from such outputs and targets."""
+
+    @abc.abstractmethod
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Take in the outputs of the model and the targets of one batch."""
+
+    @abc.abstractmethod
+    def compute(self) -> float:
+        """The value over everything since `reset`."""
+
+
+class Accuracy(Metric):
+    """The share of targets whose class has the largest output.
+
+    Outputs are `[batch, classes, ...]` with targets `[batch, ...]`, as for `cross_entropy`, or `[batch, ..., classes]`
+    as language models give them.
+
+    Example:
+        >>> accuracy = Accuracy()
+        >>> accuracy.update(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+        >>> accuracy.compute()
+        0.5
+    """
+
+    name = "accuracy"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:  # noqa: D102
+        self._correct = 0
+        self._count = 0
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        """Class indices as targets, and outputs with one dimension more."""
+        return (
+            isinstance(outputs, Tensor)
+            and isinstance(targets, Tensor)
+            and not targets.is_floating_point()
+            and outputs.dim() == targets.dim() + 1
+        )
+
+    def update(self, outputs: Any, targets: Any) -> None:  # noqa: D102
+        classes_last = outputs.shape[:-1] == targets.shape
+        predicted = outputs.argmax(-1 if classes_last else 1)
+        self._correct += int((predicted == targets).sum())
+        self._count += targets.numel()
+
+    def compute(self) -> float:  # noqa: D102
+        return self._correct / max(self._count, 1)
+
+
+def reached(values: dict[str, float], target: dict[str, float], metrics: dict[str, Metric]) -> bool:
+    """Whether every value of `target` is reached: losses from above, metrics from their worse side."""
+    for name, wanted in target.items():
+        metric = metrics.get(name)
+        higher = metric.higher_is_better if metric else "loss" not in name
+        if name not in values or (values[name] < wanted if higher else values[name] > wanted):
+            return False
+    return bool(target)
+
+
+def mean_of(values: list[Tensor]) -> float:
+    """The mean of finite entries over a list of per-learner tensors; NaN when there is none."""
+    return float(torch.cat([v.detach().float().reshape(-1) for v in values]).nanmean()) if values else float("nan")

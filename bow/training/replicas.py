@@ -1,0 +1,346 @@
+"""The module wrapper for those who keep a training loop of their own."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from bow.engine import (
+    ENGINES,
+    Batch,
+    EngineName,
+    Event,
+    Loss,
+    Outcome,
+    Stacked,
+    Step,
+    TaskSettings,
+    check_engine,
+    choose_engine,
+    choose_learners,
+    step_from_loss,
+)
+from bow.errors import CheckpointError, ModelError, SettingError
+from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
+from bow.sync import SMA, DropRule, Synchroniser
+
+DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+STATE_VERSION = 1
+
+
+class Replicas(nn.Module):
+    """Several learners of one model, trained side by side and kept together by a synchroniser.
+
+    Its one submodule is the central model: `parameters()` and `state_dict()` are the central model's, and calling
+    it runs the central model. The learners are rows of the replica matrix and not submodules.
+
+    Args:
+        model: the model, or a function of no arguments that builds it. It is read, not changed.
+        loss: `loss(outputs, targets) -> scalar`, for batches `(inputs, targets)`.
+        step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch.
+        optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
+        learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
+        engine: `"eager"`, `"fused"`, or `"auto"`, a rule that `bow.engine.choice` documents.
+        sync: what keeps the learners together; `SMA()` if left out.
+        device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
+        precision: `"bfloat16"` for autocast; None is the model's own dtype.
+        clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
+        on_nan: a learner whose loss or gradient is not finite starts again from z (`"restart"`), or ends the
+            training (`"error"`).
+        buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
+            `"first"` learner, or measured anew (`"recalibrate"`, by `bow.train`).
+        compile: compile the learning task with `torch.compile` (`fused` always does).
+        seed: from which the random numbers of the learning tasks derive.
+
+    Raises:
+        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+
+    Example:
+        >>> replicas = Replicas(nn.Linear(2, 2), nn.functional.cross_entropy, learners=2, engine="eager", device="cpu")
+        >>> batch = (torch.ones(4, 2), torch.zeros(4, dtype=torch.int64))
+        >>> replicas.round([batch, batch]).shape
+        torch.Size([2])
+
+    References:
+        Budea, TensorBow, 2019, chapter 3.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Loss | None = None,
+        *,
+        step: Step | None = None,
+        optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
+        learners: int | Literal["auto"] = "auto",
+        engine: EngineName = "auto",
+        sync: Synchroniser | None = None,
+        device: str | torch.device = "auto",
+        precision: str | None = None,
+        clip_norm: float | None = None,
+        on_nan: Literal["restart", "error"] = "restart",
+        buffers: BufferPolicy = "average",
+        compile: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_engine(engine)
+        sync = check_sync(SMA() if sync is None else sync)
+        settings = TaskSettings(check_step(loss, step), precision, clip_norm, on_nan, compile, seed)
+        template = prepare_template(model)
+        self.device = resolve_device(device)
+        count = choose_learners(self.device, None, None) if learners == "auto" else learners
+        if isinstance(count, int) and count >= 1:
+            sync.check(count)
+        group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
+        chosen = choose_engine(group.layout.num_parameters, None) if engine == "auto" else ENGINES[engine]
+        self._group = group
+        self._engine = chosen(group, sync, settings)
+        self._modules["central"] = group.central
+        self.last: Outcome | None = None
+        """Losses and metrics of the last round."""
+
+    @property
+    def learners(self) -> int:
+        """Number of learners."""
+        return len(self._group)
+
+    @property
+    def engine(self) -> str:
+        """The engine that runs, after any fallback."""
+        return self._engine.description
+
+    @property
+    def sync(self) -> Synchroniser:
+        """What keeps the learners together."""
+        return self._engine.sync
+
+    @property
+    def step(self) -> Step:
+        """What a learning task does with a batch."""
+        return self._engine.settings.step
+
+    @property
+    def precision(self) -> str | None:
+        """`"bfloat16"` for autocast, or None."""
+        return self._engine.settings.precision
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of all learners; learning-rate schedulers are built on it."""
+        return self._group.optimizer.optimizer
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters that are trained."""
+        return self._group.layout.num_parameters
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a learner diverged and started again from z."""
+        return self._engine.num_restarts
+
+    @property
+    def rounds(self) -> int:
+        """Completed rounds."""
+        return self._engine.round_index
+
+    @property
+    def W(self) -> Shaped[Tensor, "learners parameters"]:  # noqa: N802 - the papers' symbol
+        """The replica matrix: one row of weights per learner, in the order of the optimizer's groups."""
+        return self._group.matrix.weights
+
+    @property
+    def z(self) -> Shaped[Tensor, " parameters"]:
+        """The central model's weights as a row."""
+        return self._group.matrix.z
+
+    @property
+    def central(self) -> nn.Module:
+        """The central model, in evaluation mode; its parameters are views of `z`."""
+        return self._group.central
+
+    def learner(self, index: int) -> nn.Module:
+        """One learner's module; its parameters are views of its row."""
+        return self._group.learners[index].module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the central model."""
+        return self.central(*args, **kwargs)
+
+    def round(self, batches: Any) -> Shaped[Tensor, " learners"]:
+        """Run one round: a learning task per learner and, when due, the synchronisation task.
+
+        Args:
+            batches: a list with one batch per learner, None for a learner that sits out; or, as a shortcut, one
+                batch whose tensors are `[learners, batch, ...]`.
+
+        Returns:
+            The learners' losses, before the step; NaN for those that sat out.
+        """
+        outcome = self._engine.round(self._prepare(batches))
+        self.last = outcome
+        return outcome.losses
+
+    def run(self, batches: Iterator[Batch], rounds: int) -> Shaped[Tensor, "rounds learners"]:
+        """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
+
+        Returns:
+            The losses of the rounds that were run.
+        """
+        losses = []
+        for _ in range(rounds):
+            dealt = [batch for _, batch in zip(range(self.learners), batches, strict=False)]
+            if not dealt:
+                break
+            losses.append(self.round(dealt + [None] * (self.learners - len(dealt))))
+        return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
+
+    def add_learner(self) -> None:
+        """Add a learner that starts from z.
+
+        Raises:
+            SettingError: averaging would be unstable with it, or no row is left.
+        """
+        self._engine.add_learner()
+
+    def remove_learner(self) -> None:
+        """Remove the last learner.
+
+        Raises:
+            SettingError: it is the only one.
+        """
+        self._engine.remove_learner()
+
+    def settle(self) -> None:
+        """Make the central model what the training has reached; only `Independent` needs it."""
+        self._engine.settle()
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call and a user should hear of: restarts, fallbacks."""
+        events, self._engine.events = self._engine.events, []
+        return events
+
+    def export(self) -> nn.Module:
+        """The central model as a plain module of its own, in evaluation mode, on the CPU."""
+        return self._group.export()
+
+    def training_state(self) -> dict[str, Any]:
+        """Everything that is needed to go on exactly, as tensors and plain values."""
+        engine = self._engine
+        return {
+            "version": STATE_VERSION,
+            "parameters": self.num_parameters,
+            "round": engine.round_index,
+            "restarts": engine.num_restarts,
+            "drop": vars(engine.drop).copy(),
+            "group": self._group.state(),
+        }
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `training_state()`, with as many learners as it has.
+
+        Raises:
+            CheckpointError: the state is of another model, optimizer or synchroniser.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise CheckpointError(f"the state has version {state.get('version')!r}, this bow reads {STATE_VERSION}")
+        if state["parameters"] != self.num_parameters:
+            raise CheckpointError(
+                f"the state is of a model with {state['parameters']} parameters, this one has {self.num_parameters}; "
+                "resume with the same model"
+            )
+        learners = self.learners
+        self._group.load_state(state["group"])
+        self._engine.round_index = state["round"]
+        self._engine.num_restarts = state["restarts"]
+        self._engine.drop = DropRule(**state["drop"])
+        if self.learners != learners:
+            self._engine.resized()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The central model's state, which loads into the plain model."""
+        state: dict[str, Any] = self.central.state_dict(*args, **kwargs)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the central model; every learner starts from it and averaging starts at rest."""
+        result = self.central.load_state_dict(state_dict, strict=strict)
+        self._group.restart_all()
+        for learner in self._group.learners:
+            copy_buffers(self._modules["central"], learner.module)  # type: ignore[arg-type]
+        self.sync.start(self._group.matrix)
+        return result
+
+    def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
+        raise ModelError(
+            "Replicas cannot be moved or cast (.to, .cuda, .half, ...): its parameters are rows of the replica matrix; "
+            "convert the model before and pass device= to Replicas"
+        )
+
+    def _prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
+        if isinstance(batches, list):
+            if len(batches) != self.learners:
+                raise SettingError(
+                    f"a round of {self.learners} learners needs {self.learners} batches, got {len(batches)}; "
+                    "pass None for a learner that sits out"
+                )
+            return [None if batch is None else self._to_device(batch) for batch in batches]
+        stacked = batches.value if isinstance(batches, Stacked) else batches
+        return Stacked(self._to_device(stacked))
+
+    def _to_device(self, batch: Batch) -> Batch:
+        if self.device.type == "cpu":
+            return batch
+        return tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
+
+
+def check_step(loss: Loss | None, step: Step | None) -> Step:
+    """The step that was given, or the one that `loss` stands for.
+
+    Raises:
+        SettingError: neither or both were given, or one that cannot be called.
+    """
+    if (loss is None) == (step is None):
+        given = "neither" if loss is None else "both"
+        raise SettingError(f"give either loss= or step=, got {given}; loss(outputs, targets) suits most models")
+    function = step if loss is None else loss
+    if not callable(function):
+        name = "step" if loss is None else "loss"
+        raise SettingError(f"{name} must be a function, got {type(function).__name__}")
+    return step_from_loss(loss) if loss is not None else step  # type: ignore[return-value]
+
+
+def check_sync(sync: object) -> Synchroniser:
+    """Refuse what is no synchroniser, such as its class or its name."""
+    if not isinstance(sync, Synchroniser):
+        raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
+    return sync
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device for `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
+
+    Raises:
+        SettingError: no such device, or none of that kind here.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}') from error
+    if resolved.type not in ("cpu", "cuda"):
+        raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}')
+    if resolved.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = resolved.index or 0
+        if index >= count:
+            raise SettingError(f'device={str(device)!r} is not here ({count} CUDA devices); use device="cpu"')
+        return torch.device("cuda", index)
+    return resolved

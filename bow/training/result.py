@@ -1,0 +1,41 @@
+"""What a training returns."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `bow.train` returns.
+
+    Attributes:
+        model: the central model, a plain module in evaluation mode, on the CPU.
+        history: one record per epoch: losses, metrics, throughput, learners.
+        throughput: training samples per second over the steady part, warm-up and evaluation left out.
+        learners: learners per device at the end.
+        engine: the engine that ran, after any fallback.
+        time_to_target: seconds from the first round until `target` was reached; None if it was not.
+        run_dir: where config, records, report and model are.
+        seconds: seconds from the first round to the end, evaluation included.
+        num_restarts: how often a learner diverged and started again from z.
+    """
+
+    model: nn.Module = field(repr=False)
+    history: list[dict[str, Any]] = field(repr=False)
+    throughput: float
+    learners: int
+    engine: str
+    time_to_target: float | None
+    run_dir: Path
+    seconds: float
+    num_restarts: int = 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last epoch's values of the validation data, by name."""
+        from bow.observe.records import metrics
+
+        return metrics(self.history[-1]) if self.history else {}

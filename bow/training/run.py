@@ -1,0 +1,352 @@
+"""One training as it goes: rounds, epochs, records, evaluation, checkpoints."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save_model
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from bow.data import BatchStream, Deal
+from bow.engine import Stacked
+from bow.errors import SettingError
+from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
+from bow.training.callbacks import Hooks
+from bow.training.checkpoint import save_checkpoint
+from bow.training.evaluation import Evaluator
+from bow.training.metrics import Metric, mean_of, reached
+from bow.training.replicas import Replicas
+from bow.training.result import Result
+
+RECORD_INTERVAL_S = 0.5
+"""Seconds of training between two records of kind `rounds`."""
+
+WARMUP_ROUNDS = 20
+"""Rounds that throughput leaves out, or a quarter of a short training: the first ones compile and allocate."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done, apart from the rounds themselves."""
+
+    epochs: int
+    steps: int | None
+    lr_interval: Literal["epoch", "round"]
+    target: Mapping[str, float]
+    metrics: Mapping[str, Metric]
+    checkpoint_every: int | None
+    evaluate: Evaluator | None
+    directory: RunDirectory
+
+
+@dataclass
+class Meter:
+    """Training time and samples, evaluation left out, and the steady part of both."""
+
+    seconds: float = 0.0
+    samples: int = 0
+    steady_from: tuple[float, int] | None = None
+    _started: float = field(default_factory=time.perf_counter)
+
+    def resume(self) -> None:
+        """Start counting time."""
+        self._started = time.perf_counter()
+
+    def pause(self) -> None:
+        """Stop counting time."""
+        self.seconds += time.perf_counter() - self._started
+
+    @property
+    def now(self) -> float:
+        """Training seconds up to this moment, while time is counted."""
+        return self.seconds + time.perf_counter() - self._started
+
+    def mark_steady(self) -> None:
+        """From here on training is warm."""
+        self.steady_from = (self.now, self.samples)
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second of the steady part, while time is not counted."""
+        seconds, samples = self.steady_from or (0.0, 0)
+        return (self.samples - samples) / max(self.seconds - seconds, 1e-9)
+
+
+class Run:
+    """A training in progress; what callbacks get to see.
+
+    Attributes:
+        replicas: the learners.
+        round: completed rounds.
+        samples: samples seen by all learners together.
+        epoch: completed epochs.
+        history: the records of kind `epoch` so far.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        stream: BatchStream,
+        scheduler: LRScheduler | None,
+        plan: Plan,
+        loggers: Sequence[Logger],
+        progress: Progress,
+        hooks: Hooks,
+    ) -> None:
+        self.replicas = replicas
+        self.round = 0
+        self.samples = 0
+        self.epoch = 0
+        self.history: list[dict[str, Any]] = []
+        self.time_to_target: float | None = None
+        self._stream = stream
+        self._scheduler = scheduler
+        self._plan = plan
+        records = JsonLinesLogger(plan.directory.metrics_path)
+        self._loggers = [SafeLogger(logger) for logger in (records, *loggers)]
+        self._progress = progress
+        self._hooks = hooks
+        self._stopped = False
+        self._meter = Meter()
+        self._began = time.perf_counter()
+        self._elapsed_before = 0.0
+        self._epoch_losses: list[Tensor] = []
+        self._recent_losses: list[Tensor] = []
+        self._last_record = (0.0, 0)
+        self._evaluated_round = -1
+        self._seconds = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first round, evaluation and earlier parts of a resumed training included."""
+        return self._elapsed_before + time.perf_counter() - self._began
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second over the steady part, warm-up and evaluation left out."""
+        return self._meter.throughput
+
+    def stop(self) -> None:
+        """End the training after this round."""
+        self._stopped = True
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the files of the run are."""
+        return self._plan.directory.path
+
+    def go(self, first: Deal | None) -> None:
+        """Train until the data or the steps are used up, the target is reached, or a callback says stop.
+
+        Args:
+            first: the first round's batches, if they were dealt already.
+        """
+        try:
+            self._train(first)
+        except Exception:
+            if self.round == 0:
+                self._plan.directory.discard()
+            raise
+        finally:
+            self._progress.close()
+            for logger in self._loggers:
+                logger.close()
+
+    def finish(self) -> Result:
+        """Save the central model, write the report and say how it went."""
+        result = Result(
+            model=self.replicas.export(),
+            history=self.history,
+            throughput=self.throughput,
+            learners=self.replicas.learners,
+            engine=self.replicas.engine,
+            time_to_target=self.time_to_target,
+            run_dir=self.run_dir,
+            seconds=self._seconds,
+            num_restarts=self.replicas.num_restarts,
+        )
+        save_model(result.model, str(self._plan.directory.model_path))
+        write_report(self.run_dir)
+        self._hooks.call("on_train_end", self, result)
+        return result
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a checkpoint holds."""
+        return {
+            "replicas": self.replicas.training_state(),
+            "stream": self._stream.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "round": self.round,
+            "samples": self.samples,
+            "epoch": self.epoch,
+            "elapsed_s": self.elapsed_s,
+            "history": self.history,
+            "epoch_loss": mean_of(self._epoch_losses),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self.replicas.load_training_state(state["replicas"])
+        self._stream.load_state_dict(state["stream"])
+        if self._scheduler is not None and state["scheduler"] is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self.round, self.samples, self.epoch = state["round"], state["samples"], state["epoch"]
+        self.history = list(state["history"])
+        self._elapsed_before = state["elapsed_s"]
+        self._evaluated_round = self.history[-1]["round"] if self.history else -1
+
+    def _train(self, deal: Deal | None) -> None:
+        self._began = time.perf_counter()
+        rounds = self._rounds_left(deal)
+        self._log({"kind": "start", "rounds": rounds, **self._description()})
+        self._hooks.call("on_train_start", self)
+        warm_at = self.round + min(WARMUP_ROUNDS, (rounds or WARMUP_ROUNDS) // 4)
+        self._meter.resume()
+        while not self._stopped and not self._steps_done():
+            deal = deal or self._stream.deal(self.replicas.learners)
+            if deal is None:
+                break
+            self._one_round(deal)
+            deal = None
+            if self.round == warm_at:
+                self._meter.mark_steady()
+        self._meter.pause()
+        if self._evaluated_round != self.round:
+            self._end_epoch(self._stream_epoch())
+        self._seconds = self.elapsed_s
+        self._log(self._end_record())
+
+    def _one_round(self, deal: Deal) -> None:
+        losses = self.replicas.round(Stacked(deal.batches) if deal.stacked else deal.batches)
+        self.round += 1
+        self.samples += deal.num_samples
+        self._meter.samples += deal.num_samples
+        self._epoch_losses.append(losses)
+        self._recent_losses.append(losses)
+        self._hooks.call("on_round_end", self)
+        if self._scheduler is not None and self._plan.lr_interval == "round":
+            self._scheduler.step()
+        self._record_rounds()
+        if deal.epochs > self.epoch:
+            self._meter.pause()
+            self._end_epoch(deal.epochs)
+            self._meter.resume()
+        every = self._plan.checkpoint_every
+        if every is not None and self.round % every == 0:
+            self._meter.pause()
+            save_checkpoint(self._plan.directory.checkpoints, self.round, self.state())
+            self._meter.resume()
+
+    def _end_epoch(self, epoch: float) -> None:
+        """Evaluate, tell everybody, and step the scheduler."""
+        self.epoch = int(epoch)
+        record = {
+            "kind": "epoch",
+            "epoch": epoch,
+            **self._position(),
+            "train_loss": mean_of(self._epoch_losses),
+            "samples_per_s": self._meter.throughput,
+        }
+        self._epoch_losses = []
+        self.replicas.settle()
+        values = {} if self._plan.evaluate is None else self._plan.evaluate(self.replicas)
+        record.update(values)
+        self._evaluated_round = self.round
+        self.history.append(self._log(record))
+        self._check_target(values)
+        self._hooks.call("on_epoch_end", self, self.history[-1])
+        if self._scheduler is not None and self._plan.lr_interval == "epoch":
+            if isinstance(self._scheduler, ReduceLROnPlateau):
+                self._scheduler.step(values.get("loss", record["train_loss"]))
+            else:
+                self._scheduler.step()
+
+    def _check_target(self, values: dict[str, float]) -> None:
+        target = dict(self._plan.target)
+        missing = [name for name in target if name not in values]
+        if missing:
+            raise SettingError(
+                f"target names {missing[0]!r}, which the evaluation does not give; it gives {', '.join(values) or 'nothing'}"
+            )
+        if target and reached(values, target, dict(self._plan.metrics)):
+            self.time_to_target = self.elapsed_s
+            text = ", ".join(f"{name} {values[name]:.4g}" for name in target)
+            self._event("target reached", f"target reached after {self.time_to_target:.1f} s: {text}")
+            self.stop()
+
+    def _record_rounds(self) -> None:
+        for event in self.replicas.take_events():
+            self._event(event.event, event.message)
+        seconds, samples = self._last_record
+        now = self._meter.now
+        if now - seconds < RECORD_INTERVAL_S:
+            return
+        record = {
+            "kind": "rounds",
+            "epoch": self._stream_epoch(),
+            **self._position(),
+            "loss": mean_of(self._recent_losses),
+            "samples_per_s": (self.samples - samples) / (now - seconds),
+        }
+        self._recent_losses = []
+        self._last_record = (now, self.samples)
+        self._log(record)
+
+    def _position(self) -> dict[str, Any]:
+        lr = float(self.replicas.optimizer.param_groups[0]["lr"])
+        return {"round": self.round, "samples": self.samples, "learners": self.replicas.learners, "lr": lr}
+
+    def _stream_epoch(self) -> float:
+        per_epoch = self._stream.samples_per_epoch
+        return round(self.samples / per_epoch, 4) if per_epoch else float(self.epoch)
+
+    def _event(self, event: str, message: str) -> None:
+        self._log({"kind": "event", "round": self.round, "event": event, "message": message})
+
+    def _log(self, record: dict[str, Any]) -> dict[str, Any]:
+        record = {"kind": record["kind"], "time_s": self.elapsed_s, **record}
+        for logger in self._loggers:
+            logger.log(record)
+        self._progress.update(record)
+        return record
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "learners": self.replicas.learners,
+            "engine": self.replicas.engine,
+            "batch_size": self._stream.batch_size,
+            "epochs": None if self._plan.steps is not None else self._plan.epochs,
+            "steps": self._plan.steps,
+            "samples_per_epoch": self._stream.samples_per_epoch,
+            "device": str(self.replicas.device),
+            "sync": repr(self.replicas.sync),
+            "model": type(self.replicas.central).__name__,
+            "parameters": self.replicas.num_parameters,
+            "run_dir": str(self.run_dir),
+        }
+
+    def _end_record(self) -> dict[str, Any]:
+        last = self.history[-1] if self.history else {}
+        known = {"kind", "time_s", "epoch", "round", "samples", "train_loss", "samples_per_s", "learners", "lr"}
+        return {
+            "kind": "end",
+            "round": self.round,
+            "samples": self.samples,
+            "seconds": self.elapsed_s,
+            "samples_per_s": self.throughput,
+            "time_to_target_s": self.time_to_target,
+            "learner_restarts": self.replicas.num_restarts,
+            **{name: value for name, value in last.items() if name not in known},
+        }
+
+    def _rounds_left(self, first: Deal | None) -> int | None:
+        if self._plan.steps is not None:
+            return max(self._plan.steps - self.round, 0)
+        left = self._stream.rounds_left(self.replicas.learners)
+        return None if left is None else left + (first is not None)
+
+    def _steps_done(self) -> bool:
+        return self._plan.steps is not None and self.round >= self._plan.steps

@@ -1,0 +1,185 @@
+"""`bow.train`: from a model and data to a trained central model and a run directory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bow.data import open_stream
+from bow.engine import EngineName, Loss, Step, check_engine, choose_engine, choose_learners
+from bow.errors import DataError
+from bow.observe import Logger, Progress, RunDirectory
+from bow.replica import BufferPolicy, OptimizerFactory, num_trainable, prepare_template
+from bow.sync import SMA, Synchroniser
+from bow.training.callbacks import Hooks, check_callbacks
+from bow.training.checkpoint import find_checkpoint, load_checkpoint
+from bow.training.checks import (
+    all_labels,
+    check_choices,
+    check_first_batch,
+    check_round,
+    check_target,
+    choose_device,
+    first_batch,
+)
+from bow.training.evaluation import Evaluator
+from bow.training.metrics import Accuracy, Metric
+from bow.training.replicas import DEFAULT_OPTIMIZER, Replicas, check_step, check_sync
+from bow.training.result import Result
+from bow.training.run import Plan, Run
+
+
+def train(
+    model: nn.Module | Callable[[], nn.Module],
+    data: Any,
+    loss: Loss | None = None,
+    *,
+    step: Step | None = None,
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
+    lr_scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    lr_interval: Literal["epoch", "round"] = "epoch",
+    batch_size: int = 16,
+    epochs: int = 1,
+    steps: int | None = None,
+    learners: int | Literal["auto"] = "auto",
+    engine: EngineName = "auto",
+    sync: Synchroniser | None = None,
+    devices: int | Literal["auto", "cpu", "cuda"] = "auto",
+    dispatch: Literal["fixed", "first_come"] = "fixed",
+    tuner: None = None,
+    on_nan: Literal["restart", "error"] = "restart",
+    validation: Any = None,
+    eval_batch_size: int | None = None,
+    metrics: Sequence[Metric] = (),
+    target: Mapping[str, float] | None = None,
+    precision: str | None = None,
+    clip_norm: float | None = None,
+    buffers: BufferPolicy = "average",
+    callbacks: Sequence[object] = (),
+    loggers: Sequence[Logger] = (),
+    run_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | Path | None = None,
+    strategy: None = None,
+    compile: bool = False,
+    seed: int = 0,
+    progress: bool = True,
+) -> Result:
+    """Train several learners of a model side by side and return their central model.
+
+    The user picks the batch size that trains best; the number of learners is what fills the hardware.
+
+    Args:
+        model: the model, or a function of no arguments that builds it. It is read, not changed.
+        data: tensors `[samples, ...]` in a pair `(inputs, targets)` or any pytree, a `Dataset`, a `DataLoader` (keeps
+            its own batch size and workers), or an `IterableDataset` (needs `steps`).
+        loss: `loss(outputs, targets) -> scalar`.
+        step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`; batch is any pytree.
+        optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
+        lr_scheduler: makes a `torch.optim.lr_scheduler` from the optimizer.
+        lr_interval: when the scheduler is stepped.
+        batch_size: samples per learner and round.
+        epochs: passes over the data by all learners together.
+        steps: rounds; when given, `epochs` is not looked at.
+        learners: per device; `"auto"` follows the rule in `bow.engine.choice`.
+        engine: `"eager"`, `"fused"` or `"auto"`.
+        sync: what keeps the learners together; `SMA()` if left out.
+        devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
+        dispatch: `"fixed"`; `"first_come"` is the same for engines whose learners keep step, as all here do.
+        tuner: None; learners are not tuned while training in this version.
+        on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`).
+        validation: like `data`; the central model is evaluated on it after every epoch.
+        eval_batch_size: samples per evaluation batch, 256 by default.
+        metrics: `(bow.Accuracy(),)` if left out.
+        target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
+        precision: `"bfloat16"` for autocast; None is the model's own dtype.
+        clip_norm: the largest gradient norm of a learner.
+        buffers: what the central model's batch-norm statistics are, see `Replicas`.
+        callbacks: objects with some of the hooks of `bow.Callback`.
+        loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written.
+        run_dir: None is `runs/<date>_<time>_<model>`.
+        checkpoint_every: rounds between checkpoints; None writes none.
+        resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from.
+        strategy: None; there is no planner in this version.
+        compile: compile the learning task with `torch.compile` (`fused` always does).
+        seed: of shuffling and of all random numbers in learning tasks.
+        progress: show a progress bar, or plain lines away from a terminal.
+
+    Raises:
+        BowError: an argument that cannot be carried out; the message names the value and the remedy, and nothing
+            has been written by then.
+
+    Example:
+        >>> import torch
+        >>> inputs, targets = torch.randn(256, 8), torch.randint(0, 2, (256,))
+        >>> result = train(
+        ...     nn.Linear(8, 2), (inputs, targets), nn.functional.cross_entropy, learners=2,
+        ...     run_dir=getfixture("tmp_path") / "run", progress=False,
+        ... )
+        >>> result.learners
+        2
+
+    References:
+        Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019.
+    """
+    settings = dict(locals())
+    sync = check_sync(SMA() if sync is None else sync)
+    chosen_step = check_step(loss, step)
+    metrics = tuple(metrics) or (Accuracy(),)
+    check_engine(engine)
+    check_callbacks(callbacks)
+    check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every)
+    check_target(target, validation, metrics if step is None else None)
+    device = choose_device(devices)
+    template = prepare_template(model)
+    stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+    count = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
+    check_round(stream, count)
+    checkpoint = find_checkpoint(resume, run_dir)
+    state = None if checkpoint is None else load_checkpoint(checkpoint)
+    first = stream.deal(count)
+    if first is None:
+        raise DataError("the data gave no batch, got an empty stream; give at least one sample")
+    check_first_batch(template, first_batch(first), loss, chosen_step, all_labels(data))
+    rounds = steps if steps is not None else stream.rounds_left(count)
+    replicas = Replicas(
+        template,
+        step=chosen_step,
+        optimizer=optimizer,
+        learners=count,
+        engine=choose_engine(num_trainable(template), rounds).name if engine == "auto" else engine,  # type: ignore[arg-type]
+        sync=sync,
+        device=device,
+        precision=precision,
+        clip_norm=clip_norm,
+        on_nan=on_nan,
+        buffers=buffers,
+        compile=compile,
+        seed=seed,
+    )
+    evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
+    if buffers == "recalibrate" and evaluator is not None:
+        evaluator.recalibrate_on(data, stream.batch_size)
+    scheduler = None if lr_scheduler is None else lr_scheduler(replicas.optimizer)
+    if run_dir is None and checkpoint is not None:
+        run_dir = checkpoint.parent.parent
+    directory = RunDirectory.create(run_dir, type(template).__name__.lower(), resume=resume is not None)
+    directory.write_config(settings)
+    plan = Plan(
+        epochs=epochs,
+        steps=steps,
+        lr_interval=lr_interval,
+        target=dict(target or {}),
+        metrics={metric.name: metric for metric in metrics},
+        checkpoint_every=checkpoint_every,
+        evaluate=evaluator,
+        directory=directory,
+    )
+    run = Run(replicas, stream, scheduler, plan, loggers, Progress(enabled=progress), Hooks(callbacks))
+    if state is not None:
+        run.load_state(state)
+    run.go(first if state is None else None)
+    return run.finish()
