@@ -34,9 +34,7 @@ def text(sequence_length: int = 32, limit: int | None = None) -> DataSplits:
     tokens = torch.tensor([token_of[character] for character in characters])
     num_validation = int(len(tokens) * _VALIDATION_SHARE)
     if not 1 <= sequence_length < num_validation:
-        raise SettingError(
-            f"sequence_length must be from 1 to {num_validation - 1} characters, got {sequence_length}"
-        )
+        raise SettingError(f"sequence_length must be from 1 to {num_validation - 1} characters, got {sequence_length}")
     train = _sequences(tokens[:-num_validation], sequence_length)
     validation = _sequences(tokens[-num_validation:], sequence_length)
     return DataSplits(train, validation, len(vocabulary), "text").limited(limit)

@@ -12,8 +12,7 @@ _CLASSES = 10
 _SHAPE = (3, 32, 32)
 _RECORD_BYTES = 1 + 3 * 32 * 32
 _REMEDY = (
-    "unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz (the binary version) "
-    "and set root to its directory"
+    "unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz (the binary version) and set root to its directory"
 )
 
 

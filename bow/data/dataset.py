@@ -58,8 +58,7 @@ def num_samples(dataset: MapDataset) -> int:
         count = len(dataset)
     except TypeError as error:
         raise DataError(
-            f"the data set {type(dataset).__name__} has no length; "
-            "define __len__, or make it an IterableDataset"
+            f"the data set {type(dataset).__name__} has no length; define __len__, or make it an IterableDataset"
         ) from error
     if count == 0:
         raise DataError(f"the data set {type(dataset).__name__} has 0 samples; give at least one")

@@ -42,8 +42,7 @@ def read_idx(path: str | Path, num_dimensions: int) -> UInt8[Tensor, "..."]:
     shape = struct.unpack(f">{num_dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
         raise DataError(
-            f"{path} promises {' x '.join(map(str, shape))} bytes and has {len(content) - header}; "
-            "get the file again"
+            f"{path} promises {' x '.join(map(str, shape))} bytes and has {len(content) - header}; get the file again"
         )
     if math.prod(shape) == 0:
         raise DataError(f"{path} holds no elements; get the file again")
@@ -60,6 +59,4 @@ def _read(path: Path) -> bytearray:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); get the file again") from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}); check the path and permissions"
-        ) from error
+        raise DataError(f"{path} cannot be read ({error.strerror}); check the path and permissions") from error

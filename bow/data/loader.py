@@ -46,7 +46,7 @@ class LoaderStream(BatchStream):
         return Deal(batches, False, num_samples, self._epoch)
 
     def rounds_left(self, learners: int) -> int | None:  # noqa: D102
-        num_batches = _num_batches(self._loader)
+        num_batches = _length(self._loader, self._loader)
         if self._epochs is None or num_batches is None:
             return None
         left = (self._epochs - self._epoch) * num_batches - self._batches_of_epoch
@@ -133,16 +133,16 @@ def _tell_epoch(loader: DataLoader[Any], epoch: int, epoch_seed: int) -> None:
 
 
 def _samples_per_epoch(loader: DataLoader[Any]) -> int | None:
-    if is_iterable(loader) or loader.batch_size is None:
+    if loader.batch_size is None or (count := _length(loader, loader.sampler)) is None:
         return None
-    count = len(loader.sampler)  # type: ignore[arg-type]
     return count - count % loader.batch_size if loader.drop_last else count
 
 
-def _num_batches(loader: DataLoader[Any]) -> int | None:
+def _length(loader: DataLoader[Any], part: Any) -> int | None:
+    """The length of the loader or its sampler; None where it is unknown, or an iterable dataset's guess."""
     if is_iterable(loader):
         return None
     try:
-        return len(loader)
+        return len(part)
     except TypeError:
         return None

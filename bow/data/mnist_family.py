@@ -75,8 +75,7 @@ def _read_part(root: Path, part: str, remedy: str) -> tuple[Tensor, Tensor]:
     if images.shape[1:] != (_SIZE, _SIZE):
         height, width = images.shape[1:]
         raise DataError(
-            f"{images_path} holds images of {height}x{width} pixels instead of {_SIZE}x{_SIZE}; "
-            "get the file again"
+            f"{images_path} holds images of {height}x{width} pixels instead of {_SIZE}x{_SIZE}; get the file again"
         )
     if len(images) != len(labels):
         raise DataError(
@@ -84,9 +83,7 @@ def _read_part(root: Path, part: str, remedy: str) -> tuple[Tensor, Tensor]:
             "get both files again"
         )
     if labels.max() >= _CLASSES:
-        raise DataError(
-            f"{labels_path} holds the label {labels.max()} of {_CLASSES} classes; get the file again"
-        )
+        raise DataError(f"{labels_path} holds the label {labels.max()} of {_CLASSES} classes; get the file again")
     return images.unsqueeze(1), labels
 
 

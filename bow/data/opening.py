@@ -57,9 +57,7 @@ def open_stream(
     if steps is not None:
         _count("steps", steps)
     if is_iterable(data) and steps is None:
-        raise SettingError(
-            "an IterableDataset has no epochs, got steps=None; set steps to the number of rounds"
-        )
+        raise SettingError("an IterableDataset has no epochs, got steps=None; set steps to the number of rounds")
     if isinstance(data, DataLoader):
         return LoaderStream(_with_batch_size(data, batch_size), passes, seed)
     if isinstance(data, IterableDataset):

@@ -144,6 +144,4 @@ def check_seed(saved: int, seed: int) -> None:
         SettingError: the seeds differ.
     """
     if saved != seed:
-        raise SettingError(
-            f"the checkpoint was made with seed={saved}, got seed={seed}; resume with seed={saved}"
-        )
+        raise SettingError(f"the checkpoint was made with seed={saved}, got seed={seed}; resume with seed={saved}")

@@ -16,7 +16,7 @@ def synthetic_images(
     samples: int = 5000,
     shape: Sequence[int] = (3, 32, 32),
     classes: int = 10,
-    contrast: float = 0.5,
+    contrast: float = 0.15,
     seed: int = 0,
     limit: int | None = None,
 ) -> DataSplits:

@@ -39,9 +39,7 @@ class TensorSamples:
     def gather_stacked(self, indices: Tensor, learners: int) -> Batch:
         """The samples at these indices, as tensors `[learners, len(indices) // learners, ...]`."""
         shape = (learners, len(indices) // learners)
-        return self._tree(
-            [leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]) for leaf in self._leaves]
-        )
+        return self._tree([leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]) for leaf in self._leaves])
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """All samples in order, as views."""
@@ -70,19 +68,14 @@ class TensorStream(IndexedStream):
 
 def _check_leaves(leaves: list[Tensor]) -> None:
     if any(leaf.dim() == 0 for leaf in leaves):
-        raise DataError(
-            "every tensor of the data needs a sample dimension, got one with shape []; add the dimension"
-        )
+        raise DataError("every tensor of the data needs a sample dimension, got one with shape []; add the dimension")
     lengths = [len(leaf) for leaf in leaves]
     if len(set(lengths)) > 1:
         raise DataError(
-            f"the tensors of the data must have equal first dimensions, got {lengths}; "
-            "give one entry per sample"
+            f"the tensors of the data must have equal first dimensions, got {lengths}; give one entry per sample"
         )
     if lengths[0] == 0:
         raise DataError("the data have 0 samples; give at least one")
     devices = sorted({str(leaf.device) for leaf in leaves})
     if len(devices) > 1:
-        raise DataError(
-            f"the tensors of the data must be on one device, got {', '.join(devices)}; move them together"
-        )
+        raise DataError(f"the tensors of the data must be on one device, got {', '.join(devices)}; move them together")

@@ -1,6 +1,7 @@
 """How one round runs on one device, whatever the engine: learning tasks, step, synchronisation task, restarts."""
 
 import abc
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -75,13 +76,34 @@ class Event:
 class Outcome:
     """What the learning tasks of a round left besides the gradients in `G`.
 
-    Losses are NaN, and `finite` is False, for learners without a batch.
+    Attributes:
+        losses: before the step; NaN for learners without a batch.
+        finite: whether loss and gradient are finite.
+        active: which learners had a batch.
+        metrics: what the step returned besides the loss, one value per learner.
     """
 
     losses: Shaped[Tensor, " learners"]
     finite: Bool[Tensor, " learners"]
     active: list[bool]
     metrics: Metrics = field(default_factory=dict)
+
+    @functools.cached_property
+    def healthy(self) -> list[bool]:
+        """Which learners had a batch and stayed finite."""
+        if bool(self.finite.all()):
+            return self.active
+        return [active and finite for active, finite in zip(self.active, self.finite.tolist(), strict=True)]
+
+    @property
+    def diverged(self) -> list[bool]:
+        """Which learners had a batch and did not stay finite."""
+        return [active and not healthy for active, healthy in zip(self.active, self.healthy, strict=True)]
+
+    @property
+    def any_diverged(self) -> bool:
+        """Whether any did."""
+        return self.healthy is not self.active and any(self.diverged)
 
 
 class Engine(abc.ABC):
@@ -130,13 +152,30 @@ class Engine(abc.ABC):
         sync, rows, learners = self.sync, self.group.matrix, self.num_learners
         due = sync.due(self.round_index, learners)
         self.drop.observe(float(self.group.optimizer.optimizer.param_groups[0]["lr"]))
+        outcome = self.learn_and_step(batches, due)
+        if sync.follows(learners):
+            rows.z.copy_(rows.weights[0])
+        if outcome.any_diverged:
+            self._restart(outcome)
+        else:
+            self._hopeless_rounds = 0
+        if sync.restarts_on_drop and due and self.drop.take():
+            self.group.restart_all()
+            self._note("restart", "the learning rate dropped: every learner starts again from the central model")
+        self.round_index += 1
+        return outcome
+
+    def learn_and_step(self, batches: Batches, due: bool) -> Outcome:
+        """Learning tasks, optimizer and, when it is `due`, the synchronisation task, in the order of its timing."""
+        sync, rows, learners = self.sync, self.group.matrix, self.num_learners
         if due:
             sync.prepare(rows)
         if due and sync.timing is Timing.WITH_STEP:
             sync.contribute(rows, learners, learners)
         outcome = self.learn(batches)
-        diverged = self._diverged(outcome)
-        stepping = [a and not d for a, d in zip(outcome.active, diverged, strict=True)]
+        stepping = outcome.healthy
+        if outcome.any_diverged:
+            self._clear_gradients(outcome)
         if due and sync.timing is Timing.BEFORE_STEP:
             contributors = sum(stepping)
             sync.contribute(rows, learners, contributors)
@@ -148,14 +187,6 @@ class Engine(abc.ABC):
             sync.contribute(rows, learners, learners)
         if due and sync.timing in (Timing.WITH_STEP, Timing.AFTER_STEP):
             sync.apply(rows, learners, learners)
-        if sync.follows(learners):
-            rows.z.copy_(rows.weights[0])
-        if any(diverged):
-            self._restart(diverged, outcome)
-        if sync.restarts_on_drop and due and self.drop.take():
-            self.group.restart_all()
-            self._note("restart", "the learning rate dropped: every learner starts again from the central model")
-        self.round_index += 1
         return outcome
 
     def add_learner(self) -> None:
@@ -188,38 +219,30 @@ class Engine(abc.ABC):
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_((limit / (norms + 1e-6)).clamp(max=1.0))
 
-    def _diverged(self, outcome: Outcome) -> list[bool]:
-        """Which learners had a batch and no finite loss and gradient; their gradients are set to zero."""
-        if all(outcome.active) and bool(outcome.finite.all()):
-            self._hopeless_rounds = 0
-            return [False] * len(outcome.active)
-        finite = outcome.finite.tolist()
-        diverged = [a and not f for a, f in zip(outcome.active, finite, strict=True)]
-        for learner, bad in zip(self.group.learners, diverged, strict=True):
-            if bad:
+    def _clear_gradients(self, outcome: Outcome) -> None:
+        for learner, diverged in zip(self.group.learners, outcome.diverged, strict=True):
+            if diverged:
                 learner.gradient.zero_()
-        hopeless = any(diverged) and not any(finite)
-        self._hopeless_rounds = self._hopeless_rounds + 1 if hopeless else 0
-        return diverged
 
-    def _restart(self, diverged: list[bool], outcome: Outcome) -> None:
+    def _restart(self, outcome: Outcome) -> None:
         """Start diverged learners again from `z`, or end the training where that cannot help."""
-        which = diverged.index(True)
+        which = outcome.diverged.index(True)
         loss = float(outcome.losses[which])
-        quantity = f"loss was {loss:g}" if not math.isfinite(loss) else "gradient was not finite"
+        quantity = "gradient was not finite" if math.isfinite(loss) else f"loss was {loss:g}"
         cause = f"learner {which}'s {quantity} in round {self.round_index}"
         if self.settings.on_nan == "error":
             raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
+        self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
         if self._hopeless_rounds >= HOPELESS_ROUNDS or not bool(torch.isfinite(self.group.matrix.z).all()):
             raise DivergenceError(f"training diverged: {cause}, and so did every other; lower the learning rate")
-        for index, bad in enumerate(diverged):
-            if bad:
-                self.num_restarts += 1
-                if self.sync.timing is not Timing.BEFORE_STEP:  # there all learners are equal as it is
-                    self.group.restart(index)
-        self._note("learner restarted", f"{cause}: it starts again from the central model")
-        if self.num_restarts == sum(diverged):
-            warnings.warn(f"{cause}: it starts again from the central model (said once, then counted)", stacklevel=3)
+        message = f"{cause}: it starts again from the central model"
+        if not self.num_restarts:
+            warnings.warn(f"{message} (said once, then counted)", stacklevel=4)
+        for index, diverged in enumerate(outcome.diverged):
+            self.num_restarts += diverged
+            if diverged and self.sync.timing is not Timing.BEFORE_STEP:  # there all learners are equal as it is
+                self.group.restart(index)
+        self._note("learner restarted", message)
 
     def _note(self, event: str, message: str) -> None:
         self.events.append(Event(self.round_index, event, message))

@@ -1,5 +1,6 @@
 """The oracle: learners one after another, by ordinary autograd."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.random import task_random
-from bow.engine.task import Batch, LearningTask, Metrics, compiled_task
+from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
 from bow.errors import DataError, LossError
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
 from bow.seeds import derive_seed
@@ -28,7 +29,15 @@ class Eager(Engine):
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
         super().__init__(group, sync, settings)
         self.resized()
-        self._compiled = compiled_task(self._tasks[0], group.layout) if settings.compile else None
+        self._compiled = self._compile() if settings.compile else None
+
+    def _compile(self) -> Callable[..., TaskResult]:
+        alone = PureTask(self._tasks[0], self.group.layout)
+
+        def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+            return alone(row, buffers, batch)
+
+        return compiled(run)
 
     def resized(self) -> None:
         """Wrap every learner's module as a learning task."""

@@ -1,9 +1,10 @@
 """All learners in one vectorised learning task: `vmap` over the replica matrix, compiled."""
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.eager import Eager
 from bow.engine.random import task_random
-from bow.engine.task import Batch, LearningTask, TaskResult, compiled, pure_task
+from bow.engine.sgd_round import SgdRound, fits
+from bow.engine.task import Batch, LearningTask, Metrics, PureTask, compiled
 from bow.errors import BowError
 from bow.replica import LearnerGroup, buffer_slots
 from bow.seeds import derive_seed
-from bow.sync import Synchroniser
+from bow.sync import SMA, Synchroniser
 
 
 class Fused(Engine):
@@ -33,7 +35,7 @@ class Fused(Engine):
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
         super().__init__(group, sync, settings)
         self._in_turn = Eager(group, sync, dataclasses.replace(settings, compile=False))
-        self._levels: list[tuple[str, Callable[..., TaskResult]]] = []
+        self._levels: list[tuple[str, Callable[..., tuple[Tensor, Tensor, Metrics]]]] = []
         self._reasons: list[str] = []
         self._build()
 
@@ -47,6 +49,20 @@ class Fused(Engine):
         self._in_turn.resized()
         if self._levels:
             self._build()
+
+    def learn_and_step(self, batches: Batches, due: bool) -> Outcome:
+        """Run the whole round in one region where optimizer and synchroniser are of the kind that fits."""
+        stacked = stack_batches(batches) if self._whole_round is not None else None
+        if stacked is None or self._whole_round is None:
+            return super().learn_and_step(batches, due)
+        try:
+            with self._random():
+                return self._whole_round(self._stacked_buffers(), stacked, due)
+        except BowError:
+            raise
+        except Exception:
+            self._whole_round = None  # whatever is wrong, the way in parts finds out and tells
+            return super().learn_and_step(Stacked(stacked), due)
 
     def learn(self, batches: Batches) -> Outcome:
         """Run all learning tasks at once, or in turn where that is impossible."""
@@ -64,16 +80,17 @@ class Fused(Engine):
         return outcome
 
     def _learn_together(self, batch: Batch) -> Outcome:
-        if self._buffers_moved:
-            self._stack_buffers()
         matrix = self.group.matrix
+        with self._random():
+            run = self._levels[0][1]
+            loss, finite, metrics = run(matrix.weights, matrix.gradients, self._stacked_buffers(), batch)
+        return Outcome(loss, finite, [True] * len(self.group), metrics)
+
+    @contextlib.contextmanager
+    def _random(self) -> Iterator[None]:
         with task_random(self.group.device) as generator:
             generator.manual_seed(derive_seed(self.settings.seed, self.round_index))
-            result = self._levels[0][1](matrix.weights, self._buffers, batch)
-        matrix.gradients.copy_(result.gradient)
-        for name, buffer in result.buffers.items():
-            self._buffers[name].copy_(buffer)
-        return Outcome(result.loss, result.finite, [True] * len(self.group), result.metrics)
+            yield
 
     def _fall_back(self, error: Exception, batch: Batch) -> None:
         """Take the next level down. An error that `eager` has too is the user's, and is raised there."""
@@ -90,17 +107,27 @@ class Fused(Engine):
     def _build(self) -> None:
         group = self.group
         task = LearningTask(group.learners[0].module, self.settings.step, group.device, self.settings.precision)
-        together = torch.vmap(pure_task(task, group.layout), randomness="different")
+        together = torch.vmap(PureTask(task, group.layout), randomness="different")
 
-        def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
-            return together(rows, buffers, batch)
+        def run(
+            rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
+        ) -> tuple[Tensor, Tensor, Metrics]:
+            result = together(rows, buffers, batch)
+            gradients.copy_(result.gradient)
+            for name, buffer in result.buffers.items():
+                buffers[name].copy_(buffer)
+            return result.loss, result.finite, result.metrics
 
         self._levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
+        whole = fits(group, self.sync, self.settings)
+        self._whole_round = SgdRound(group, cast(SMA, self.sync), together) if whole else None
         self._buffers: dict[str, Tensor] = {}
         self._buffers_moved = True
 
-    def _stack_buffers(self) -> None:
-        """Give the learners' buffers one tensor each, of which every learner's module sees its row."""
+    def _stacked_buffers(self) -> dict[str, Tensor]:
+        """The learners' buffers as one tensor each, of which every learner's module sees its row."""
+        if not self._buffers_moved:
+            return self._buffers
         slots = [dict(buffer_slots(learner.module)) for learner in self.group.learners]
         self._buffers = {}
         for name in slots[0]:
@@ -111,6 +138,7 @@ class Fused(Engine):
                 for row, (owner, key) in zip(self._buffers[name], owners, strict=True):
                     owner._buffers[key] = row
         self._buffers_moved = False
+        return self._buffers
 
 
 def stack_batches(batches: Batches) -> Batch | None:

@@ -95,26 +95,32 @@ class TaskResult(NamedTuple):
     buffers: dict[str, Tensor]
 
 
-def pure_task(task: LearningTask, layout: ParameterLayout) -> Callable[..., TaskResult]:
+class PureTask:
     """The learning task as a function of tensors alone, fit for `vmap` and `torch.compile`.
 
-    Returns:
-        `run(row, buffers, batch)`, with the buffers after the forward pass among its results.
+    Args:
+        task: the learning task of any learner; its own parameters and buffers are not used.
+        layout: how a row is cut into parameters.
     """
 
-    def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
-        def forward(row: Tensor) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
-            parameters = {f"model.{name}": view for name, view in layout.views(row).items()}
-            written = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
-            loss, metrics = functional_call(task, (parameters, written), (batch,))
-            detached = {name: value.detach() for name, value in metrics.items()}
-            return loss, (detached, {name.removeprefix("model."): b for name, b in written.items()})
+    def __init__(self, task: LearningTask, layout: ParameterLayout) -> None:
+        self._task = task
+        self._layout = layout
 
-        gradient, (loss, (metrics, after)) = grad_and_value(forward, has_aux=True)(row)
+    def __call__(self, row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+        """Differentiate the loss in the row; the buffers after the forward pass are among the results."""
+        gradient, (loss, (metrics, after)) = grad_and_value(self._forward, has_aux=True)(row, buffers, batch)
         finite = torch.isfinite(loss) & torch.isfinite(gradient.sum())
         return TaskResult(gradient, loss, finite, metrics, after)
 
-    return run
+    def _forward(
+        self, row: Tensor, buffers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
+        parameters = {f"model.{name}": view for name, view in self._layout.views(row).items()}
+        written = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
+        loss, metrics = functional_call(self._task, (parameters, written), (batch,))
+        detached = {name: value.detach() for name, value in metrics.items()}
+        return loss, (detached, {name: written[f"model.{name}"] for name in buffers})
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,13 +128,12 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the
     process, with one it raises. Large operators (convolution, matrix product) keep their own threads.
+
+    Only the tensors that go in are guarded: checking every attribute of the model in every round takes longer than
+    a tiny learning task. The modules are bow's own copies, which nobody else changes.
     """
-    return torch.compile(_with_own_code(function), dynamic=False, options={"cpp.threads": 1})
-
-
-def compiled_task(task: LearningTask, layout: ParameterLayout) -> Callable[..., TaskResult]:
-    """The learning task of one learner, compiled; all learners can share it."""
-    return compiled(pure_task(task, layout))
+    options = {"cpp.threads": 1, "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+    return torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

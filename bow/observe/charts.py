@@ -146,7 +146,7 @@ class Chart:
         if self.x.zero:
             axes.set_xlim(left=0)
         if self.y.zero:
-            axes.set_ylim(0, 1.15 * max(value for _, value in self.points))
+            axes.set_ylim(0, 1.15 * max(value for _, value in self.points) or 1)
 
     def _ratio(self) -> float:
         """Largest by smallest value, 1 where a logarithmic axis is out of the question."""
@@ -171,11 +171,11 @@ def thin(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     return [_mean(points[begin:end]) for begin, end in pairwise(edges)]
 
 
-def _number(value: float, _: int | None = None) -> str:
+def _number(value: float, _: float = 0) -> str:
     return f"{value:,.6g}"
 
 
-def _percent(value: float, _: int | None = None) -> str:
+def _percent(value: float, _: float = 0) -> str:
     return f"{100 * value:.6g} %"
 
 
@@ -189,4 +189,5 @@ def _inline(document: str, title: str) -> str:
     opening, rest = element.split(">", 1)
     view_box = opening[opening.index('viewBox="') :].split('"')[1]
     attributes = f'viewBox="{view_box}" role="img" aria-label="{html.escape(title)}"'
-    return f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {attributes}>{rest}'
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return f"<svg {names} {attributes}>{rest}"

@@ -39,7 +39,13 @@ def _metric(records: Sequence[Record], name: str, clock: Clock, settings: Mappin
     points = _points(records, clock, "epoch", name)
     words = name.replace("_", " ")
     y = Axis(percent=is_share(name))
-    return Chart(f"{words[:1].upper()}{words[1:]} over {clock.name}", [Series(name, points)], clock.axis, y, target=_target(settings, name))
+    return Chart(
+        f"{words[:1].upper()}{words[1:]} over {clock.name}",
+        [Series(name, points)],
+        clock.axis,
+        y,
+        target=_target(settings, name),
+    )
 
 
 def _loss(records: Sequence[Record], clock: Clock, settings: Mapping[str, str]) -> Chart:

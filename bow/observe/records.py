@@ -126,7 +126,7 @@ def continuous(records: Sequence[Record]) -> list[Record]:
         reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
         began = min((record.get("time_s", 0.0) for record in attempt[1:]), default=reached)
         offset = reached if began < reached else 0.0
-        kept += [{**record, "time_s": record.get("time_s", 0.0) + offset} for record in attempt]
+        kept += [{**record, "time_s": max(reached, record.get("time_s", 0.0) + offset)} for record in attempt]
     return kept
 
 

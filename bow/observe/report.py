@@ -89,7 +89,7 @@ class Report:
         """The latest value of every field."""
         latest: dict[str, Any] = {}
         for record in self.records:
-            latest |= record
+            latest |= {name: value for name, value in record.items() if value is not None}
         return latest
 
     @property

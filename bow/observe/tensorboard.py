@@ -23,9 +23,7 @@ class TensorBoardLogger:
 
     def __init__(self, dir: str | Path | None = None) -> None:
         if importlib.util.find_spec("tensorboard") is None:
-            raise MissingDependencyError(
-                "logger tensorboard needs the package tensorboard; pip install tensorboard"
-            )
+            raise MissingDependencyError("logger tensorboard needs the package tensorboard; pip install tensorboard")
         self.dir = dir
         self._writer: SummaryWriter | None = None
 

@@ -69,6 +69,10 @@ class WandbLogger:
             self._run.finish()
 
     def _open(self, record: Record) -> "Run":
+        if self.mode == "offline":
+            # wandb reports on its own doings even then, and where a network swallows the report it holds
+            # up the end of the process for 10 s (wandb 0.31). It reads this variable when it is imported.
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         directory = Path(self.dir or _run_dir(record))

@@ -1,0 +1,77 @@
+"""The command `bow`.
+
+Every subcommand lives in a file of its own that is imported when it runs, so that help comes at once. A user's
+mistake is one sentence on standard error and exit status 2.
+"""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from bow.cli.suggestion import suggestion
+from bow.errors import BowError, SettingError
+
+USAGE = """\
+usage: bow COMMAND [ARGUMENTS]
+
+  bow train [NAME=VALUE ...] [-m]   train a model; without arguments LeNet on handwritten digits
+  bow report RUN_DIR                write the report of a run, finished or not
+  bow doctor [NAME=VALUE ...]       what this machine can run, and whether these settings would fit
+  bow bench NAME [NAME=VALUE ...]   run a benchmark
+
+bow COMMAND --help says more. bow --version prints the version.
+"""
+COMMANDS = {"train": "training", "report": "report", "doctor": "diagnosis", "bench": "benchmark"}
+MISTAKE = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        arguments: the words behind `bow`; None: those that the process was started with.
+
+    Returns:
+        The exit status: 0, 2 for a user's mistake, 130 when interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return _run(words)
+        except BowError as error:
+            print(f"bow: {_one_line(error)}", file=sys.stderr)
+            return MISTAKE
+        except KeyboardInterrupt:
+            print("bow: interrupted", file=sys.stderr)
+            return INTERRUPTED
+        except BrokenPipeError:
+            # The reader of our output is gone, as in `bow train | head`; nothing more can be said to it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+
+
+def _run(words: list[str]) -> int:
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if command in ("-V", "--version"):
+        print(f"bow {importlib.import_module('bow').__version__}")
+        return 0
+    if command not in COMMANDS:
+        raise SettingError(f"{command!r} is not a command; {suggestion(command, COMMANDS)}")
+    module = importlib.import_module(f"bow.cli.{COMMANDS[command]}")
+    status: int = module.run(rest)
+    return status
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"bow: warning: {_one_line(message)}", file=sys.stderr)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())

@@ -1,0 +1,154 @@
+"""From settings, which are plain values, to the arguments of `bow.train`, which are objects."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bow
+from bow.cli.checking import check_arguments, shown
+from bow.cli.composition import Composition, compose
+from bow.cli.objects import all_made, called, factory, imported, made
+from bow.cli.suggestion import suggestion
+from bow.data import DataSplits
+from bow.errors import SettingError
+from bow.models import sequence_cross_entropy
+from bow.training.metrics import Accuracy
+
+AUTO = "auto"
+METRICS: dict[str, Callable[[], Any]] = {"accuracy": Accuracy}
+
+
+def recipe(name: str, *overrides: str) -> dict[str, Any]:
+    """The arguments of `bow.train` for a recipe.
+
+    Args:
+        name: a file of `conf/recipe`, such as `"lenet"`.
+        *overrides: as on the command line, such as `"learners=2"`.
+
+    Raises:
+        BowError: the recipe does not exist, an override is wrong, or its data are missing.
+
+    Example:
+        >>> arguments = recipe("lenet", "learners=2")
+        >>> arguments["learners"]
+        2
+    """
+    return build(compose([f"recipe={name}", *overrides]))
+
+
+def build(composition: Composition) -> dict[str, Any]:
+    """The arguments of `bow.train` for composed settings. The data are read; the model is not built yet.
+
+    Raises:
+        BowError: a setting that does not exist or has a wrong value, or data that are missing.
+    """
+    if composition.given("epochs") and composition.given("steps"):
+        epochs, steps = composition.settings["epochs"], composition.settings["steps"]
+        raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
+    settings = dict(composition.settings)
+    objects = {key: settings.pop(key, None) for key in OBJECTS}
+    check_arguments(bow.train, settings)
+    arguments = {key: build_one(objects[key]) for key, build_one in BUILDERS.items()}
+    splits = _data(objects["data"])
+    return (
+        settings
+        | arguments
+        | {
+            "model": _model(objects["model"], splits, composition.choices),
+            "data": splits.train,
+            "loss": None if objects["step"] else _loss(objects["loss"], splits),
+            "validation": _validation(objects["validation"], splits),
+        }
+    )
+
+
+def _data(settings: Any) -> DataSplits:
+    splits = made(settings, "data")
+    if not isinstance(splits, DataSplits):
+        raise SettingError(f"data must be a function that returns DataSplits, got a {type(splits).__name__}")
+    return splits
+
+
+def _model(settings: Any, splits: DataSplits, choices: Mapping[str, str]) -> Callable[[], nn.Module]:
+    facts = _facts(splits)
+    filled = dict(settings) if isinstance(settings, Mapping) else settings
+    for name in [name for name in filled or () if filled[name] == AUTO]:
+        if name not in facts:
+            raise SettingError(
+                f"model={choices.get('model')} needs {name}, which data={choices.get('data')} does not have; choose"
+                f" other data or another model, or set model.{name}"
+            )
+        filled[name] = facts[name]
+    build_model: Callable[[], nn.Module] = factory(filled, "model")
+    # Built once to see that it can be: bow.train builds it under the seed of the run.
+    with torch.random.fork_rng(devices=[]):
+        called(build_model, "model")
+    return build_model
+
+
+def _facts(splits: DataSplits) -> dict[str, int]:
+    """What a model has to know about the data, under the names that models have for it."""
+    inputs = splits.train[0]
+    facts = {"classes": splits.classes}
+    if inputs.is_floating_point():
+        facts["in_features"] = inputs[0].numel()
+    if inputs.dim() == 4:
+        facts |= {"channels": inputs.shape[1], "size": inputs.shape[-1]}
+    if inputs.dim() == 2 and not inputs.is_floating_point():
+        facts |= {"vocabulary": splits.classes, "context": inputs.shape[1]}
+    return facts
+
+
+def _loss(setting: Any, splits: DataSplits) -> Callable[[Any, Any], Tensor]:
+    if setting != AUTO:
+        loss: Callable[[Any, Any], Tensor] = imported(setting, "loss")
+        return loss
+    targets = splits.train[1]
+    if targets.is_floating_point():
+        return nn.functional.mse_loss
+    return nn.functional.cross_entropy if targets.dim() == 1 else sequence_cross_entropy
+
+
+def _validation(setting: Any, splits: DataSplits) -> Any:
+    if setting == AUTO:
+        return splits.validation
+    if setting in (None, False):
+        return None
+    raise SettingError(f"validation must be auto (the held-out part of the data) or null, got {shown(setting)}")
+
+
+def _metrics(settings: Any) -> tuple[Any, ...]:
+    return tuple(_metric(setting) for setting in settings or ())
+
+
+def _metric(setting: Any) -> Any:
+    if isinstance(setting, Mapping):
+        return made(setting, "metrics")
+    if setting not in METRICS:
+        raise SettingError(f"metrics={shown(setting)} does not exist; {suggestion(str(setting), METRICS)}")
+    return METRICS[setting]()
+
+
+def _optimizer(settings: Any) -> Callable[..., Any]:
+    optimizer = factory(settings, "optimizer")
+    called(optimizer, "optimizer", [nn.Parameter(torch.zeros(1))])
+    return optimizer
+
+
+def _optional(key: str, make: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
+    return lambda settings: None if settings is None else make(settings, key)
+
+
+BUILDERS: dict[str, Callable[[Any], Any]] = {
+    "step": _optional("step", imported),
+    "optimizer": _optimizer,
+    "sync": lambda settings: made(settings, "sync"),
+    "lr_scheduler": _optional("lr_scheduler", factory),
+    "metrics": _metrics,
+    "callbacks": lambda settings: all_made(settings or (), "callbacks"),
+    "loggers": lambda settings: all_made(settings or (), "loggers"),
+}
+OBJECTS = ("model", "data", "loss", "validation", *BUILDERS)
+"""Keys whose values are descriptions of objects; all others are passed on as they are."""

@@ -1,0 +1,269 @@
+"""From what stands on the command line to plain settings: the one file that knows hydra.
+
+Hydra composes `conf/config.yaml`, the chosen groups, the recipe and the overrides. What leaves this file are
+dictionaries, lists, strings and numbers, and every mistake leaves it as one sentence.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bow.cli.suggestion import suggestion
+from bow.errors import SettingError
+
+CONFIG = "config"
+SEARCH_PATH = "hydra.searchpath"
+MANY = ("logger",)
+"""Groups of which several options can be chosen at once."""
+MISTAKES = (HydraException, OmegaConfBaseException, ValueError)
+"""What hydra raises when it cannot carry out what the user wrote."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The settings of one run.
+
+    Args:
+        settings: every key of `conf/config.yaml` and every group, as plain values.
+        choices: which option of each group was taken.
+        overrides: what the command line said, as it said it.
+    """
+
+    settings: dict[str, Any]
+    choices: dict[str, str]
+    overrides: tuple[str, ...]
+
+    def given(self, key: str) -> bool:
+        """Whether the command line set this key itself."""
+        return any(override.lstrip("+~").split("=")[0] == key for override in self.overrides)
+
+
+def compose(overrides: Sequence[str]) -> Composition:
+    """Compose the settings of one run.
+
+    A group that the command line chooses comes without what the recipe says about that group: values that suit
+    the recipe's own optimizer mean nothing to another one.
+
+    Args:
+        overrides: hydra's grammar: `learners=4`, `model=mlp`, `sync.mu=0.5`.
+
+    Raises:
+        SettingError: an override cannot be read, or names something that does not exist.
+    """
+    with _hydra():
+        parsed = _parse(overrides)
+        _refuse_doubtful(parsed)
+        lines = [_line(override) for override in parsed]
+        config = _compose(lines)
+        choices = _choices(config)
+        if foreign := _foreign_to_recipe(parsed, choices):
+            base = _compose([*_as_overrides(choices, lines), *_without_recipe(lines)])
+            for group in foreign:
+                config[group] = base[group]
+        return Composition(_plain(config), choices, tuple(overrides))
+
+
+def sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of every run of a sweep: `learners=1,2` and `seed=range(3)` make six runs.
+
+    Args:
+        overrides: as for `compose`, with any number of `a,b`, `choice(...)`, `range(...)` and `glob(...)`.
+
+    Raises:
+        SettingError: an override cannot be read.
+    """
+    with _hydra():
+        axes = [
+            [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+            if override.is_sweep_override()
+            else [line]
+            for line, override in zip(overrides, _parse(overrides), strict=True)
+        ]
+        return [list(run) for run in itertools.product(*axes)]
+
+
+def options() -> dict[str, list[str]]:
+    """The options of every group."""
+    with _hydra():
+        return {group: _options(group) for group in _groups()}
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("bow.conf", version_base="1.3"):
+        yield
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    return [_parse_one(override) for override in overrides]
+
+
+def _parse_one(override: str) -> Override:
+    if override.startswith("-"):
+        raise SettingError(
+            f"{override} is not an option of this command; settings are written NAME=VALUE, such as learners=4"
+        )
+    if override.find("=") < 1 and not override.startswith("~"):
+        homes = [group for group in ("recipe", *_groups()) if override in _options(group)]
+        example = f"did you mean {homes[0]}={override}?" if homes else "write NAME=VALUE, such as learners=4"
+        raise SettingError(f"{override!r} is not a setting; {example}")
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    try:
+        return parser.parse_override(override)
+    except MISTAKES:
+        raise SettingError(
+            f"{override} cannot be read; write NAME=VALUE, close every bracket and quote, and put quotes around"
+            " values with special characters, such as 'run_dir=\"my runs\"'"
+        ) from None
+
+
+def _refuse_doubtful(parsed: Sequence[Override]) -> None:
+    """Refuse what hydra would accept silently although it cannot be what is meant."""
+    counts = Counter(override.get_key_element().lstrip("+") for override in parsed)
+    for override in parsed:
+        key, line = override.key_or_group, override.input_line
+        if counts[override.get_key_element().lstrip("+")] > 1:
+            values = " and ".join(str(other.input_line) for other in parsed if other.key_or_group == key)
+            raise SettingError(f"{key} is given more than once, {values}; keep one of them")
+        if override.is_sweep_override():
+            raise SettingError(f"{line} is a sweep over several values; add -m to run them one after another")
+        if key.startswith("hydra") and key != SEARCH_PATH:
+            raise SettingError(
+                f"{line} has no effect, because bow sets hydra up itself; remove it, and set run_dir=DIR to say"
+                " where a run leaves its files"
+            )
+        if key in _groups() and not override.is_delete():
+            _check_choice(key, override)
+
+
+def _check_choice(group: str, override: Override) -> None:
+    value, line = override.value(), override.input_line
+    if isinstance(value, dict):
+        raise SettingError(f"{line} does not choose an option of {group}; write {group}.NAME=VALUE for its settings")
+    if isinstance(value, list) and group not in MANY:
+        raise SettingError(f"{line} chooses several options of {group}, which takes one; choose one of them")
+    if value is None:
+        raise SettingError(f"{line} chooses nothing; choose one of {', '.join(_options(group))}")
+
+
+def _line(override: Override) -> str:
+    """The override as hydra gets it: what is under a key that is empty by default has to be forced."""
+    line = str(override.input_line)
+    return f"++{line}" if override.key_or_group.startswith("target.") and not line.startswith(("+", "~")) else line
+
+
+def _compose(lines: Sequence[str]) -> DictConfig:
+    try:
+        return hydra_compose(CONFIG, overrides=list(lines), return_hydra_config=True)
+    except MissingConfigException as error:
+        raise _missing_option(error, lines) from None
+    except MISTAKES as error:
+        raise _rejected(error, lines) from None
+
+
+def _missing_option(error: MissingConfigException, lines: Sequence[str]) -> SettingError:
+    group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    if not group:
+        return SettingError(f"the configuration cannot be found: {_first_line(error)}")
+    return SettingError(f"{group}={option} does not exist; {suggestion(option, error.options or [])}")
+
+
+def _rejected(error: Exception, lines: Sequence[str]) -> SettingError:
+    """Find the override that hydra objects to: the first that does not compose with the groups alone."""
+    groups = [line for line in lines if _parse_one(line).key_or_group in _groups()]
+    for line in lines:
+        try:
+            hydra_compose(CONFIG, overrides=[*groups, *([] if line in groups else [line])])
+        except MISTAKES as reason:
+            return _explain(_parse_one(line), reason, groups)
+    return SettingError(f"these settings cannot be combined: {_first_line(error)}")
+
+
+def _explain(override: Override, reason: Exception, groups: Sequence[str]) -> SettingError:
+    key, line = override.key_or_group, str(override.input_line).removeprefix("++")
+    config = hydra_compose(CONFIG, overrides=list(groups), return_hydra_config=True)
+    known = set(_flat_keys(OmegaConf.to_container(config, resolve=False)))
+    if override.is_add() and key in known:
+        return SettingError(f"{line} adds a setting that exists; write {line.removeprefix('+')} to change it")
+    if key in known or key in _groups():
+        return SettingError(f"{line} cannot be used: {_first_line(reason)}")
+    return SettingError(f"{line} sets {key}, which does not exist; {_instead_of(key, known, _choices(config))}")
+
+
+def _instead_of(key: str, known: set[str], choices: Mapping[str, str]) -> str:
+    parent, _, name = key.rpartition(".")
+    if parent not in choices:
+        return suggestion(key, known, "bow train --help lists the settings")
+    siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent]
+    names = sorted(sibling for sibling in siblings if sibling != "_target_")
+    return suggestion(name, names, f"{parent}={choices[parent]} has {', '.join(names) or 'no settings'}")
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    try:
+        settings = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = error.full_key or "a setting"
+        raise SettingError(f"{key} cannot be resolved: {_first_line(error)}; correct what stands in ${{}}") from None
+    assert isinstance(settings, dict)
+    return {str(key): value for key, value in settings.items()}
+
+
+def _choices(config: DictConfig) -> dict[str, str]:
+    return {group: option for group, option in config.hydra.runtime.choices.items() if "hydra" not in group}
+
+
+def _foreign_to_recipe(parsed: Sequence[Override], choices: Mapping[str, str]) -> list[str]:
+    """Groups of which the command line chose another option than the recipe did."""
+    chosen = {override.key_or_group for override in parsed} & choices.keys() - {"recipe", *MANY}
+    if not chosen or "recipe" not in choices:
+        return []
+    own = _choices(_compose([f"recipe={choices['recipe']}"]))
+    return [group for group in chosen if choices[group] != own[group]]
+
+
+def _as_overrides(choices: Mapping[str, str], lines: Sequence[str]) -> list[str]:
+    given = {_parse_one(line).key_or_group for line in lines} | {"recipe"}
+    return [f"{group}={option}" for group, option in choices.items() if group not in given]
+
+
+def _without_recipe(lines: Sequence[str]) -> list[str]:
+    return [*(line for line in lines if _parse_one(line).key_or_group != "recipe"), "recipe=none"]
+
+
+def _groups() -> list[str]:
+    loader = GlobalHydra.instance().config_loader()
+    names = loader.get_group_options("", ObjectType.GROUP)
+    return [name for name in names if name != "hydra" and not name.startswith("_")]
+
+
+def _options(group: str) -> list[str]:
+    return list(GlobalHydra.instance().config_loader().get_group_options(group))
+
+
+def _flat_keys(settings: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield f"{prefix}{key}"
+            yield from _flat_keys(value, f"{prefix}{key}.")
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).strip().split("\n")[0].rstrip(".")
+    return re.sub(r"^\w+ raised while resolving interpolation: ", "", line)

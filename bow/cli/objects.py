@@ -1,0 +1,92 @@
+"""Makes what a `_target_` in the configuration names."""
+
+import functools
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bow.cli.checking import check_arguments, shown
+from bow.errors import BowError, SettingError
+
+TARGET = "_target_"
+
+
+def imported(name: Any, key: str) -> Any:
+    """What a dotted name stands for, such as `torch.optim.SGD`.
+
+    Args:
+        name: the dotted name.
+        key: where it stands in the configuration, for the message.
+
+    Raises:
+        SettingError: nothing of this name can be imported, or it cannot be called.
+    """
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise SettingError(f"{key}={shown(name)} cannot be imported ({error}); write package.module.name") from None
+    if not callable(found):
+        raise SettingError(f"{key}={name} is of type {type(found).__name__}; name a function or a class")
+    return found
+
+
+def factory(settings: Any, key: str) -> Callable[..., Any]:
+    """The `_target_` with its arguments filled in, not yet called.
+
+    Args:
+        settings: `_target_` and the arguments of what it names. Lists become tuples.
+        key: where they stand in the configuration.
+
+    Raises:
+        SettingError: no `_target_`, or arguments that it does not take.
+    """
+    if not isinstance(settings, Mapping) or TARGET not in settings:
+        raise SettingError(f"{key}={shown(settings)} says nothing to make; write {{_target_: NAME, ...}}")
+    target = imported(settings[TARGET], f"{key}.{TARGET}")
+    arguments = {name: _argument(value, f"{key}.{name}") for name, value in settings.items() if name != TARGET}
+    check_arguments(target, arguments, prefix=f"{key}.")
+    return functools.partial(target, **arguments)
+
+
+def made(settings: Any, key: str, *arguments: Any) -> Any:
+    """The object that the `_target_` makes of its arguments.
+
+    Args:
+        settings: as for `factory`.
+        key: as for `factory`.
+        *arguments: further arguments that come before them.
+
+    Raises:
+        BowError: as for `factory`, or the object itself refuses its arguments.
+    """
+    return called(factory(settings, key), key, *arguments)
+
+
+def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
+    """The result of a function whose objections are the user's mistake.
+
+    Raises:
+        BowError: the function raised one, or a TypeError, ValueError or the like, which becomes one.
+    """
+    try:
+        return function(*arguments)
+    except BowError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingError(f"{key} cannot be made of these settings ({reason}); correct them") from error
+
+
+def all_made(settings: Any, key: str) -> tuple[Any, ...]:
+    """The objects of a list, or of the values of a mapping."""
+    if isinstance(settings, Mapping):
+        return tuple(made(value, f"{key}.{name}") for name, value in settings.items())
+    if not isinstance(settings, Iterable) or isinstance(settings, str):
+        raise SettingError(f"{key} must be a list, got {shown(settings)}; write [{{_target_: NAME, ...}}]")
+    return tuple(made(value, f"{key}[{index}]") for index, value in enumerate(settings))
+
+
+def _argument(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping) and TARGET in value:
+        return made(value, key)
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,24 @@
+"""The remedy for a misspelt name."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def suggestion(word: str, names: Iterable[str], otherwise: str | None = None) -> str:
+    """The nearest name as a question, or what there is to choose from.
+
+    Args:
+        word: what the user wrote.
+        names: what would have been right.
+        otherwise: said when no name is near; None: all names.
+
+    Example:
+        >>> suggestion("lenett", ["lenet", "mlp"])
+        'did you mean lenet?'
+        >>> suggestion("vgg", ["lenet", "mlp"])
+        'choose one of lenet, mlp'
+    """
+    known = sorted(names)
+    if near := difflib.get_close_matches(word, known, n=1):
+        return f"did you mean {near[0]}?"
+    return otherwise or f"choose one of {', '.join(known)}"

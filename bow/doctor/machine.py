@@ -1,0 +1,143 @@
+"""The machine: processor, memory, Python, torch, GPUs, compiler."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+CPUINFO = Path("/proc/cpuinfo")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device.
+
+    Attributes:
+        name: as the driver calls it.
+        capability: compute capability, such as `"9.0"`.
+        free_bytes: memory that nobody uses.
+        total_bytes: all of its memory.
+    """
+
+    name: str
+    capability: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is known about this machine.
+
+    Attributes:
+        python: version and where it lies.
+        system: operating system and architecture.
+        processor: its model name.
+        cores: cores that this process may use.
+        memory_bytes: memory that this process may use in all.
+        available_bytes: what of it is free.
+        torch: version, and what it is built for.
+        gpus: CUDA devices that torch can use.
+        gpu_problem: why a GPU that seems to be there cannot be used.
+        compiler: the C++ compiler that torch.compile would call; None without one.
+    """
+
+    python: str
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    available_bytes: int
+    torch: str
+    gpus: tuple[Gpu, ...]
+    gpu_problem: str | None
+    compiler: str | None
+
+
+def inspect_machine() -> Machine:
+    """Look at this machine. Takes a second where there is a GPU, for CUDA to start."""
+    total, available = memory()
+    gpus = _gpus()
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    return Machine(
+        python=f"{platform.python_version()}, {sys.executable}",
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=total,
+        available_bytes=available,
+        torch=f"{torch.__version__}, built for {build}",
+        gpus=gpus,
+        gpu_problem=None if gpus else _gpu_problem(),
+        compiler=_compiler(),
+    )
+
+
+def memory() -> tuple[int, int]:
+    """Memory of this machine, in all and free, in bytes; that of the container where it is limited to less."""
+    values = {}
+    if MEMINFO.exists():
+        lines = (line.split() for line in MEMINFO.read_text().splitlines())
+        values = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = values.get("MemTotal", pages)
+    available = values.get("MemAvailable", total)
+    limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
+    if limit is None or limit >= total:
+        return total, available
+    return limit, min(available, max(limit - (used or 0), 0))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not there, or the word "max"
+        return None
+
+
+def _processor() -> str:
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(_gpu(index) for index in range(torch.cuda.device_count()))
+
+
+def _gpu(index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return Gpu(properties.name, f"{properties.major}.{properties.minor}", free, total)
+
+
+def _gpu_problem() -> str | None:
+    if not (NVIDIA_DRIVER.exists() or shutil.which("nvidia-smi")):
+        return None
+    if torch.version.cuda is None:
+        return "an NVIDIA driver is installed, but this torch is built for the CPU only; install torch for CUDA"
+    return (
+        f"an NVIDIA driver is installed, but torch cannot use it with CUDA {torch.version.cuda}; update the driver,"
+        " or install a torch that is built for an older CUDA"
+    )
+
+
+def _compiler() -> str | None:
+    name = os.environ.get("CXX") or "g++"
+    path = shutil.which(name)
+    if path is None:
+        return None
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return (answer.stdout.splitlines() or [path])[0]
