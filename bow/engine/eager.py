@@ -28,44 +28,55 @@ class Eager(Engine):
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
         super().__init__(group, sync, settings)
-        self.resized()
-        self._compiled = self._compile() if settings.compile else None
-
-    def _compile(self) -> Callable[..., TaskResult]:
-        alone = PureTask(self._tasks[0], self.group.layout)
-
-        def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
-            return alone(row, buffers, batch)
-
-        return compiled(run)
+        self._in_turn = InTurn(group, settings)
 
     def resized(self) -> None:
-        """Wrap every learner's module as a learning task."""
-        self._tasks = [
-            LearningTask(learner.module, self.settings.step, self.group.device, self.settings.precision)
-            for learner in self.group.learners
-        ]
+        """Wrap the learners anew."""
+        self._in_turn.resized()
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks in turn."""
-        dtype = self.group.matrix.z.dtype
-        idle = torch.full((), torch.nan, dtype=dtype, device=self.group.device)
-        losses, metrics, active = [], [], []
-        with task_random(self.group.device) as generator:
-            for index, (learner, task) in enumerate(zip(self.group.learners, self._tasks, strict=True)):
+        return self._in_turn.learn(batches, self.round_index)
+
+
+class InTurn:
+    """Runs the learning tasks of a device one after another.
+
+    Args:
+        group: the learners.
+        settings: what their learning tasks have in common.
+    """
+
+    def __init__(self, group: LearnerGroup, settings: TaskSettings) -> None:
+        self._group = group
+        self._settings = settings
+        self.resized()
+        self._compiled = self._compile() if settings.compile else None
+
+    def resized(self) -> None:
+        """Wrap every learner's module as a learning task."""
+        device, settings = self._group.device, self._settings
+        modules = [learner.module for learner in self._group.learners]
+        self._tasks = [LearningTask(module, settings.step, device, settings.precision) for module in modules]
+
+    def learn(self, batches: Batches, round_index: int) -> Outcome:
+        """Run every learning task up to its gradient."""
+        group, dtype = self._group, self._group.matrix.z.dtype
+        losses = [torch.full((), torch.nan, dtype=dtype, device=group.device)] * len(group)
+        metrics: list[Metrics] = [{}] * len(group)
+        active = [False] * len(group)
+        with task_random(group.device) as generator:
+            for index, (learner, task) in enumerate(zip(group.learners, self._tasks, strict=True)):
                 batch = batch_of(batches, index)
-                active.append(batch is not None)
                 if batch is None:
                     learner.gradient.zero_()
-                    losses.append(idle)
-                    metrics.append({})
                     continue
-                generator.manual_seed(derive_seed(self.settings.seed, self.round_index, index))
-                loss, measured = self._learn_one(learner, task, batch)
-                losses.append(loss.to(dtype))
-                metrics.append(measured)
+                generator.manual_seed(derive_seed(self._settings.seed, round_index, index))
+                loss, metrics[index] = self._learn_one(learner, task, batch)
+                losses[index] = loss.to(dtype)
+                active[index] = True
         stacked = torch.stack(losses)
-        finite = torch.isfinite(stacked) & torch.isfinite(self.group.matrix.gradients.sum(1))
+        finite = torch.isfinite(stacked) & torch.isfinite(group.matrix.gradients.sum(1))
         return Outcome(stacked, finite, active, _stack_metrics(metrics))
 
     def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -73,7 +84,7 @@ class Eager(Engine):
             if self._compiled is not None:
                 return self._learn_compiled(learner, batch)
             with torch.enable_grad():
-                parameters = {f"model.{name}": view for name, view in self.group.layout.views(learner.row).items()}
+                parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
                 loss, metrics = functional_call(task, parameters, (batch,))
                 if not loss.requires_grad:
                     raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
@@ -92,6 +103,14 @@ class Eager(Engine):
         learner.gradient.copy_(result.gradient)
         load_buffers(learner.module, result.buffers)
         return result.loss, result.metrics
+
+    def _compile(self) -> Callable[..., TaskResult]:
+        alone = PureTask(self._tasks[0], self._group.layout)
+
+        def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+            return alone(row, buffers, batch)
+
+        return compiled(run)
 
 
 def batch_of(batches: Batches, learner: int) -> Batch | None:

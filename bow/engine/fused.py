@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
-from bow.engine.eager import Eager
+from bow.engine.eager import Eager, InTurn
 from bow.engine.random import task_random
 from bow.engine.sgd_round import SgdRound, fits
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, compiled
@@ -34,15 +34,15 @@ class Fused(Engine):
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
         super().__init__(group, sync, settings)
-        self._in_turn = Eager(group, sync, dataclasses.replace(settings, compile=False))
+        self._in_turn = InTurn(group, dataclasses.replace(settings, compile=False))
         self._levels: list[tuple[str, Callable[..., tuple[Tensor, Tensor, Metrics]]]] = []
-        self._reasons: list[str] = []
+        self._whole_round: SgdRound | None = None
         self._build()
 
     @property
     def description(self) -> str:
         """`fused`, `fused (not compiled)`, or `eager` after falling back."""
-        return self._levels[0][0] if self._levels else self._in_turn.name
+        return self._levels[0][0] if self._levels else Eager.name
 
     def resized(self) -> None:
         """Stack the buffers anew; the next round compiles for the new number of learners."""
@@ -67,16 +67,24 @@ class Fused(Engine):
     def learn(self, batches: Batches) -> Outcome:
         """Run all learning tasks at once, or in turn where that is impossible."""
         stacked = stack_batches(batches) if self._levels else None
-        while stacked is not None and self._levels:
+        failures: list[str] = []
+        outcome = None
+        while stacked is not None and self._levels and outcome is None:
             try:
-                return self._learn_together(stacked)
+                outcome = self._learn_together(stacked)
             except BowError:
                 raise
             except Exception as error:
-                self._fall_back(error, stacked)
-        self._in_turn.round_index = self.round_index
-        outcome = self._in_turn.learn(batches)
-        self._buffers_moved = True
+                name, _ = self._levels.pop(0)
+                reason = (str(error).strip().splitlines() or [""])[0]
+                failures.append(f"{name} does not work for this model ({type(error).__name__}: {reason})")
+        if outcome is None:  # an error that comes again here is the user's and is raised as it is
+            outcome = self._in_turn.learn(batches, self.round_index)
+            self._buffers_moved = True
+        for failure in failures:
+            message = f"{failure}; running {self.description}"
+            self._note("engine changed", message)
+            warnings.warn(message, stacklevel=5)
         return outcome
 
     def _learn_together(self, batch: Batch) -> Outcome:
@@ -91,18 +99,6 @@ class Fused(Engine):
         with task_random(self.group.device) as generator:
             generator.manual_seed(derive_seed(self.settings.seed, self.round_index))
             yield
-
-    def _fall_back(self, error: Exception, batch: Batch) -> None:
-        """Take the next level down. An error that `eager` has too is the user's, and is raised there."""
-        name, _ = self._levels.pop(0)
-        below = self.description
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        message = f"{name} does not work for this model ({type(error).__name__}: {reason}); running {below}"
-        if below == self._in_turn.name:
-            self._in_turn.round_index = self.round_index
-            self._in_turn.learn(Stacked(batch))
-        self._note("engine changed", message)
-        warnings.warn(message, stacklevel=2)
 
     def _build(self) -> None:
         group = self.group
@@ -157,4 +153,3 @@ def stack_batches(batches: Batches) -> Batch | None:
         if any(a.shape != b.shape for a, b in zip(leaves, first_leaves, strict=True)):
             return None
     return tree_map(lambda *tensors: torch.stack(tensors), *batches)
-

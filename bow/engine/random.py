@@ -9,10 +9,8 @@ import torch
 @contextlib.contextmanager
 def task_random(device: torch.device) -> Iterator[torch.Generator]:
     """Lend the default generator of a device to learning tasks and put its state back afterwards."""
-    if device.type == "cuda":
-        generator = torch.cuda.default_generators[device.index or 0]
-    else:
-        generator = torch.default_generator
+    on_gpu = device.type == "cuda"
+    generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
     state = generator.get_state()
     try:
         yield generator

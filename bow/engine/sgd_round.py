@@ -32,7 +32,6 @@ class SgdRound:
         self._group = group
         self._sync = sync
         self._together = together
-        self._settings = group.optimizer.optimizer.param_groups[0]
         z = group.matrix.z
         self._hyper = torch.zeros(len(HYPERPARAMETERS) + 2, dtype=z.dtype, device=z.device)
         self._hyper_values: tuple[float, ...] = ()
@@ -55,6 +54,12 @@ class SgdRound:
             z_prev.copy_(z)
             z.copy_(z_next)
         return Outcome(loss, finite, [True] * len(self._group), metrics)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The optimizer's only group; loading a state puts another dictionary in its place."""
+        settings: dict[str, Any] = self._group.optimizer.optimizer.param_groups[0]
+        return settings
 
     def _region(self, synchronise: bool) -> Callable[..., tuple[Tensor, Tensor, Metrics, Tensor]]:
         together, nesterov = self._together, self._settings["nesterov"]
@@ -91,7 +96,8 @@ class SgdRound:
     def _update_hyperparameters(self) -> None:
         learners = len(self._group)
         alpha = 1 / learners if self._sync.alpha is None else self._sync.alpha
-        values = (*(float(self._settings[name]) for name in HYPERPARAMETERS), alpha, self._sync.mu)
+        settings = self._settings
+        values = (*(float(settings[name]) for name in HYPERPARAMETERS), alpha, self._sync.mu)
         if values != self._hyper_values:
             self._hyper.copy_(torch.tensor(values, dtype=self._hyper.dtype))
             self._hyper_values = values

@@ -132,7 +132,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     Only the tensors that go in are guarded: checking every attribute of the model in every round takes longer than
     a tiny learning task. The modules are bow's own copies, which nobody else changes.
     """
-    options = {"cpp.threads": 1, "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+    options: dict[str, str | int | bool | Callable[..., Any]] = {
+        "cpp.threads": 1,
+        "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
+    }
     return torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
 
 
@@ -143,7 +146,10 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     trainings of one process (a sweep) would use up each other's variants.
     """
     assert isinstance(function, FunctionType)
-    copy = FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
-    return copy

@@ -1,7 +1,7 @@
 """What the central model's buffers are: batch-norm statistics averaged, everything else from learner 0."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from bow.errors import SettingError
 
 BufferPolicy: TypeAlias = Literal["average", "recalibrate", "first"]
+
+NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def check_policy(policy: str) -> None:
@@ -23,19 +25,20 @@ def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: Bu
     """Set the central model's buffers from those of the learners.
 
     `average` takes the mean of batch-norm statistics; values that are equal in all learners are copied, since
-    the floating-point mean of equal numbers may differ from them. Counters and all other buffers follow
-    learner 0, as they all do with `first` (and with `recalibrate`, until the statistics are measured anew).
+    the floating-point mean of equal numbers may differ from them. `recalibrate` leaves batch-norm statistics to the
+    function of that name. Counters and all other buffers follow learner 0, as they all do with `first`.
     """
-    averaged = _normalization_statistics(central) if policy == "average" else set()
+    averaged = _statistics(central, ("running_mean", "running_var")) if policy == "average" else set()
+    kept = _statistics(central, NORM_BUFFERS) if policy == "recalibrate" else set()
     owned = [dict(buffer_slots(learner)) for learner in learners]
     for name, (module, key) in buffer_slots(central):
-        source_module, source_key = owned[0][name]
-        first = source_module._buffers[source_key]
-        if first is None:
-            module._buffers[key] = None
+        if name in kept:
             continue
-        values = [o[name][0]._buffers[key] for o in owned] if name in averaged else []
-        _assign(module, key, _mean([v for v in values if v is not None]) if values else first)
+        values = [owner._buffers[k] for owner, k in (o[name] for o in owned)]
+        if values[0] is None:
+            module._buffers[key] = None
+        else:
+            _assign(module, key, _mean([v for v in values if v is not None]) if name in averaged else values[0])
 
 
 @torch.no_grad()
@@ -46,7 +49,7 @@ def recalibrate(central: nn.Module, forwards: Iterator[None]) -> None:
         central: the central model; its other modules stay in evaluation mode.
         forwards: an iterator that runs the central model on one batch of training data a step.
     """
-    norms = [m for m in central.modules() if _tracks_statistics(m)]
+    norms: list[Any] = [m for m in central.modules() if _tracks_statistics(m)]
     if not norms:
         return
     momenta = [m.momentum for m in norms]
@@ -69,7 +72,11 @@ def copy_buffers(source: nn.Module, target: nn.Module) -> None:
 
 def buffer_state(module: nn.Module) -> dict[str, Tensor]:
     """Copies of all buffers by name, those included that `state_dict` leaves out."""
-    return {name: buffer.clone() for name, (owner, key) in buffer_slots(module) if (buffer := owner._buffers[key]) is not None}
+    return {
+        name: buffer.clone()
+        for name, (owner, key) in buffer_slots(module)
+        if (buffer := owner._buffers[key]) is not None
+    }
 
 
 def load_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -83,13 +90,9 @@ def _tracks_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None
 
 
-def _normalization_statistics(model: nn.Module) -> set[str]:
-    return {
-        f"{prefix}.{key}".lstrip(".")
-        for prefix, module in model.named_modules()
-        if _tracks_statistics(module)
-        for key in ("running_mean", "running_var")
-    }
+def _statistics(model: nn.Module, keys: Sequence[str]) -> set[str]:
+    norms = ((prefix, module) for prefix, module in model.named_modules() if _tracks_statistics(module))
+    return {f"{prefix}.{key}".lstrip(".") for prefix, _ in norms for key in keys}
 
 
 def buffer_slots(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str]]]:

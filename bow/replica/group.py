@@ -20,8 +20,10 @@ from bow.replica.matrix import ReplicaMatrix
 from bow.replica.model import check_trainable, replicate
 from bow.replica.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
 
-MIN_CAPACITY = 64
-"""Rows reserved at least. On a CPU reserved memory costs nothing before it is written."""
+SPARE_ROWS = 64
+SPARE_BYTES = 2**30
+"""On a CPU, where reserved memory costs nothing before it is written, so many rows are reserved for learners that
+may come, within so many bytes. Elsewhere, and beyond that, there is room for twice the learners."""
 
 
 class Learner:
@@ -73,7 +75,9 @@ class LearnerGroup:
         self.device = device
         self.buffer_policy: BufferPolicy = buffers
         self.layout = ParameterLayout(template, groups)
-        capacity = max(2 * learners, MIN_CAPACITY) if device.type == "cpu" else 2 * learners
+        row_bytes = self.layout.row_length * trainable[0].element_size()
+        spare = min(SPARE_ROWS, SPARE_BYTES // row_bytes) if device.type == "cpu" else 0
+        capacity = max(2 * learners, spare)
         self.matrix = ReplicaMatrix(self.layout.row_length, capacity, trainable[0].dtype, device)
         self.layout.fill(self.matrix.z, template)
         self.optimizer = OptimizerRows(made, self.layout, self.matrix)
@@ -149,7 +153,7 @@ class LearnerGroup:
             "weights": self.matrix.weights.clone(),
             "z": self.matrix.z.clone(),
             "synchroniser": {name: tensor.clone() for name, tensor in self.matrix.state.items()},
-            "optimizer": self.optimizer.optimizer.state_dict(),
+            "optimizer": copy.deepcopy(self.optimizer.optimizer.state_dict()),
             "buffers": [buffer_state(learner.module) for learner in self.learners],
         }
 
@@ -171,4 +175,3 @@ class LearnerGroup:
             self.add()
         while len(self.learners) > learners:
             self.remove()
-

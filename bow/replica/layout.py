@@ -38,9 +38,9 @@ class Slot:
         stored = piece.view([self.shape[d] for d in self.order])
         return stored.permute([self.order.index(d) for d in range(len(self.shape))])
 
-    def flatten(self, parameter: Tensor) -> Tensor:
-        """The inverse of `view`: the parameter's elements in the order in which the row keeps them."""
-        return parameter.permute(self.order).reshape(-1)
+    def of(self, row: Tensor) -> Tensor:
+        """The parameter's view in a row."""
+        return self.view(row[self.offset : self.offset + self.numel])
 
 
 class ParameterLayout:
@@ -71,8 +71,8 @@ class ParameterLayout:
             for parameter in group:
                 if id(parameter) not in names:
                     raise OptimizerError(
-                        f"the optimizer updates a tensor of shape {tuple(parameter.shape)} that is not a parameter of the "
-                        "model; build its groups from the parameters that the factory is given"
+                        f"the optimizer updates a tensor of shape {tuple(parameter.shape)} that is not a parameter "
+                        "of the model; build its groups from the parameters that the factory is given"
                     )
                 slots.append(Slot(tuple(names[id(parameter)]), offset, parameter.shape, _memory_order(parameter)))
                 offset += parameter.numel()
@@ -87,7 +87,7 @@ class ParameterLayout:
 
     def views(self, row: Shaped[Tensor, " parameters"]) -> dict[str, Tensor]:
         """Views of a row by parameter name (one name for each tied set); differentiable in the row."""
-        pieces = row.split(self._sizes)
+        pieces = torch.split(row, self._sizes)
         return {slot.names[0]: slot.view(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 
     def fill(self, row: Shaped[Tensor, " parameters"], model: nn.Module) -> None:
@@ -99,6 +99,7 @@ class ParameterLayout:
 
 def _memory_order(parameter: Tensor) -> tuple[int, ...]:
     """Dimensions from the slowest to the fastest; logical order where the memory has gaps or overlaps."""
-    order = tuple(sorted(range(parameter.dim()), key=lambda d: (-parameter.stride(d), d)))
+    strides = parameter.stride()
+    order = tuple(sorted(range(parameter.dim()), key=lambda d: (-strides[d], d)))
     dense = parameter.permute(order).is_contiguous()
     return order if dense else tuple(range(parameter.dim()))

@@ -18,15 +18,22 @@ class ReplicaMatrix:
         capacity: the most learners that this device will hold.
         dtype: dtype of the parameters.
         device: where the rows live.
+
+    Raises:
+        SettingError: there is not enough memory.
     """
 
     def __init__(self, row_length: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
-        def reserve(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
         self.capacity = capacity
-        self._weights = reserve(capacity, row_length)
-        self._gradients = reserve(capacity, row_length)
+        try:
+            self._weights = torch.empty(capacity, row_length, dtype=dtype, device=device)
+            self._gradients = torch.empty_like(self._weights)
+        except RuntimeError as error:
+            gib = 2 * capacity * row_length * dtype.itemsize / 2**30
+            raise SettingError(
+                f"learners={capacity // 2} cannot be held: weights and gradients of {capacity} rows take "
+                f"{gib:.1f} GiB, more than there is; use fewer learners"
+            ) from error
         self._corrections: Tensor | None = None
         self.z: Float[Tensor, " parameters"] = torch.zeros(row_length, dtype=dtype, device=device)
         self.total: Float[Tensor, " parameters"] = torch.zeros_like(self.z)

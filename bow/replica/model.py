@@ -72,9 +72,7 @@ def replicate(
         ModelError: the model cannot be copied.
     """
     named = dict(template.named_parameters(remove_duplicate=False))
-    memo: dict[int, Any] = {
-        id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()
-    }
+    memo: dict[int, Any] = {id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()}
     for parameter in template.parameters():
         if id(parameter) not in memo and share_frozen:
             memo[id(parameter)] = _on_device(parameter, device)

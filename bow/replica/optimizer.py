@@ -9,6 +9,7 @@ LARS, LAMB, ...) is found out by a numerical probe and gets one tensor per param
 """
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -131,12 +132,12 @@ class OptimizerRows:
     def _cuts(self, group: int) -> list[Callable[[Tensor], Tensor]]:
         """How a row is cut for one optimizer group: whole, or parameter by parameter."""
         if self.elementwise:
-            part = self._layout.group_slices[group]
-            return [lambda row: row[part]]
-        return [
-            lambda row, slot=slot: slot.view(row[slot.offset : slot.offset + slot.numel])
-            for slot in self._layout.group_slots[group]
-        ]
+            return [functools.partial(_slice, part=self._layout.group_slices[group])]
+        return [slot.of for slot in self._layout.group_slots[group]]
+
+
+def _slice(row: Tensor, part: slice) -> Tensor:
+    return row[part]
 
 
 def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:

@@ -52,6 +52,7 @@ class Synchroniser(abc.ABC):
     """
 
     timing: ClassVar[Timing]
+
     def __init__(self, every: int = 1) -> None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise SettingError(f"every must be a whole number of rounds of at least 1, got {every!r}")

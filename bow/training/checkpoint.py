@@ -50,7 +50,9 @@ def find_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> Pa
         return None
     if resume == "auto":
         if run_dir is None:
-            raise SettingError('resume="auto" looks for checkpoints in run_dir, got run_dir=None; name the run directory')
+            raise SettingError(
+                'resume="auto" looks for checkpoints in run_dir, got run_dir=None; name the run directory'
+            )
         found = _checkpoints(Path(run_dir) / "checkpoints")
         return found[-1] if found else None
     path = Path(resume)

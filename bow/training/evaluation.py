@@ -35,19 +35,12 @@ class Evaluator:
         self._loss = loss
         self._metrics = metrics
         self._batch_size = batch_size
-        self._recalibration: tuple[Any, int | None] | None = None
         evaluation_batches(validation, batch_size)  # bad data are to be found now and not after an epoch
-
-    def recalibrate_on(self, data: Any, batch_size: int | None) -> None:
-        """Measure batch-norm statistics on these data before every evaluation."""
-        self._recalibration = (data, batch_size)
 
     @torch.no_grad()
     def __call__(self, replicas: Replicas) -> dict[str, float]:
         """Values by name: `loss` and each metric."""
         model = replicas.central
-        if self._recalibration is not None:
-            recalibrate_central(replicas, *self._recalibration)
         sums: dict[str, float] = {}
         count = 0
         applying: list[Metric] | None = None

@@ -151,7 +151,7 @@ class Replicas(nn.Module):
         return self._engine.round_index
 
     @property
-    def W(self) -> Shaped[Tensor, "learners parameters"]:  # noqa: N802 - the papers' symbol
+    def W(self) -> Shaped[Tensor, "learners parameters"]:
         """The replica matrix: one row of weights per learner, in the order of the optimizer's groups."""
         return self._group.matrix.weights
 
@@ -263,7 +263,7 @@ class Replicas(nn.Module):
         if self.learners != learners:
             self._engine.resized()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The central model's state, which loads into the plain model."""
         state: dict[str, Any] = self.central.state_dict(*args, **kwargs)
         return state

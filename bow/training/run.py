@@ -16,7 +16,7 @@ from bow.errors import SettingError
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import save_checkpoint
-from bow.training.evaluation import Evaluator
+from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.metrics import Metric, mean_of, reached
 from bow.training.replicas import Replicas
 from bow.training.result import Result
@@ -39,6 +39,7 @@ class Plan:
     metrics: Mapping[str, Metric]
     checkpoint_every: int | None
     evaluate: Evaluator | None
+    recalibrate_on: Any
     directory: RunDirectory
 
 
@@ -252,6 +253,8 @@ class Run:
         }
         self._epoch_losses = []
         self.replicas.settle()
+        if self._plan.recalibrate_on is not None:
+            recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size)
         values = {} if self._plan.evaluate is None else self._plan.evaluate(self.replicas)
         record.update(values)
         self._evaluated_round = self.round
@@ -269,7 +272,7 @@ class Run:
         missing = [name for name in target if name not in values]
         if missing:
             raise SettingError(
-                f"target names {missing[0]!r}, which the evaluation does not give; it gives {', '.join(values) or 'nothing'}"
+                f"target names {missing[0]!r}, which is not measured; choose from {', '.join(values) or 'nothing'}"
             )
         if target and reached(values, target, dict(self._plan.metrics)):
             self.time_to_target = self.elapsed_s

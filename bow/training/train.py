@@ -161,8 +161,6 @@ def train(
         seed=seed,
     )
     evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
-    if buffers == "recalibrate" and evaluator is not None:
-        evaluator.recalibrate_on(data, stream.batch_size)
     scheduler = None if lr_scheduler is None else lr_scheduler(replicas.optimizer)
     if run_dir is None and checkpoint is not None:
         run_dir = checkpoint.parent.parent
@@ -176,6 +174,7 @@ def train(
         metrics={metric.name: metric for metric in metrics},
         checkpoint_every=checkpoint_every,
         evaluate=evaluator,
+        recalibrate_on=data if buffers == "recalibrate" else None,
         directory=directory,
     )
     run = Run(replicas, stream, scheduler, plan, loggers, Progress(enabled=progress), Hooks(callbacks))
