@@ -1,0 +1,227 @@
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
+
+from bow.data import BatchStream, open_stream
+from bow.errors import DataError, SettingError
+
+
+class _Noisy(Dataset[tuple[Tensor, Tensor]]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(index), torch.rand(())
+
+
+class _Counting(IterableDataset[int]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+def _numbers(count: int = 10) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+def _loader(count: int = 10, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(_numbers(count), **{"batch_size": 4, "shuffle": True, **settings})
+
+
+def _batches(stream: BatchStream, learners: int = 1) -> list[list[int]]:
+    found = []
+    while (deal := stream.deal(learners)) is not None:
+        found += [batch[0].tolist() for batch in deal.batches if batch is not None]
+    return found
+
+
+def test_loader_keeps_its_batches_and_rounds_cross_epochs() -> None:
+    stream = open_stream(_loader(), epochs=2)
+    sizes, epochs = [], []
+    while (deal := stream.deal(2)) is not None:
+        assert not deal.stacked
+        assert deal.num_samples == sum(len(batch[0]) for batch in deal.batches)
+        sizes.append([len(batch[0]) for batch in deal.batches])
+        epochs.append(deal.epochs)
+    assert sizes == [[4, 4], [2, 4], [4, 2]]
+    assert epochs == [0, 1, 2]
+
+
+def test_last_round_may_be_short() -> None:
+    deal = open_stream(_loader(), epochs=1).deal(5)
+    assert deal is not None
+    assert [batch is None for batch in deal.batches] == [False, False, False, True, True]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    count=st.integers(1, 12),
+    batch_size=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+    learners=st.integers(1, 4),
+    stop_after=st.integers(0, 6),
+)
+def test_loader_streams_are_exact(count: int, batch_size: int, epochs: int, learners: int, stop_after: int) -> None:
+    def opened() -> BatchStream:
+        return open_stream(_loader(count, batch_size=batch_size), epochs=epochs, seed=7)
+
+    whole = _batches(opened())
+    samples = [sample for batch in whole for sample in batch]
+    for epoch in range(epochs):
+        assert sorted(samples[epoch * count : (epoch + 1) * count]) == list(range(count))
+    stream, resumed = opened(), opened()
+    for _ in range(stop_after):
+        stream.deal(learners)
+    resumed.load_state_dict(stream.state_dict())
+    left = resumed.rounds_left(2)
+    assert left == stream.rounds_left(2)
+    rest = _batches(stream, 2)
+    assert left == -(-len(rest) // 2)
+    assert _batches(resumed, 2) == rest == whole[stop_after * learners :]
+
+
+LOADERS = {
+    "random sampler": lambda: _loader(),
+    "own generator": lambda: _loader(generator=torch.Generator()),
+    "sampler's generator": lambda: _loader(
+        shuffle=False, sampler=RandomSampler(_numbers(), generator=torch.Generator())
+    ),
+    "worker": lambda: _loader(num_workers=1),
+}
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
+def test_shuffling_depends_on_seed_and_epoch_only(make: Any) -> None:
+    loader = make()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = _batches(open_stream(loader, epochs=2, seed=5))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert _batches(open_stream(loader, epochs=2, seed=5)) == first
+    assert _batches(open_stream(loader, epochs=2, seed=6)) != first
+    assert first[:3] != first[3:]
+
+
+def test_samplers_are_told_the_epoch() -> None:
+    loader = _loader(shuffle=False, sampler=DistributedSampler(_numbers(), num_replicas=1, rank=0))
+    batches = _batches(open_stream(loader, epochs=2))
+    assert batches[:3] != batches[3:]
+
+
+def test_a_used_stream_can_go_back() -> None:
+    stream = open_stream(_loader(), epochs=2)
+    stream.deal(1)
+    state = stream.state_dict()
+    rest = _batches(stream)
+    stream.load_state_dict(state)
+    stream.deal(1)
+    stream.load_state_dict(state)
+    assert _batches(stream) == rest
+
+
+def test_augmentation_goes_on_exactly_after_resuming() -> None:
+    def opened() -> BatchStream:
+        return open_stream(DataLoader(_Noisy(), batch_size=3, shuffle=True), epochs=3)
+
+    stream, resumed = opened(), opened()
+    for _ in range(6):
+        stream.deal(1)
+    torch.rand(5)
+    resumed.load_state_dict(stream.state_dict())
+    expected, found = stream.deal(2), resumed.deal(2)
+    assert expected is not None
+    assert found is not None
+    for one, other in zip(expected.batches, found.batches, strict=True):
+        assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("loader", "samples"),
+    [
+        (_loader(), 10),
+        (_loader(drop_last=True), 8),
+        (DataLoader(_numbers(), batch_sampler=[[0, 1], [2]]), None),
+        (DataLoader(_Counting(5), batch_size=2), None),
+    ],
+    ids=["plain", "drop_last", "batch_sampler", "iterable"],
+)
+def test_samples_per_epoch_is_what_the_loader_yields(loader: DataLoader[Any], samples: int | None) -> None:
+    assert open_stream(loader, steps=1).samples_per_epoch == samples
+
+
+def test_sampler_without_length_leaves_the_counts_unknown() -> None:
+    class Three(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter([0, 1, 2])
+
+    stream = open_stream(_loader(shuffle=False, sampler=Three()))
+    assert stream.samples_per_epoch is None
+    assert stream.rounds_left(1) is None
+    assert _batches(stream) == [[0, 1, 2]]
+
+
+def test_iterable_data_start_again_when_exhausted() -> None:
+    stream = open_stream(_Counting(5), batch_size=2, steps=4)
+    deals = [stream.deal(2) for _ in range(3)]
+    assert [[batch.tolist() for batch in deal.batches] for deal in deals if deal] == [
+        [[0, 1], [2, 3]],
+        [[4], [0, 1]],
+        [[2, 3], [4]],
+    ]
+    assert [deal.epochs for deal in deals if deal] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("data", [_Counting(5), DataLoader(_Counting(5))], ids=["dataset", "loader"])
+def test_iterable_data_need_steps(data: Any) -> None:
+    with pytest.raises(SettingError, match="set steps"):
+        open_stream(data)
+
+
+def test_contradicting_batch_size_is_refused() -> None:
+    with pytest.raises(SettingError, match="batch_size=8 contradicts the DataLoader's own batch_size=4"):
+        open_stream(_loader(), batch_size=8)
+
+
+@pytest.mark.parametrize("batch_size", [4, 16], ids=["its own", "the default"])
+def test_agreeing_batch_size_is_accepted(batch_size: int) -> None:
+    assert open_stream(_loader(), batch_size=batch_size).batch_size == 4
+
+
+def test_loader_without_batches_is_refused() -> None:
+    with pytest.raises(DataError, match="yields no batches"):
+        open_stream(_loader(3, drop_last=True)).deal(1)
+
+
+def test_batches_without_tensors_are_refused() -> None:
+    with pytest.raises(DataError, match="yields list without tensors"):
+        open_stream(DataLoader(_numbers(), collate_fn=lambda samples: ["a"])).deal(1)
+
+
+def test_position_beyond_a_shorter_epoch_is_refused() -> None:
+    stream = open_stream(_loader(20), epochs=2)
+    for _ in range(4):
+        stream.deal(1)
+    with pytest.raises(DataError, match="after 4 batches"):
+        open_stream(_loader(10), epochs=2).load_state_dict(stream.state_dict())
+
+
+def test_position_in_the_order_of_another_seed_is_refused() -> None:
+    with pytest.raises(SettingError, match="resume with seed=1"):
+        open_stream(_loader(), seed=2).load_state_dict(open_stream(_loader(), seed=1).state_dict())

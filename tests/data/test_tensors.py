@@ -1,0 +1,93 @@
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from bow.data import open_stream
+from bow.data.tensors import TensorSamples
+from bow.errors import DataError
+
+
+def _data() -> dict[str, object]:
+    numbers = torch.arange(24)
+    return {"pixels": numbers.float().view(24, 1, 1).expand(24, 2, 3), "extra": (numbers, -numbers)}
+
+
+def test_full_rounds_are_stacked() -> None:
+    deal = open_stream(_data(), batch_size=4, epochs=1).deal(3)
+    assert deal is not None
+    assert deal.stacked
+    assert deal.batches["pixels"].shape == (3, 4, 2, 3)
+    assert deal.batches["extra"][1].shape == (3, 4)
+
+
+def test_short_rounds_are_a_list() -> None:
+    stream = open_stream(_data(), batch_size=5, epochs=1)
+    stream.deal(3)
+    deal = stream.deal(3)
+    assert deal is not None
+    assert not deal.stacked
+    assert [batch["pixels"].shape[0] if batch else None for batch in deal.batches] == [5, 4, None]
+
+
+def test_leaves_stay_in_step() -> None:
+    deal = open_stream(_data(), batch_size=6, epochs=1).deal(2)
+    assert deal is not None
+    numbers, negated = deal.batches["extra"]
+    assert torch.equal(numbers, -negated)
+    assert torch.equal(numbers.float(), deal.batches["pixels"][..., 0, 0])
+
+
+def test_stacked_rounds_hold_the_batches_that_learners_get_one_by_one() -> None:
+    together = open_stream(_data(), batch_size=4).deal(3)
+    alone = open_stream(_data(), batch_size=4)
+    assert together is not None
+    for learner in range(3):
+        deal = alone.deal(1)
+        assert deal is not None
+        assert torch.equal(together.batches["pixels"][learner], deal.batches["pixels"][0])
+
+
+def test_tensor_dataset_gives_a_tuple_and_stacks() -> None:
+    inputs, targets = torch.randn(10, 2), torch.arange(10)
+    deal = open_stream(TensorDataset(inputs, targets), batch_size=2).deal(2)
+    assert deal is not None
+    assert deal.stacked
+    assert isinstance(deal.batches, tuple)
+    assert torch.equal(deal.batches[0], inputs[deal.batches[1]])
+
+
+def test_layouts_in_memory_do_not_matter() -> None:
+    images = torch.randn(12, 3, 4, 4)
+    plain, last = (open_stream(x, batch_size=3).deal(2) for x in (images, images.to(memory_format=torch.channels_last)))
+    assert plain is not None
+    assert last is not None
+    assert torch.equal(plain.batches, last.batches)
+
+
+def test_batches_carry_no_gradient() -> None:
+    deal = open_stream(torch.randn(8, 2, requires_grad=True), batch_size=2).deal(2)
+    assert deal is not None
+    assert not deal.batches.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(4)), r"equal first dimensions, got \[3, 4\]"),
+        (torch.zeros(0, 2), "0 samples"),
+        ((torch.zeros(3), torch.tensor(1.0)), r"shape \[\]"),
+        ((torch.zeros(3), torch.zeros(3, device="meta")), "one device, got cpu, meta"),
+    ],
+    ids=["lengths", "empty", "scalar", "devices"],
+)
+def test_tensors_that_do_not_fit_together_are_refused(data: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        TensorSamples(data)
+
+
+@pytest.mark.gpu
+def test_data_on_a_gpu_stay_there() -> None:
+    deal = open_stream(torch.arange(32, device="cuda"), batch_size=4, epochs=2).deal(4)
+    assert deal is not None
+    assert deal.batches.is_cuda
+    assert torch.equal(deal.batches.cpu(), open_stream(torch.arange(32), batch_size=4).deal(4).batches)  # type: ignore[union-attr]
