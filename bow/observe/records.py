@@ -68,7 +68,7 @@ def plain(value: Any) -> Any:
 
     Zero-dimensional tensors and arrays become numbers, larger ones their type and shape, numbers that are
     not finite None, functions and modules their name, `functools.partial` a call as one would write it, and
-    anything else its `str`.
+    anything else its `str`, or its class where that would be an address in memory.
 
     Example:
         >>> plain({"lr": float("nan"), "optimizer": functools.partial(dict, lr=0.1), "shape": (1, 8)})
@@ -84,7 +84,11 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(shape := getattr(value, "shape", None), tuple):
         return f"{type(value).__name__}{list(shape)}" if shape else plain(value.item())
-    return call_text(value) if callable(value) else str(value)
+    if callable(value):
+        return call_text(value)
+    # An address in memory says nothing to people and differs from run to run.
+    text = str(value)
+    return type(value).__qualname__ if " object at 0x" in text else text
 
 
 def call_text(function: Callable[..., Any]) -> str:

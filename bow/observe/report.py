@@ -135,7 +135,7 @@ class Report:
     def decisions(self) -> dict[str, str]:
         """What the record of the start says: what was asked for and what bow chose."""
         hidden = ("kind", "time_s", "run_dir")
-        return {name: _value_text(value) for name, value in self.start.items() if name not in hidden}
+        return {name: _fact_text(value) for name, value in self.start.items() if name not in hidden}
 
     @property
     def events(self) -> list[tuple[str, str, str, str]]:
@@ -205,12 +205,12 @@ class Report:
 
 
 def _event(record: Record) -> tuple[str, str, str, str]:
-    number = f"round {_value_text(record.get('round'))}"
+    number = f"round {_fact_text(record.get('round'))}"
     return duration_text(record.get("time_s", 0.0)), number, record.get("event", ""), record.get("message", "")
 
 
 def _row(record: Record, names: list[str]) -> list[str]:
-    position = [_value_text(record.get(name)) for name in POSITION]
+    position = [_fact_text(record.get(name)) for name in POSITION]
     values = [metric_text("loss", record.get("train_loss"))]
     values += [metric_text(name, record.get(name)) for name in names]
     rate = rate_text(record.get("samples_per_s")).removesuffix(" samples/s")
@@ -219,12 +219,19 @@ def _row(record: Record, names: list[str]) -> list[str]:
 
 
 def _value_text(value: Any) -> str:
-    """A setting: counts with their thousands apart, other numbers as short as they are exact."""
-    if value is None:
+    """A setting as the command line has it."""
+    if value is None or value == [] or value == {}:
         return "none"
-    if is_number(value):
-        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.10g}"
     return ", ".join(map(_value_text, value)) if isinstance(value, list) else str(value)
+
+
+def _fact_text(value: Any) -> str:
+    """A fact about the run: like a setting, but counts have their thousands apart."""
+    return count_text(value) if is_number(value) and isinstance(value, int) else _value_text(value)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

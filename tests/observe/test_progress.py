@@ -1,0 +1,89 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from bow.observe import Progress
+from bow.observe.progress import SHOWN_EVENTS
+
+
+def shown(records, *, terminal=False, enabled=True, width=200):
+    text = io.StringIO()
+    progress = Progress(enabled, Console(file=text, force_terminal=terminal, width=width))
+    for record in records:
+        progress.update(record)
+    progress.close()
+    return text.getvalue()
+
+
+def test_away_from_a_terminal_every_epoch_is_one_plain_line(records):
+    lines = shown(records(3)).splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith("epoch")] == [
+        "epoch 1/3",
+        "epoch 2/3",
+        "epoch 3/3",
+    ]
+    assert lines[1] == (
+        "epoch 1/3  train loss 0.3679  validation loss 0.4179  accuracy 50.00 %  1,001 samples/s  2 learners  1.0 s"
+    )
+    assert len(lines) == 3 + 1 + 1  # three epochs, one event, the end
+
+
+def test_the_end_says_what_came_out(records):
+    assert shown(records(3)).splitlines()[-1] == (
+        "trained on 4,311 samples in 3.1 s (1,234 samples/s): loss 0.09979, accuracy 87.50 %;"
+        " target reached after 2.0 s"
+    )
+
+
+def test_plain_lines_hold_no_control_characters_and_are_not_wrapped(records):
+    text = shown(records(3), width=40)
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 5
+
+
+def test_a_run_without_validation_shows_the_training_loss_only(records):
+    _, first, *_, last = shown(records(2, validation=False)).splitlines()
+    assert first == "epoch 1/2  train loss 0.3679  1,001 samples/s  2 learners  1.0 s"
+    assert last.startswith("trained on 2,874 samples in 2.1 s (1,234 samples/s);")
+
+
+@pytest.mark.parametrize(
+    "text", ["accuracy 87.50 %", "3 learners", "1,003 samples/s", "loss 0.04979", "100 %", "0:00:0"]
+)
+def test_on_a_terminal_a_bar_says_everything(records, text):
+    assert text in shown(records(3), terminal=True)
+
+
+def test_the_bar_counts_samples(records):
+    unfinished = records(4, finished=False)
+    assert " 75 %" in shown([unfinished[0], next(r for r in unfinished if r.get("epoch") == 3)], terminal=True)
+
+
+def test_the_bar_counts_rounds_where_steps_are_the_limit(records):
+    start = {**records()[0], "epochs": 1, "steps": 200, "rounds": 200}
+    at_half = {**records()[1], "round": 100}
+    assert " 50 %" in shown([start, at_half], terminal=True)
+
+
+def test_of_many_events_the_first_ones_are_shown():
+    event = {"kind": "event", "time_s": 1.0, "round": 7, "event": "learner restarted", "message": "learner 1"}
+    lines = shown([event] * 20).splitlines()
+    assert len(lines) == SHOWN_EVENTS
+    assert lines[-1] == "learner 1 (further ones are not shown here)"
+
+
+def test_text_in_brackets_is_shown_as_it_is():
+    event = {"kind": "event", "time_s": 1.0, "round": 7, "event": "x", "message": "shape [1, 2] [red]"}
+    assert shown([event]) == "shape [1, 2] [red]\n"
+
+
+def test_nothing_is_shown_when_it_is_off(records):
+    assert shown(records(), enabled=False) == ""
+    assert shown(records(), enabled=False, terminal=True) == ""
+
+
+def test_closing_twice_and_before_the_start_is_harmless():
+    progress = Progress()
+    progress.close()
+    progress.close()

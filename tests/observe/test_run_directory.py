@@ -1,0 +1,90 @@
+import functools
+import re
+
+import pytest
+import torch
+import yaml
+
+from bow.errors import RunDirectoryError
+from bow.observe import RunDirectory
+
+
+def test_a_directory_without_a_name_is_dated(tmp_path):
+    directory = RunDirectory.create(None, "lenet", tmp_path / "runs")
+    assert directory.path.is_dir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}_lenet", directory.path.name)
+    assert directory.path.parent == tmp_path / "runs"
+
+
+def test_runs_that_start_in_the_same_second_get_directories_of_their_own(tmp_path):
+    paths = {RunDirectory.create(None, "lenet", tmp_path).path for _ in range(5)}
+    assert len(paths) == 5
+
+
+def test_a_name_cannot_leave_the_root(tmp_path):
+    directory = RunDirectory.create(None, "../../my model", tmp_path)
+    assert directory.path.parent == tmp_path
+    assert directory.path.name.endswith("my-model")
+
+
+def test_a_named_directory_is_taken_as_it_is(tmp_path):
+    assert RunDirectory.create(tmp_path / "a" / "b", "ignored").path == tmp_path / "a" / "b"
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_another_run_is_not_overwritten(run):
+    directory = run()
+    with pytest.raises(RunDirectoryError, match=r'already holds a run.*resume="auto".*another run_dir'):
+        RunDirectory.create(directory.path, "run")
+
+
+def test_a_run_is_resumed_in_its_directory(run):
+    directory = run()
+    before = directory.metrics_path.read_text()
+    assert RunDirectory.create(directory.path, "run", resume=True) == directory
+    assert directory.metrics_path.read_text() == before
+
+
+@pytest.mark.parametrize("path", ["file/run", "file"])
+def test_a_directory_that_cannot_be_made_is_an_error_in_one_sentence(tmp_path, path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=rf"{path} cannot be written \(.+\); name a run_dir") as caught:
+        RunDirectory.create(tmp_path / path, "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_root_that_is_a_file_is_an_error_and_not_a_loop(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        RunDirectory.create(None, "lenet", tmp_path / "runs")
+
+
+def test_a_directory_that_cannot_be_written_is_an_error():
+    with pytest.raises(RunDirectoryError, match="/proc/self cannot be written"):
+        RunDirectory.create("/proc/self", "run")
+
+
+def test_settings_are_written_as_yaml_that_people_read(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", "run")
+    settings = {"optimizer": functools.partial(torch.optim.SGD, lr=0.1), "sync": {"mu": 0.5}, "shape": (1, 8)}
+    directory.write_config(settings)
+    expected = {"optimizer": "SGD(lr=0.1)", "sync": {"mu": 0.5}, "shape": [1, 8]}
+    assert yaml.safe_load(directory.config_path.read_text()) == expected
+    assert list(directory.read_config()) == ["optimizer", "sync", "shape"]
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"\xff\xfe\x00", b"only words", None])
+def test_settings_that_cannot_be_read_are_empty(tmp_path, text):
+    directory = RunDirectory(tmp_path)
+    if text is not None:
+        directory.config_path.write_bytes(text)
+    assert directory.read_config() == {}
+
+
+def test_files_have_the_names_that_the_documentation_gives(tmp_path):
+    directory = RunDirectory(tmp_path)
+    files = [directory.config_path, directory.metrics_path, directory.report_path, directory.model_path]
+    names = ["config.yaml", "metrics.jsonl", "report.html", "model.safetensors"]
+    assert [path.relative_to(tmp_path).as_posix() for path in files] == names
+    assert directory.checkpoints == tmp_path / "checkpoints"
+    assert not directory.checkpoints.exists()
