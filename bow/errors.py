@@ -43,3 +43,15 @@ class RunDirectoryError(BowError, OSError):
 
 class MissingDependencyError(BowError, ImportError):
     """An optional package that a setting needs and that is not installed."""
+
+
+def reason(error: BaseException) -> str:
+    r"""What an error says, in one line: the first one that is not merely `... raised:`.
+
+    Example:
+        >>> reason(ValueError("backend raised:\nToo many dimensions: 5.\n\nHint: ..."))
+        'Too many dimensions: 5'
+    """
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not line.endswith("raised:")]
+    return (telling or [type(error).__name__])[0].rstrip(".")

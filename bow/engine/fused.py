@@ -15,7 +15,7 @@ from bow.engine.eager import Eager, InTurn
 from bow.engine.random import task_random
 from bow.engine.sgd_round import SgdRound, fits
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, compiled
-from bow.errors import BowError
+from bow.errors import BowError, reason
 from bow.replica import LearnerGroup, buffer_slots
 from bow.seeds import derive_seed
 from bow.sync import SMA, Synchroniser
@@ -76,8 +76,7 @@ class Fused(Engine):
                 raise
             except Exception as error:
                 name, _ = self._levels.pop(0)
-                reason = (str(error).strip().splitlines() or [""])[0]
-                failures.append(f"{name} does not work for this model ({type(error).__name__}: {reason})")
+                failures.append(f"{name} does not work for this model ({type(error).__name__}: {reason(error)})")
         if outcome is None:  # an error that comes again here is the user's and is raised as it is
             outcome = self._in_turn.learn(batches, self.round_index)
             self._buffers_moved = True

@@ -85,8 +85,8 @@ class ParameterLayout:
         self.group_slices[-1] = slice(self.group_slices[-1].start, self.row_length)
         self._sizes = [slot.numel for slot in self.slots] + ([self.padding] if self.padding else [])
 
-    def views(self, row: Shaped[Tensor, " parameters"]) -> dict[str, Tensor]:
-        """Views of a row by parameter name (one name for each tied set); differentiable in the row."""
+    def views(self, row: Tensor) -> dict[str, Tensor]:
+        """Views of a row `[parameters]` by parameter name (one for each tied set); differentiable in the row."""
         pieces = torch.split(row, self._sizes)
         return {slot.names[0]: slot.view(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
 

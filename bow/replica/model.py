@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bow.errors import ModelError
+from bow.errors import ModelError, reason
 from bow.replica.layout import ParameterLayout
 
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
@@ -80,7 +80,7 @@ def replicate(
         replica = copy.deepcopy(template, memo)
     except Exception as error:
         raise ModelError(
-            f"{type(template).__name__} cannot be copied ({_first_line(error)}); "
+            f"{type(template).__name__} cannot be copied ({reason(error)}); "
             "remove what copy.deepcopy cannot copy from the module"
         ) from error
     for module in replica.modules():
@@ -103,7 +103,3 @@ def _on_device(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     if parameter.device == device:
         return parameter
     return nn.Parameter(parameter.detach().to(device), requires_grad=False)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bow.errors import OptimizerError
+from bow.errors import OptimizerError, reason
 from bow.replica.layout import ParameterLayout
 from bow.replica.matrix import ReplicaMatrix
 
@@ -43,9 +43,8 @@ def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) ->
     try:
         optimizer = factory(parameters)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise OptimizerError(
-            f"the optimizer cannot be made for this model ({reason}); choose other settings or another optimizer"
+            f"the optimizer cannot be made for this model ({reason(error)}); choose other settings or another optimizer"
         ) from error
     if not isinstance(optimizer, Optimizer):
         raise OptimizerError(
@@ -168,9 +167,8 @@ def _check_parameterwise(optimizer: Optimizer, device: torch.device) -> None:
         try:
             _probe(optimizer, index, zeros, [zeros])
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise OptimizerError(
-                f"optimizer {type(optimizer).__name__} fails on this model's parameters ({reason}); "
+                f"optimizer {type(optimizer).__name__} fails on this model's parameters ({reason(error)}); "
                 "use an optimizer such as torch.optim.SGD or torch.optim.AdamW"
             ) from error
 

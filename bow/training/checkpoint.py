@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bow.errors import CheckpointError, SettingError
+from bow.errors import CheckpointError, SettingError, reason
 
 KEEP = 2
 """Checkpoints that are kept; older ones are deleted."""
@@ -34,8 +34,9 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
             old.unlink()
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        reason = error.strerror or str(error)
-        raise CheckpointError(f"{path} cannot be written ({reason}); free space or use another run_dir") from error
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror or reason(error)}); free space or use another run_dir"
+        ) from error
     return path
 
 
@@ -73,8 +74,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is not a readable checkpoint ({reason}); resume from another one") from error
+        raise CheckpointError(
+            f"{path} is not a readable checkpoint ({reason(error)}); resume from another one"
+        ) from error
     if not isinstance(state, dict) or "replicas" not in state:
         raise CheckpointError(f"{path} is not a checkpoint of bow; resume from a file in a run's checkpoints directory")
     return state

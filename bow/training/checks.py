@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from bow.data import BatchStream, Deal
 from bow.engine import Batch, Loss, Step, check_loss
-from bow.errors import BowError, DataError, ModelError, SettingError
+from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replica import has_lazy_modules
 from bow.training.metrics import Metric
 from bow.training.replicas import resolve_device
@@ -126,11 +126,10 @@ def check_first_batch(
     except BowError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         raise ModelError(
-            f"the model or its loss fails on the first batch, of shapes {shapes} ({type(error).__name__}: {reason}); "
-            "check that they fit the data"
+            f"the model or its loss fails on the first batch, of shapes {shapes} "
+            f"({type(error).__name__}: {reason(error)}); check that they fit the data"
         ) from error
     finally:
         for module, training in modes.items():

@@ -1,0 +1,37 @@
+"""What every test gets: no thread outlives its test, and `gpu` tests skip themselves with the reason."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of compiling threads outlives a test
+
+_GRACE_S = 2.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    skip = pytest.mark.skip(reason=f"needs a CUDA device; this {build} build of torch sees none")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + _GRACE_S
+    while (leaked := _started_since(before)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not leaked, f"threads outlived the test: {', '.join(thread.name for thread in leaked)}"
+
+
+def _started_since(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]

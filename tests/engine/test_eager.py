@@ -1,0 +1,151 @@
+import functools
+
+import pytest
+import torch
+from bow import SMA, LocalSGD, Replicas
+from bow.errors import DataError, DivergenceError, LossError
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def batch(seed: int = 0, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+
+
+def replicas(model: nn.Module | None = None, learners: int = 2, **settings) -> Replicas:
+    torch.manual_seed(0)
+    model = model or nn.Linear(6, 3)
+    settings = {"optimizer": SGD, "engine": "eager", "device": "cpu", **settings}
+    return Replicas(model, None if "step" in settings else cross_entropy, learners=learners, **settings)
+
+
+def test_a_step_may_take_any_pytree_and_return_metrics() -> None:
+    def step(model: nn.Module, sample: dict[str, torch.Tensor]):
+        losses = cross_entropy(model(sample["x"]), sample["y"], reduction="none")
+        return (losses * sample["weight"]).mean(), {"largest": losses.max()}
+
+    trained = replicas(step=step)
+    x, y = batch()
+    losses = trained.round([{"x": x, "y": y, "weight": torch.full((8,), w)} for w in (1.0, 0.0)])
+    assert losses[1] == 0.0
+    assert trained.last is not None
+    assert trained.last.metrics["largest"].shape == (2,)
+    assert trained.last.metrics["largest"][0] > losses[0]
+
+
+def test_stacked_batches_are_a_list_of_batches() -> None:
+    listed, stacked = replicas(), replicas()
+    x, y = (torch.stack(pair) for pair in zip(batch(0), batch(1), strict=True))
+    assert torch.equal(listed.round([batch(0), batch(1)]), stacked.round((x, y)))
+    assert torch.equal(listed.z, stacked.z)
+
+
+def test_a_learner_without_a_batch_sits_out() -> None:
+    trained = replicas(sync=LocalSGD(every=100))
+    before = trained.W.clone()
+    losses = trained.round([batch(), None])
+    assert losses.isnan().tolist() == [False, True]
+    assert torch.equal(trained.W[1], before[1])
+    assert not torch.equal(trained.W[0], before[0])
+
+
+def dropout_run(seed: int, noise: bool = False) -> torch.Tensor:
+    torch.manual_seed(0)
+    trained = replicas(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), seed=seed)
+    for _ in range(3):
+        if noise:
+            torch.rand(7)
+        losses = trained.round([batch(), batch()])
+    assert losses[0] != losses[1], "learners must draw different random numbers"
+    return trained.z
+
+
+def test_dropout_depends_on_the_seed_and_not_on_what_else_is_drawn() -> None:
+    assert torch.equal(dropout_run(0), dropout_run(0, noise=True))
+    assert not torch.equal(dropout_run(0), dropout_run(1))
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    trained = replicas(nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)))
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    trained.round([batch(), batch()])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_clipping_limits_the_norm_of_each_learner() -> None:
+    trained = replicas(optimizer=functools.partial(torch.optim.SGD, lr=1.0), clip_norm=0.01, sync=LocalSGD(every=100))
+    before = trained.W.clone()
+    trained.round([batch(0), batch(1)])
+    steps = (trained.W - before).norm(dim=1)
+    torch.testing.assert_close(steps, torch.full((2,), 0.01), rtol=1e-3, atol=0)
+
+
+def test_bfloat16_is_autocast_and_leaves_weights_in_float32() -> None:
+    seen = []
+    model = nn.Linear(6, 3)
+    trained = replicas(step=lambda m, b: (seen.append(m(b[0]).dtype), m(b[0]).float().pow(2).mean())[1],
+                       model=model, precision="bfloat16")  # fmt: skip
+    trained.round([batch(), batch()])
+    assert seen == [torch.bfloat16] * 2
+    assert trained.W.dtype == torch.float32
+
+
+def poisoned() -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = batch()
+    return x * float("nan"), y
+
+
+@pytest.mark.parametrize("sync", [SMA(), LocalSGD(every=2)], ids=repr)
+def test_a_learner_that_diverges_starts_again_from_the_central_model(sync) -> None:
+    trained = replicas(learners=3, sync=sync)
+    trained.round([batch(i) for i in range(3)])
+    with pytest.warns(UserWarning, match="learner 1's loss was nan in round 1: it starts again"):
+        trained.round([batch(0), poisoned(), batch(2)])
+    assert trained.num_restarts == 1
+    assert torch.isfinite(trained.z).all()
+    assert torch.equal(trained.W[1], trained.z)
+    assert [event.event for event in trained.take_events()] == ["learner restarted"]
+    trained.round([batch(i) for i in range(3)])
+    assert torch.isfinite(trained.W).all()
+
+
+def test_divergence_can_be_an_error() -> None:
+    with pytest.raises(DivergenceError, match="learner 0's loss was nan in round 0; lower the learning rate"):
+        replicas(on_nan="error").round([poisoned(), batch()])
+
+
+def test_training_in_which_every_learner_diverges_ends() -> None:
+    trained = replicas()
+    with pytest.raises(DivergenceError, match="so did every other"), pytest.warns(UserWarning, match="starts again"):
+        for _ in range(20):
+            trained.round([poisoned(), poisoned()])
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (lambda m, b: cross_entropy(m(b[0]), b[1], reduction="none"), LossError, r"shape \(8,\); take its mean"),
+        (lambda m, b: 1.0, LossError, "got float"),
+        (lambda m, b: b[0].mean(), LossError, "does not depend on the model"),
+        (lambda m, b: cross_entropy(m(b[0]), b[1] + 5), DataError, "index is out of range"),
+    ],
+    ids=["vector", "number", "constant", "label"],
+)
+def test_bad_steps_are_refused_in_one_sentence(step, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        replicas(step=step).round([batch(), batch()])
+
+
+def test_compiled_learning_tasks_equal_eager_ones() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    runs = [replicas(model, compile=compile) for compile in (False, True)]
+    for trained in runs:
+        for i in range(4):
+            trained.round([tuple(t.double() if t.is_floating_point() else t for t in batch(i + j)) for j in range(2)])
+    torch.testing.assert_close(runs[0].z, runs[1].z, rtol=0, atol=1e-10)
+    torch.testing.assert_close(runs[0].central[1].running_var, runs[1].central[1].running_var, rtol=0, atol=1e-10)
