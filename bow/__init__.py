@@ -1,18 +1,48 @@
-"""bow: train several replicas of a model side by side, and leave the batch size alone."""
+"""bow: train several replicas of a model side by side, and leave the batch size alone.
 
-from bow.errors import BowError as BowError
-from bow.sync import ASGD as ASGD
-from bow.sync import EASGD as EASGD
-from bow.sync import SMA as SMA
-from bow.sync import SSGD as SSGD
-from bow.sync import DiLoCo as DiLoCo
-from bow.sync import Independent as Independent
-from bow.sync import LocalSGD as LocalSGD
-from bow.training import Accuracy as Accuracy
-from bow.training import Callback as Callback
-from bow.training import Metric as Metric
-from bow.training import Replicas as Replicas
-from bow.training import Result as Result
-from bow.training import train as train
+Names are imported when they are first used: `bow --help` does not wait for torch, and the `bow` command can set
+what torch's threads look at before torch is there.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bow.cli.arguments import recipe as recipe
+    from bow.errors import BowError as BowError
+    from bow.sync import ASGD as ASGD
+    from bow.sync import EASGD as EASGD
+    from bow.sync import SMA as SMA
+    from bow.sync import SSGD as SSGD
+    from bow.sync import DiLoCo as DiLoCo
+    from bow.sync import Independent as Independent
+    from bow.sync import LocalSGD as LocalSGD
+    from bow.training import Accuracy as Accuracy
+    from bow.training import Callback as Callback
+    from bow.training import Metric as Metric
+    from bow.training import Replicas as Replicas
+    from bow.training import Result as Result
+    from bow.training import train as train
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "bow.cli.arguments": ("recipe",),
+    "bow.errors": ("BowError",),
+    "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD"),
+    "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "train"),
+}
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            globals()[name] = value = getattr(importlib.import_module(home), name)
+            return value
+    raise AttributeError(f"module 'bow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

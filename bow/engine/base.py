@@ -193,6 +193,8 @@ class Engine(abc.ABC):
         """Add a learner that starts from `z`; the synchroniser must be stable with it."""
         self.sync.check(self.num_learners + 1)
         self._resize(self.group.add)
+        if self.sync.timing is Timing.BEFORE_STEP:  # equal gradients keep learners equal only from equal states
+            self.group.optimizer.copy_state(source=0, target=len(self.group) - 1)
 
     def remove_learner(self) -> None:
         """Remove the last learner."""
@@ -210,6 +212,7 @@ class Engine(abc.ABC):
         change()
         if followed:  # z moved with the only learner: averaging starts here, at rest
             self.sync.start(self.group.matrix)
+            self.drop.take()
         self.resized()
 
     def _clip(self) -> None:

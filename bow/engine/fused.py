@@ -60,9 +60,11 @@ class Fused(Engine):
                 return self._whole_round(self._stacked_buffers(), stacked, due)
         except BowError:
             raise
-        except Exception:
-            self._whole_round = None  # whatever is wrong, the way in parts finds out and tells
-            return super().learn_and_step(Stacked(stacked), due)
+        except Exception as error:
+            self._whole_round = None
+            outcome = super().learn_and_step(Stacked(stacked), due)  # raises if the error is the user's
+            self._note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
+            return outcome
 
     def learn(self, batches: Batches) -> Outcome:
         """Run all learning tasks at once, or in turn where that is impossible."""

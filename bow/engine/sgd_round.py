@@ -14,7 +14,7 @@ from torch import Tensor
 from bow.engine.base import Outcome, TaskSettings
 from bow.engine.task import Batch, Metrics, TaskResult, compiled
 from bow.replica import LearnerGroup
-from bow.sync import SMA, Synchroniser
+from bow.sync import EASGD, SMA, Synchroniser
 
 HYPERPARAMETERS = ("lr", "momentum", "weight_decay")
 
@@ -43,6 +43,8 @@ class SgdRound:
         """Run one round; `due` is whether it has a synchronisation task."""
         self._bind_momenta()
         self._update_hyperparameters()
+        # What optimizer.step() would tell learning-rate schedulers, which warn when they are stepped before it.
+        self._group.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
         matrix = self._group.matrix
         z, z_prev = matrix.z, matrix.state["z_prev"]
         loss, finite, metrics, z_next = self._regions[due](
@@ -119,8 +121,9 @@ class SgdRound:
 def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> bool:
     """Whether a training can run in one region: one group of plain SGD without clipping, averaged by `SMA`."""
     optimizer = group.optimizer.optimizer
-    plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1 and group.optimizer.elementwise
-    if not plain or not isinstance(sync, SMA) or settings.clip_norm is not None:
+    plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1
+    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if not plain or hooked or type(sync) not in (SMA, EASGD) or settings.clip_norm is not None:
         return False
     only = optimizer.param_groups[0]
     return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)

@@ -71,8 +71,9 @@ class LearningTask(nn.Module):
         """Loss and metrics of one batch, both checked."""
         with autocast(self._device, self._precision):
             result = self._step(self.model, batch)
-        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_loss(loss)
+        check_metrics(metrics)
         return loss, metrics
 
 
@@ -82,6 +83,20 @@ def check_loss(loss: object) -> None:
         raise LossError(f"the loss must be a scalar tensor, got {type(loss).__name__}; return a torch.Tensor")
     if loss.dim() != 0:
         raise LossError(f"the loss must be a scalar tensor, got one of shape {tuple(loss.shape)}; take its mean or sum")
+
+
+def check_metrics(metrics: object) -> None:
+    """Refuse metrics of a step that are no scalar tensors by name."""
+    if not isinstance(metrics, dict):
+        raise LossError(
+            f"a step returns loss, or (loss, {{name: scalar}}), got {type(metrics).__name__} for the latter"
+        )
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            got = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise LossError(
+                f"the step's {name!r} must be a scalar tensor, got {got}; return a torch.Tensor of its mean"
+            )
 
 
 class TaskResult(NamedTuple):

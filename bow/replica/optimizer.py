@@ -114,6 +114,14 @@ class OptimizerRows:
             if state:
                 self.optimizer.state[parameter] = {key: _fitted(value, parameter) for key, value in state.items()}
 
+    def copy_state(self, source: int, target: int) -> None:
+        """Give a learner the optimizer state of another."""
+        state = self.optimizer.state
+        for (theirs, _), (own, _) in zip(self._tensors[source], self._tensors[target], strict=True):
+            state.pop(own, None)
+            if theirs in state:
+                state[own] = copy.deepcopy(state[theirs])
+
     def step(self, stepping: Sequence[bool] | None = None) -> None:
         """Update the rows of the learners that are `stepping` (all of them when None)."""
         if stepping is None or all(stepping):

@@ -19,17 +19,20 @@ class DropRule:
 
     peak: float = 0.0
     maximum: float = 0.0
+    current: float = 0.0
     pending: bool = False
 
     def observe(self, lr: float) -> None:
         """See the learning rate of a round; a drop makes a restart pending."""
+        self.current = lr
         self.peak = max(self.peak, lr)
         self.maximum = max(self.maximum, lr)
-        if lr >= NEGLIGIBLE * self.peak and lr <= DROP * self.maximum:
+        if 0 < NEGLIGIBLE * self.peak <= lr <= DROP * self.maximum:
             self.pending = True
-            self.maximum = lr
 
     def take(self) -> bool:
-        """Whether a restart is pending; it no longer is afterwards."""
+        """Whether a restart is pending; it is carried out now, and the maximum starts anew."""
         pending, self.pending = self.pending, False
+        if pending:
+            self.maximum = self.current
         return pending

@@ -39,6 +39,8 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
     """Refuse objects that have none of the hooks, such as a class that was not called."""
+    if not isinstance(callbacks, Sequence):
+        raise SettingError(f"callbacks must be a list of objects, got {callbacks!r}; put it in a list")
     for callback in callbacks:
         if isinstance(callback, type) or not any(hasattr(callback, hook) for hook in HOOKS):
             raise SettingError(f"callbacks must be objects with some of {', '.join(HOOKS)}, got {callback!r}")

@@ -1,23 +1,22 @@
 """What `bow.train` looks at before anything is written: every user's mistake that can be seen beforehand."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import TensorDataset
 
 from bow.data import BatchStream, Deal
 from bow.engine import Batch, Loss, Step, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
-from bow.replica import has_lazy_modules
-from bow.training.metrics import Metric
+from bow.replica import buffer_state, has_lazy_modules, load_buffers
+from bow.training.metrics import IGNORED_LABEL, Metric
 from bow.training.replicas import resolve_device
-
-IGNORED_LABEL = -100
-"""What torch's cross entropy ignores by default."""
 
 
 def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: object, checkpoint_every: object) -> None:
@@ -44,6 +43,8 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
     """
     if not target:
         return
+    if not isinstance(target, Mapping):
+        raise SettingError(f'target must be values by name such as {{"accuracy": 0.99}}, got {target!r}')
     if validation is None:
         raise SettingError(f"target={dict(target)!r} needs validation data to be measured on; give validation=")
     names = None if metrics is None else ["loss", *(metric.name for metric in metrics)]
@@ -52,6 +53,35 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
             raise SettingError(f"target names {name!r}, which is not measured; choose from {', '.join(names)}")
         if not isinstance(value, (int, float)):
             raise SettingError(f"the target for {name} must be a number, got {value!r}")
+
+
+def check_objects(setting: str, values: Any, kind: type) -> None:
+    """Refuse what is no sequence of objects of a kind, such as one object alone or a class that was not called."""
+    for value in values if isinstance(values, Sequence) else [values]:
+        if isinstance(value, type) or not isinstance(value, kind) or not isinstance(values, Sequence):
+            raise SettingError(f"{setting} must be a list of {kind.__name__} objects, got {values!r}")
+
+
+def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer: Optimizer) -> LRScheduler | None:
+    """Call the user's function that makes a learning-rate scheduler.
+
+    Raises:
+        SettingError: it fails, or makes something else.
+    """
+    if factory is None:
+        return None
+    try:
+        scheduler = factory(optimizer)
+    except Exception as error:
+        raise SettingError(
+            f"lr_scheduler must be a function that makes a scheduler from the optimizer, got {factory!r}, which fails "
+            f"({reason(error)}); pass functools.partial(torch.optim.lr_scheduler.StepLR, step_size=...)"
+        ) from error
+    if not isinstance(scheduler, LRScheduler):
+        raise SettingError(
+            f"lr_scheduler must return a torch.optim.lr_scheduler.LRScheduler, it returned {type(scheduler).__name__}"
+        )
+    return scheduler
 
 
 def choose_device(devices: int | str) -> torch.device:
@@ -92,12 +122,18 @@ def all_labels(data: Any) -> Tensor | None:
 
 @torch.no_grad()
 def check_first_batch(
-    template: nn.Module, batch: Batch, loss: Loss | None, step: Step, labels: Tensor | None = None
+    template: nn.Module,
+    batch: Batch,
+    loss: Loss | None,
+    step: Step,
+    labels: Tensor | None = None,
+    *,
+    data: str = "data",
 ) -> None:
     """Run one batch through the model: lazy modules get their shapes, and what does not fit shows.
 
-    The model is in evaluation mode meanwhile and the caller's random numbers are left alone. A `step` is called
-    only where there are lazy modules, since it may keep a state of its own.
+    The model is in evaluation mode meanwhile; its buffers and the caller's random numbers are left alone. A `step`
+    is called only where there are lazy modules, since it may keep a state of its own.
 
     Args:
         template: the model.
@@ -105,6 +141,7 @@ def check_first_batch(
         loss: None where there is a step.
         step: what a learning task does.
         labels: the targets of all samples, where they are at hand.
+        data: the argument that the batch is from.
 
     Raises:
         ModelError: the model fails on the batch.
@@ -116,31 +153,34 @@ def check_first_batch(
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
     batch = tree_map_only(Tensor, lambda t: t.to(device), batch)
     modes = {module: module.training for module in template.modules()}
+    buffers = {} if has_lazy_modules(template) else buffer_state(template)  # some models count their calls
     template.eval()
     try:
         with torch.random.fork_rng(devices=[]):
             if loss is None:
                 step(template, batch)
             else:
-                _check_loss_on(template, batch, loss, labels)
+                _check_loss_on(template, batch, loss, labels, data)
     except BowError:
         raise
     except Exception as error:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         raise ModelError(
-            f"the model or its loss fails on the first batch, of shapes {shapes} "
+            f"the model or its loss fails on the first batch of {data}, of shapes {shapes} "
             f"({type(error).__name__}: {reason(error)}); check that they fit the data"
         ) from error
     finally:
         for module, training in modes.items():
             module.training = training
+        load_buffers(template, buffers)
 
 
-def _check_loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | None) -> None:
+def _check_loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | None, data: str) -> None:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise DataError(
-            f"loss= needs batches that are pairs (inputs, targets), got {type(batch).__name__}{size}; use step= instead"
+            f"loss= needs batches of {data} that are pairs (inputs, targets), got {type(batch).__name__}{size}; "
+            "use step= instead"
         )
     inputs, targets = batch
     outputs = template(inputs)

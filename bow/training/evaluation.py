@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.data import evaluation_batches
 from bow.engine import Loss, autocast
+from bow.errors import DataError
 from bow.replica import recalibrate
 from bow.training.metrics import Metric
 from bow.training.replicas import Replicas
@@ -36,6 +37,16 @@ class Evaluator:
         self._metrics = metrics
         self._batch_size = batch_size
         evaluation_batches(validation, batch_size)  # bad data are to be found now and not after an epoch
+
+    def first_batch(self) -> Any:
+        """The first batch of the validation data.
+
+        Raises:
+            DataError: there is none.
+        """
+        for batch in evaluation_batches(self._validation, self._batch_size):
+            return batch
+        raise DataError("the validation data gave no batch, got an empty stream; give at least one sample")
 
     @torch.no_grad()
     def __call__(self, replicas: Replicas) -> dict[str, float]:

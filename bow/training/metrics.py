@@ -1,10 +1,14 @@
 """What the central model is measured by."""
 
 import abc
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+IGNORED_LABEL = -100
+"""What torch's cross entropy ignores by default."""
 
 
 class Metric(abc.ABC):
@@ -39,7 +43,7 @@ class Accuracy(Metric):
     """The share of targets whose class has the largest output.
 
     Outputs are `[batch, classes, ...]` with targets `[batch, ...]`, as for `cross_entropy`, or `[batch, ..., classes]`
-    as language models give them.
+    as language models give them. Targets of -100, which `cross_entropy` ignores, are not counted.
 
     Example:
         >>> accuracy = Accuracy()
@@ -70,13 +74,13 @@ class Accuracy(Metric):
         classes_last = outputs.shape[:-1] == targets.shape
         predicted = outputs.argmax(-1 if classes_last else 1)
         self._correct += int((predicted == targets).sum())
-        self._count += targets.numel()
+        self._count += int((targets != IGNORED_LABEL).sum())
 
     def compute(self) -> float:  # noqa: D102
         return self._correct / max(self._count, 1)
 
 
-def reached(values: dict[str, float], target: dict[str, float], metrics: dict[str, Metric]) -> bool:
+def reached(values: Mapping[str, float], target: Mapping[str, float], metrics: Mapping[str, Metric]) -> bool:
     """Whether every value of `target` is reached: losses from above, metrics from their worse side."""
     for name, wanted in target.items():
         metric = metrics.get(name)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.engine import (
     ENGINES,
@@ -30,6 +30,8 @@ from bow.sync import SMA, DropRule, Synchroniser
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
+DEFAULT_SYNC = SMA()
+
 STATE_VERSION = 1
 
 
@@ -46,7 +48,7 @@ class Replicas(nn.Module):
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
         engine: `"eager"`, `"fused"`, or `"auto"`, a rule that `bow.engine.choice` documents.
-        sync: what keeps the learners together; `SMA()` if left out.
+        sync: what keeps the learners together.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
@@ -79,7 +81,7 @@ class Replicas(nn.Module):
         optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
         learners: int | Literal["auto"] = "auto",
         engine: EngineName = "auto",
-        sync: Synchroniser | None = None,
+        sync: Synchroniser = DEFAULT_SYNC,
         device: str | torch.device = "auto",
         precision: str | None = None,
         clip_norm: float | None = None,
@@ -90,7 +92,7 @@ class Replicas(nn.Module):
     ) -> None:
         super().__init__()
         check_engine(engine)
-        sync = check_sync(SMA() if sync is None else sync)
+        check_sync(sync)
         settings = TaskSettings(check_step(loss, step), precision, clip_norm, on_nan, compile, seed)
         template = prepare_template(model)
         self.device = resolve_device(device)
@@ -194,6 +196,7 @@ class Replicas(nn.Module):
             The losses of the rounds that were run.
         """
         losses = []
+        batches = iter(batches)  # a loader or a list would begin anew in every round
         for _ in range(rounds):
             dealt = [batch for _, batch in zip(range(self.learners), batches, strict=False)]
             if not dealt:
@@ -234,8 +237,7 @@ class Replicas(nn.Module):
         """Everything that is needed to go on exactly, as tensors and plain values."""
         engine = self._engine
         return {
-            "version": STATE_VERSION,
-            "parameters": self.num_parameters,
+            **self._identity(),
             "round": engine.round_index,
             "restarts": engine.num_restarts,
             "drop": vars(engine.drop).copy(),
@@ -246,15 +248,15 @@ class Replicas(nn.Module):
         """Continue from `training_state()`, with as many learners as it has.
 
         Raises:
-            CheckpointError: the state is of another model, optimizer or synchroniser.
+            CheckpointError: the state is of another model, optimizer or synchroniser; nothing has changed by then.
         """
-        if state.get("version") != STATE_VERSION:
-            raise CheckpointError(f"the state has version {state.get('version')!r}, this bow reads {STATE_VERSION}")
-        if state["parameters"] != self.num_parameters:
-            raise CheckpointError(
-                f"the state is of a model with {state['parameters']} parameters, this one has {self.num_parameters}; "
-                "resume with the same model"
-            )
+        for part, own in self._identity().items():
+            if state.get(part) != own:
+                raise CheckpointError(
+                    f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
+                    f"resume with the same {part}"
+                )
+        self.sync.check(len(state["group"]["buffers"]))
         learners = self.learners
         self._group.load_state(state["group"])
         self._engine.round_index = state["round"]
@@ -283,6 +285,17 @@ class Replicas(nn.Module):
             "convert the model before and pass device= to Replicas"
         )
 
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same where a state is loaded; `alpha`, the learning rate and the like may differ."""
+        groups = self._group.layout.group_slots
+        return {
+            "version": STATE_VERSION,
+            "parameters": self.num_parameters,
+            "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in groups],
+            "optimizer": type(self.optimizer).__name__,
+            "sync": type(self.sync).__name__,
+        }
+
     def _prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         if isinstance(batches, list):
             if len(batches) != self.learners:
@@ -291,8 +304,10 @@ class Replicas(nn.Module):
                     "pass None for a learner that sits out"
                 )
             return [None if batch is None else self._to_device(batch) for batch in batches]
-        stacked = batches.value if isinstance(batches, Stacked) else batches
-        return Stacked(self._to_device(stacked))
+        if isinstance(batches, Stacked):
+            return Stacked(self._to_device(batches.value))
+        check_stacked(batches, self.learners)
+        return Stacked(self._to_device(batches))
 
     def _to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
@@ -316,11 +331,25 @@ def check_step(loss: Loss | None, step: Step | None) -> Step:
     return step_from_loss(loss) if loss is not None else step  # type: ignore[return-value]
 
 
-def check_sync(sync: object) -> Synchroniser:
+def check_stacked(batches: Any, learners: int) -> None:
+    """Refuse what are no batches of all learners, such as the batch of one.
+
+    Raises:
+        SettingError: not tensors `[learners, batch, ...]`.
+    """
+    for leaf in tree_leaves(batches) or [batches]:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != learners:
+            got = f"one of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise SettingError(
+                f"a round takes a list of {learners} batches, or tensors [{learners}, batch, ...], got {got}; "
+                "give one batch per learner"
+            )
+
+
+def check_sync(sync: object) -> None:
     """Refuse what is no synchroniser, such as its class or its name."""
     if not isinstance(sync, Synchroniser):
         raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
-    return sync
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from safetensors.torch import save_model
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -185,19 +186,20 @@ class Run:
             "epoch": self.epoch,
             "elapsed_s": self.elapsed_s,
             "history": self.history,
-            "epoch_loss": mean_of(self._epoch_losses),
+            "epoch_losses": torch.cat(self._epoch_losses) if self._epoch_losses else torch.empty(0),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self.replicas.load_training_state(state["replicas"])
-        self._stream.load_state_dict(state["stream"])
-        if self._scheduler is not None and state["scheduler"] is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
+        """Count on from `state()`; `restore` has put the learners there."""
         self.round, self.samples, self.epoch = state["round"], state["samples"], state["epoch"]
         self.history = list(state["history"])
         self._elapsed_before = state["elapsed_s"]
-        self._evaluated_round = self.history[-1]["round"] if self.history else -1
+        self._epoch_losses = [state["epoch_losses"].to(self.replicas.device)]
+        if self.history:
+            self._evaluated_round = self.history[-1]["round"]
+            if reached(self.history[-1], self._plan.target, self._plan.metrics):
+                self.time_to_target = self.history[-1]["time_s"]
+                self.stop()
 
     def _train(self, deal: Deal | None) -> None:
         self._began = time.perf_counter()
@@ -228,8 +230,8 @@ class Run:
         self._epoch_losses.append(losses)
         self._recent_losses.append(losses)
         self._hooks.call("on_round_end", self)
-        if self._scheduler is not None and self._plan.lr_interval == "round":
-            self._scheduler.step()
+        if self._plan.lr_interval == "round":
+            self._step_scheduler([losses])
         self._record_rounds()
         if deal.epochs > self.epoch:
             self._meter.pause()
@@ -251,7 +253,6 @@ class Run:
             "train_loss": mean_of(self._epoch_losses),
             "samples_per_s": self._meter.throughput,
         }
-        self._epoch_losses = []
         self.replicas.settle()
         if self._plan.recalibrate_on is not None:
             recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size)
@@ -261,11 +262,15 @@ class Run:
         self.history.append(self._log(record))
         self._check_target(values)
         self._hooks.call("on_epoch_end", self, self.history[-1])
-        if self._scheduler is not None and self._plan.lr_interval == "epoch":
-            if isinstance(self._scheduler, ReduceLROnPlateau):
-                self._scheduler.step(values.get("loss", record["train_loss"]))
-            else:
-                self._scheduler.step()
+        if self._plan.lr_interval == "epoch":
+            self._step_scheduler(self._epoch_losses, values.get("loss"))
+        self._epoch_losses = []
+
+    def _step_scheduler(self, losses: list[Tensor], validation_loss: float | None = None) -> None:
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(mean_of(losses) if validation_loss is None else validation_loss)
+        elif self._scheduler is not None:
+            self._scheduler.step()
 
     def _check_target(self, values: dict[str, float]) -> None:
         target = dict(self._plan.target)
@@ -274,7 +279,7 @@ class Run:
             raise SettingError(
                 f"target names {missing[0]!r}, which is not measured; choose from {', '.join(values) or 'nothing'}"
             )
-        if target and reached(values, target, dict(self._plan.metrics)):
+        if reached(values, target, self._plan.metrics):
             self.time_to_target = self.elapsed_s
             text = ", ".join(f"{name} {values[name]:.4g}" for name in target)
             self._event("target reached", f"target reached after {self.time_to_target:.1f} s: {text}")
@@ -353,3 +358,15 @@ class Run:
 
     def _steps_done(self) -> bool:
         return self._plan.steps is not None and self.round >= self._plan.steps
+
+
+def restore(state: Mapping[str, Any], replicas: Replicas, stream: BatchStream, scheduler: LRScheduler | None) -> None:
+    """Put learners, stream and scheduler where a checkpoint's training was.
+
+    Raises:
+        BowError: the checkpoint is of another model, optimizer, synchroniser, seed or data.
+    """
+    replicas.load_training_state(state["replicas"])
+    stream.load_state_dict(state["stream"])
+    if scheduler is not None and state["scheduler"] is not None:
+        scheduler.load_state_dict(state["scheduler"])

@@ -13,23 +13,27 @@ from bow.engine import EngineName, Loss, Step, check_engine, choose_engine, choo
 from bow.errors import DataError
 from bow.observe import Logger, Progress, RunDirectory
 from bow.replica import BufferPolicy, OptimizerFactory, num_trainable, prepare_template
-from bow.sync import SMA, Synchroniser
+from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import find_checkpoint, load_checkpoint
 from bow.training.checks import (
     all_labels,
     check_choices,
     check_first_batch,
+    check_objects,
     check_round,
     check_target,
     choose_device,
     first_batch,
+    make_scheduler,
 )
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import Accuracy, Metric
-from bow.training.replicas import DEFAULT_OPTIMIZER, Replicas, check_step, check_sync
+from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, Replicas, check_step, check_sync
 from bow.training.result import Result
-from bow.training.run import Plan, Run
+from bow.training.run import Plan, Run, restore
+
+DEFAULT_METRICS = (Accuracy(),)
 
 
 def train(
@@ -46,14 +50,14 @@ def train(
     steps: int | None = None,
     learners: int | Literal["auto"] = "auto",
     engine: EngineName = "auto",
-    sync: Synchroniser | None = None,
+    sync: Synchroniser = DEFAULT_SYNC,
     devices: int | Literal["auto", "cpu", "cuda"] = "auto",
     dispatch: Literal["fixed", "first_come"] = "fixed",
     tuner: None = None,
     on_nan: Literal["restart", "error"] = "restart",
     validation: Any = None,
     eval_batch_size: int | None = None,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[Metric] = DEFAULT_METRICS,
     target: Mapping[str, float] | None = None,
     precision: str | None = None,
     clip_norm: float | None = None,
@@ -86,14 +90,14 @@ def train(
         steps: rounds; when given, `epochs` is not looked at.
         learners: per device; `"auto"` follows the rule in `bow.engine.choice`.
         engine: `"eager"`, `"fused"` or `"auto"`.
-        sync: what keeps the learners together; `SMA()` if left out.
+        sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
         dispatch: `"fixed"`; `"first_come"` is the same for engines whose learners keep step, as all here do.
         tuner: None; learners are not tuned while training in this version.
         on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`).
         validation: like `data`; the central model is evaluated on it after every epoch.
         eval_batch_size: samples per evaluation batch, 256 by default.
-        metrics: `(bow.Accuracy(),)` if left out.
+        metrics: what the central model is measured by besides the loss; those that do not apply are left out.
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner.
@@ -126,9 +130,10 @@ def train(
         Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019.
     """
     settings = dict(locals())
-    sync = check_sync(SMA() if sync is None else sync)
+    check_sync(sync)
     chosen_step = check_step(loss, step)
-    metrics = tuple(metrics) or (Accuracy(),)
+    check_objects("metrics", metrics, Metric)
+    check_objects("loggers", loggers, Logger)
     check_engine(engine)
     check_callbacks(callbacks)
     check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every)
@@ -144,6 +149,11 @@ def train(
     if first is None:
         raise DataError("the data gave no batch, got an empty stream; give at least one sample")
     check_first_batch(template, first_batch(first), loss, chosen_step, all_labels(data))
+    evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
+    if evaluator is not None:
+        check_first_batch(
+            template, evaluator.first_batch(), loss, chosen_step, all_labels(validation), data="validation"
+        )
     rounds = steps if steps is not None else stream.rounds_left(count)
     replicas = Replicas(
         template,
@@ -160,8 +170,9 @@ def train(
         compile=compile,
         seed=seed,
     )
-    evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
-    scheduler = None if lr_scheduler is None else lr_scheduler(replicas.optimizer)
+    scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
+    if state is not None:
+        restore(state, replicas, stream, scheduler)
     if run_dir is None and checkpoint is not None:
         run_dir = checkpoint.parent.parent
     directory = RunDirectory.create(run_dir, type(template).__name__.lower(), resume=resume is not None)

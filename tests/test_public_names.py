@@ -1,0 +1,19 @@
+import subprocess
+import sys
+
+import bow
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in bow.__all__:
+        assert getattr(bow, name).__doc__, name
+
+
+def test_importing_bow_imports_neither_torch_nor_hydra() -> None:
+    program = "import bow, sys; print([name for name in ('torch', 'hydra', 'wandb') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_dir_shows_what_is_imported_lazily() -> None:
+    assert {"train", "Replicas", "SMA"} <= set(dir(bow))
