@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bow.cli.arguments import recipe as recipe
     from bow.errors import BowError as BowError
+    from bow.graph import StepGraph as StepGraph
+    from bow.graph import capture as capture
     from bow.sync import ASGD as ASGD
     from bow.sync import EASGD as EASGD
     from bow.sync import SMA as SMA
@@ -29,6 +31,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "bow.cli.arguments": ("recipe",),
     "bow.errors": ("BowError",),
+    "bow.graph": ("StepGraph", "capture"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD"),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "train"),
 }

@@ -29,6 +29,14 @@ class VectorizationError(BowError, RuntimeError):
     """A model that `vmap` cannot run for all learners at once."""
 
 
+class CaptureError(BowError, RuntimeError):
+    """A training step that cannot be captured as a graph of operators."""
+
+
+class GraphError(BowError, ValueError):
+    """A step graph that is damaged, or that does not fit the tensors it is run on."""
+
+
 class DivergenceError(BowError, ArithmeticError):
     """Training that left the finite numbers and cannot go on."""
 

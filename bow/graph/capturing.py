@@ -1,0 +1,117 @@
+"""Captures a training step as a step graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bow.errors import LossError, ModelError
+from bow.graph import tracing
+from bow.graph.assembly import assemble, with_updates
+from bow.graph.batches import batch_tensors
+from bow.graph.learning_step import LearningStep, Step, step_from_loss
+from bow.graph.refusal import refusal
+from bow.graph.side_effects import changed, python_state
+from bow.graph.step_graph import StepGraph
+from bow.graph.update import OptimizerFactory
+
+
+def capture(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    step: Step | None = None,
+    optimizer: OptimizerFactory | None = None,
+) -> StepGraph:
+    """Capture the whole training step of one learner as ATen operators.
+
+    The step runs once on tensors without values: nothing is computed, and the model is not changed. It is captured in
+    the mode that the model is in (train or eval), for the shapes of this batch. Recurrent layers are captured as the
+    matrix products of each step in time; compare them with eager PyTorch under
+    `torch.backends.mkldnn.flags(enabled=False)`.
+
+    Args:
+        model: the model; its parameters, buffers and everything in Python stay as they are.
+        batch: a batch of the shapes to train on: a pair `(inputs, targets)`, or with `step` any pytree of tensors.
+        loss: `loss(outputs, targets) -> scalar`.
+        step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`.
+        optimizer: makes an optimizer from the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`; the
+            graph gets one update operator for each parameter group. None leaves updates out.
+
+    Raises:
+        CaptureError: the step depends on values in Python (`.item()`, an `if` on a tensor), makes shapes from
+            values, or changes something that is no buffer.
+        LossError: not exactly one of `loss` and `step`; the result is no scalar that depends on the parameters.
+        ModelError: no module, without trainable parameters, lazy, or one that cannot be copied.
+        DataError: the batch has leaves that are no tensors.
+        OptimizerError: `optimizer` does not make one over these parameters.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
+        >>> batch = torch.randn(2, 8), torch.randint(4, (2,))
+        >>> graph = capture(model, batch, torch.nn.functional.cross_entropy)
+        >>> graph.operators[1].kind, graph.operators[1].module, graph.operators[1].parameters
+        ('aten.addmm.default', '0', ('0.weight', '0.bias'))
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018.
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018.
+    """
+    tracing.check_version()
+    model = _checked(model)
+    names = list(batch_tensors(batch))
+    learning_step = LearningStep(model, _chosen_step(loss, step))
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    trace = _trace(learning_step, parameters, buffers, batch)
+    graph = assemble(trace, list(parameters), list(buffers), names, str(next(iter(parameters.values())).device))
+    return graph if optimizer is None else with_updates(graph, optimizer, model)
+
+
+def _checked(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be an nn.Module, got {type(model).__name__}; build the model first")
+    module: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise ModelError("the model has lazy modules without shapes; run one batch through it first")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ModelError("the model has no trainable parameters (0 with requires_grad=True); there is nothing to train")
+    return module
+
+
+def _chosen_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:
+    if (loss is None) == (step is None):
+        raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
+    if step is not None:
+        return step
+    assert loss is not None
+    return step_from_loss(loss)
+
+
+def _trace(step: LearningStep, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tracing.Trace:
+    """Trace a step and make sure that a graph can repeat it."""
+    before = python_state(step.model)
+    trace = tracing.trace(step, parameters, buffers, batch)
+    _refuse_changes(step, before, python_state(step.model))
+    if trace.custom_functions:  # what they may change is known only now, so they run once more
+        before = python_state(step.model, trace.custom_functions)
+        again = tracing.trace(step, parameters, buffers, batch)
+        _refuse_changes(step, before, python_state(step.model, trace.custom_functions))
+        if [str(node.target) for node in trace.nodes] != [str(node.target) for node in again.nodes]:
+            raise refusal(_name(step), "runs different operators each time")
+    return trace
+
+
+def _refuse_changes(step: LearningStep, before: dict[str, str], after: dict[str, str]) -> None:
+    if names := changed(before, after):
+        raise refusal(
+            _name(step),
+            f"changes {names[0]}, which a graph would not repeat",
+            "keep what changes in a buffer",
+        )
+
+
+def _name(step: LearningStep) -> str:
+    return type(step.model).__name__

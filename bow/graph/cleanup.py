@@ -1,0 +1,66 @@
+"""Removes operators that change nothing, and those whose results nobody reads."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from bow.graph import kinds
+from bow.graph.operator import Operator, Ref
+from bow.graph.tensor_spec import TensorSpec
+
+_SAME = {"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy"}
+
+
+def skip_identities(
+    operators: Sequence[Operator], values: Mapping[int, TensorSpec]
+) -> tuple[list[Operator], dict[int, int]]:
+    """Remove copies, detachments and views whose result is laid out like their argument.
+
+    No operator writes to its arguments, so a copy can be its original. A copy that changes the memory order stays:
+    which kernel a matrix product uses depends on it.
+
+    Returns:
+        The operators that remain, and for every value that was removed the one that takes its place.
+    """
+    kept, instead = [], {}
+    for operator in operators:
+        current = operator.with_arguments(lambda ref: Ref(instead.get(ref.value, ref.value)))
+        if _is_identity(current, values):
+            (result,) = current.results
+            assert result is not None
+            instead[result] = current.reads[0]
+        else:
+            kept.append(current)
+    return kept, instead
+
+
+def drop_dead(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
+    """Remove operators without effect on the wanted values.
+
+    Random ones stay: they advance the generator that the others draw from.
+    """
+    live, kept = set(wanted), []
+    for operator in reversed(operators):
+        if operator.is_random or kinds.is_update(operator.kind) or not live.isdisjoint(operator.results):
+            live.update(operator.reads)
+            kept.append(operator)
+    return kept[::-1]
+
+
+def renumber(operators: Sequence[Operator]) -> list[Operator]:
+    """Give operators the numbers 0, 1, 2, ... in their order."""
+    new = {operator.index: position for position, operator in enumerate(operators)}
+    return [
+        dataclasses.replace(
+            operator, index=position, forward=None if operator.forward is None else new.get(operator.forward)
+        )
+        for position, operator in enumerate(operators)
+    ]
+
+
+def _is_identity(operator: Operator, values: Mapping[int, TensorSpec]) -> bool:
+    name = operator.kind.split(".")[1]
+    if name not in _SAME and not (operator.is_view and name != "as_strided"):
+        return False
+    if len(operator.results) != 1 or operator.results[0] is None or not operator.reads:
+        return False
+    return values[operator.reads[0]].lies_like(values[operator.results[0]])

@@ -1,0 +1,125 @@
+"""Runs a step graph operator by operator, in the order of capture."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bow.errors import GraphError, reason
+from bow.graph import kinds
+from bow.graph.batches import batch_tensors
+from bow.graph.learning_step import StepOutputs
+from bow.graph.operator import Operator, Ref, map_refs
+from bow.graph.tensor_spec import TensorSpec
+from bow.graph.update import apply_update
+from bow.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from bow.graph.step_graph import StepGraph
+
+
+@torch.no_grad()
+def run(
+    graph: "StepGraph",
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    batch: Any,
+    seed: int | None,
+    optimizer: Optimizer | None,
+) -> StepOutputs:
+    """What `StepGraph.run` does."""
+    live = {
+        **_bound("parameter ", graph.parameters, parameters, graph),
+        **_bound("buffer ", graph.buffers, buffers, graph),
+        **_bound("batch", graph.batch, batch_tensors(batch), graph),
+        **graph.constants,
+    }
+    with _generator(graph.device, seed is not None) as generator:
+        for operator, finished in zip(graph.operators, graph.last_uses, strict=True):
+            if kinds.is_update(operator.kind):
+                continue
+            if operator.is_random and seed is not None:
+                generator.manual_seed(derive_seed(seed, operator.index))
+            _call(operator, live, graph)
+            for value in finished:
+                live.pop(value, None)
+    outputs = StepOutputs(
+        live[graph.loss],
+        {name: live[value] for name, value in graph.gradients.items()},
+        {name: live[value] for name, value in graph.new_buffers.items()},
+        {name: live[value] for name, value in graph.metrics.items()},
+    )
+    if optimizer is not None:
+        _update(graph, parameters, outputs.gradients, optimizer)
+    return outputs
+
+
+def _call(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
+    def tensor(ref: Ref) -> Tensor:
+        return live[ref.value]
+
+    arguments = map_refs(tensor, operator.arguments)
+    keywords = {name: map_refs(tensor, value) for name, value in operator.keywords.items()}
+    try:
+        made = kinds.kernel_of(operator.kind)(*arguments, **keywords)
+    except Exception as error:
+        shapes = ", ".join(str(graph.values[value]) for value in operator.reads)
+        where = f" of {operator.module}" if operator.module else ""
+        raise GraphError(f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}") from error
+    for value, result in zip(operator.results, _flat(made), strict=True):
+        if value is not None:
+            live[value] = result
+
+
+def _flat(made: Any) -> Iterator[Any]:
+    if isinstance(made, tuple | list):
+        for part in made:
+            yield from _flat(part)
+    else:
+        yield made
+
+
+def _bound(
+    what: str, names: Mapping[str, int], tensors: Mapping[str, Tensor], graph: "StepGraph"
+) -> dict[int, Tensor]:
+    if names.keys() != tensors.keys():
+        differing = sorted(names.keys() ^ tensors.keys())[0]
+        state = "is missing" if differing in names else "is not in the graph"
+        raise GraphError(f"{what}{differing} {state}; give exactly what the graph was captured with")
+    return {value: _fitted(f"{what}{name}", tensors[name], graph.values[value]) for name, value in names.items()}
+
+
+def _fitted(name: str, tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """The tensor in the memory order of the capture."""
+    given = TensorSpec.of(tensor)
+    if (given.shape, given.dtype) != (spec.shape, spec.dtype):
+        raise GraphError(f"{name} is {given}, the graph was captured with {spec}; capture it again for other shapes")
+    if given.lies_like(spec):
+        return tensor.detach()
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=tensor.device).copy_(tensor)
+
+
+def _update(
+    graph: "StepGraph", parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], optimizer: Optimizer
+) -> None:
+    for operator in graph.operators:
+        if kinds.is_update(operator.kind):
+            weights = [parameters[name] for name in operator.parameters]
+            apply_update(operator, optimizer, weights, [gradients[name] for name in operator.parameters])
+
+
+@contextlib.contextmanager
+def _generator(name: str, seeded: bool) -> Iterator[torch.Generator]:
+    """The default generator of a device; where it is seeded, its state is put back afterwards."""
+    device = torch.device(name)
+    on_gpu = device.type == "cuda"
+    generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
+    state = generator.get_state() if seeded else None
+    try:
+        yield generator
+    finally:
+        if state is not None:
+            generator.set_state(state)

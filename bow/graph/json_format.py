@@ -1,0 +1,139 @@
+"""A step graph as versioned JSON."""
+
+import base64
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bow.errors import GraphError
+from bow.graph.operator import Argument, Operator, Ref
+from bow.graph.tensor_spec import TensorSpec
+
+if TYPE_CHECKING:
+    from bow.graph.step_graph import StepGraph
+
+FORMAT = "bow step graph"
+VERSION = 1
+
+_NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+"""Argument types that are attributes of the module torch, by the key that marks them."""
+
+
+def dumps(graph: "StepGraph") -> str:
+    """Write a graph: one JSON object, one line per operator."""
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "torch": torch.__version__,
+        "device": graph.device,
+        "loss": graph.loss,
+    }
+    for name in ("parameters", "buffers", "batch", "gradients", "new_buffers", "metrics"):
+        fields[name] = dict(getattr(graph, name))
+    fields["constants"] = {str(value): _tensor_to_json(tensor) for value, tensor in graph.constants.items()}
+    fields["values"] = {str(value): _spec_to_json(spec) for value, spec in graph.values.items()}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items()]
+    operators = ",\n  ".join(json.dumps(_operator_to_json(operator)) for operator in graph.operators)
+    return "{\n" + ",\n".join([*lines, f'"operators": [\n  {operators}\n]']) + "\n}\n"
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The fields of the graph that `dumps` wrote.
+
+    Raises:
+        GraphError: the text is damaged, or of another version.
+    """
+    try:
+        read = json.loads(text)
+    except ValueError as error:
+        raise GraphError(f"the step graph is not JSON ({error}); capture the model again") from error
+    if not isinstance(read, dict) or read.get("format") != FORMAT:
+        raise GraphError(f'the file is not a "{FORMAT}"; give one that StepGraph.save wrote')
+    if read.get("version") != VERSION:
+        raise GraphError(f"the step graph has version {read.get('version')}, this bow reads {VERSION}; capture it again")
+    try:
+        return _fields(read)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise GraphError(f"the step graph is damaged ({type(error).__name__}: {error}); capture it again") from error
+
+
+def _fields(read: dict[str, Any]) -> dict[str, Any]:
+    names = ("device", "loss", "parameters", "buffers", "batch", "gradients", "new_buffers", "metrics")
+    return {name: read[name] for name in names} | {
+        "constants": {int(value): _tensor_from_json(tensor) for value, tensor in read["constants"].items()},
+        "values": {int(value): _spec_from_json(spec) for value, spec in read["values"].items()},
+        "operators": tuple(_operator_from_json(operator) for operator in read["operators"]),
+    }
+
+
+def _operator_to_json(operator: Operator) -> dict[str, Any]:
+    written = {f.name: getattr(operator, f.name) for f in dataclasses.fields(operator) if f.init}
+    written["arguments"] = [_argument_to_json(argument) for argument in operator.arguments]
+    written["keywords"] = {name: _argument_to_json(value) for name, value in operator.keywords.items()}
+    return written
+
+
+def _operator_from_json(read: dict[str, Any]) -> Operator:
+    arguments = tuple(_argument_from_json(argument) for argument in read["arguments"])
+    keywords = {name: _argument_from_json(value) for name, value in read["keywords"].items()}
+    listed = {name: tuple(read[name]) for name in ("results", "parameters")}
+    return Operator(**{**read, **listed, "arguments": arguments, "keywords": keywords})
+
+
+def _argument_to_json(argument: Argument) -> Any:
+    if isinstance(argument, Ref):
+        return {"value": argument.value}
+    if isinstance(argument, tuple):
+        return [_argument_to_json(part) for part in argument]
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return {"float": str(argument)}
+    if isinstance(argument, complex):
+        return {"complex": [argument.real, argument.imag]}
+    if isinstance(argument, torch.device):
+        return {"device": str(argument)}
+    for key, kind in _NAMED.items():
+        if isinstance(argument, kind):
+            return {key: str(argument).removeprefix("torch.")}
+    return argument
+
+
+def _argument_from_json(read: Any) -> Argument:
+    if isinstance(read, list):
+        return tuple(_argument_from_json(part) for part in read)
+    if not isinstance(read, dict):
+        return read
+    ((key, value),) = read.items()
+    if key in _NAMED:
+        return getattr(torch, value)
+    make: dict[str, Any] = {"value": Ref, "float": float, "device": torch.device, "complex": lambda v: complex(*v)}
+    return make[key](value)
+
+
+def _spec_to_json(spec: TensorSpec) -> list[Any]:
+    return [str(spec.dtype).removeprefix("torch."), spec.shape, spec.strides]
+
+
+def _spec_from_json(read: list[Any]) -> TensorSpec:
+    dtype, shape, strides = read
+    return TensorSpec(tuple(shape), tuple(strides), getattr(torch, dtype))
+
+
+def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
+    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return {
+        "spec": _spec_to_json(TensorSpec.of(tensor)),
+        "device": str(tensor.device),
+        "data": base64.b64encode(raw).decode("ascii"),
+    }
+
+
+def _tensor_from_json(read: dict[str, Any]) -> Tensor:
+    spec = _spec_from_json(read["spec"])
+    raw = bytearray(base64.b64decode(read["data"]))
+    flat = torch.frombuffer(raw, dtype=spec.dtype) if raw else torch.empty(0, dtype=spec.dtype)
+    empty = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=read["device"])
+    return empty.copy_(flat.view(spec.shape))

@@ -1,0 +1,116 @@
+"""The learning task of one learner as a function of tensors: what is captured."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bow.errors import LossError, ModelError, reason
+
+Step: TypeAlias = Callable[[nn.Module, Any], Any]
+"""`step(model, batch) -> loss`, or `(loss, {name: scalar})`."""
+
+
+class StepOutputs(NamedTuple):
+    """What one learning task makes."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    """By parameter name; zeros for a parameter that the loss does not depend on."""
+    buffers: dict[str, Tensor]
+    """Values after the step, by buffer name."""
+    metrics: dict[str, Tensor]
+
+
+class LearningStep(nn.Module):
+    """A copy of the model and its step, whose parameters and buffers come from outside.
+
+    Python-side attributes of the model may change while it is traced, so it is a copy; parameters and buffers
+    are shared with the original, and never read.
+
+    Args:
+        model: the user's model.
+        step: what is done with a batch.
+
+    Raises:
+        ModelError: the model cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module, step: Step) -> None:
+        super().__init__()
+        tensors = [*model.parameters(), *model.buffers()]
+        try:
+            self.model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+        except Exception as error:
+            raise ModelError(
+                f"{type(model).__name__} cannot be copied ({reason(error)}); "
+                "remove what copy.deepcopy cannot copy from the module"
+            ) from error
+        self._step = step
+        self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
+
+    def forward(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of one batch, both checked."""
+        result = self._step(self.model, batch)
+        loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        _check_scalar(loss, "the loss")
+        if not isinstance(metrics, dict):
+            raise LossError(f"a step returns loss, or (loss, {{name: scalar}}), got {type(metrics).__name__}")
+        for name, value in metrics.items():
+            _check_scalar(value, f"the step's {name!r}")
+        return loss, {name: value.detach() for name, value in metrics.items()}
+
+    def run(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        batch: Any,
+        between: Callable[[Tensor], None] = lambda loss: None,
+    ) -> StepOutputs:
+        """Forward and backward.
+
+        Args:
+            parameters: values by the names of `named_parameters()`.
+            buffers: values by the names of `named_buffers()`; they are not written to.
+            batch: what the step takes.
+            between: called with the loss when forward is done and backward has not begun.
+        """
+        leaves = {name: p.detach().requires_grad_(name in self.trained) for name, p in parameters.items()}
+        own = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
+        with torch.enable_grad():
+            state = {f"model.{name}": leaf for name, leaf in leaves.items()} | own
+            loss, metrics = functional_call(self, state, (batch,))
+            _check_differentiable(loss)
+            between(loss)
+            sources = [leaves[name] for name in self.trained]
+            gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
+        after = {name: state[f"model.{name}"].detach() for name in buffers}
+        return StepOutputs(loss.detach(), dict(zip(self.trained, gradients, strict=True)), after, metrics)
+
+
+def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:
+    """The step that most models need: batches are pairs `(inputs, targets)`."""
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return loss(model(inputs), targets)
+
+    return step
+
+
+def _check_scalar(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise LossError(f"{name} must be a scalar tensor, got {type(value).__name__}; return a torch.Tensor")
+    if value.dim() != 0:
+        raise LossError(f"{name} must be a scalar tensor, got one of shape {tuple(value.shape)}; take its mean or sum")
+
+
+def _check_differentiable(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise LossError(
+            "the loss does not depend on the model's parameters; compute it from what the model that the step is "
+            "given returns, without detach() or torch.no_grad()"
+        )

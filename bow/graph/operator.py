@@ -1,0 +1,84 @@
+"""One operator of a step graph, and the arguments it is called with."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Phase: TypeAlias = Literal["forward", "backward", "update"]
+
+Argument: TypeAlias = Any
+"""A `Ref`, a number, string, None, dtype, device, layout or memory format, or a tuple of arguments."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An argument that is a value of the graph."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One ATen operator of a training step, or the update of one group of parameters.
+
+    An operator reads values and makes new ones; it writes to nothing that existed before.
+    """
+
+    index: int
+    """Its place in the order of capture, which is one legal order."""
+    kind: str
+    """The operator with its overload, such as `aten.mm.default`; `update.SGD` for an update."""
+    arguments: tuple[Argument, ...]
+    keywords: Mapping[str, Argument]
+    results: tuple[int | None, ...]
+    """The values it makes, lists flattened; None where a result is undefined or no tensor."""
+    phase: Phase
+    module: str
+    """Path of the module that called it, or whose backward it belongs to; empty for the loss."""
+    forward: int | None = None
+    """Of a backward operator: the index of the forward operator whose gradient it computes."""
+    parameters: tuple[str, ...] = ()
+    """The parameters that it reads, directly or through views; of an update, those that it writes."""
+    flops: int = 0
+    """Floating-point operations; a multiply-add counts as two."""
+    bytes_moved: int = 0
+    """Bytes of its tensor arguments and results."""
+    is_view: bool = False
+    """Whether it only looks at its argument's memory in another way, which costs nothing."""
+    is_random: bool = False
+    """Whether it draws random numbers."""
+    group: int | None = None
+    """Of an update: the index of the optimizer's parameter group."""
+    _reads: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reads", tuple(refs((self.arguments, tuple(self.keywords.values())))))
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The values among its arguments, in order, repeated where one is used twice."""
+        return self._reads
+
+    def with_arguments(self, change: Callable[[Ref], Argument]) -> "Operator":
+        """The same operator with every reference changed."""
+        keywords = {name: map_refs(change, value) for name, value in self.keywords.items()}
+        return dataclasses.replace(self, arguments=map_refs(change, self.arguments), keywords=keywords)
+
+
+def refs(argument: Argument) -> Iterator[int]:
+    """The values that an argument refers to."""
+    if isinstance(argument, Ref):
+        yield argument.value
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from refs(part)
+
+
+def map_refs(change: Callable[[Ref], Argument], argument: Argument) -> Argument:
+    """An argument with every reference in it changed."""
+    if isinstance(argument, Ref):
+        return change(argument)
+    if isinstance(argument, tuple):
+        return tuple(map_refs(change, part) for part in argument)
+    return argument

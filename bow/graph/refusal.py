@@ -1,0 +1,29 @@
+"""Why a step cannot be captured, in one sentence."""
+
+from bow.errors import CaptureError, reason
+
+# The names of torch's exceptions while it runs a model on tensors without values, and what each means.
+_MEANINGS = {
+    "DataDependentOutputException": "reads a tensor's value in Python (.item(), int(), bool() or an if on a tensor)",
+    "GuardOnDataDependentSymNode": "branches in Python on a tensor's value",
+    "UserError": "branches in Python on a tensor's value",
+    "DynamicOutputShapeException": "makes a tensor whose shape depends on values (nonzero, unique, masked_select)",
+    "UnsupportedFakeTensorException": "uses a kind of tensor that has no shape without values",
+    "UnsupportedOperatorException": "uses an operator that cannot run without values",
+}
+
+
+def refusal(model: str, cause: str, remedy: str = "write the step with tensor operations only") -> CaptureError:
+    """The error for a step that cannot be captured."""
+    return CaptureError(f'{model} cannot be captured because its step {cause}; {remedy}, or use engine="eager"')
+
+
+def refused(model: str, error: BaseException) -> CaptureError:
+    """The error for a step during which torch raised `error`."""
+    kind = type(error).__name__
+    if kind in _MEANINGS:
+        function = getattr(error, "func", None)
+        return refusal(model, _MEANINGS[kind] + (f", in {function}" if function is not None else ""))
+    if any(sign in str(error) for sign in (".numpy()", "data_ptr", "FakeTensor", "tolist()")):
+        return refusal(model, f"needs the values of its tensors outside torch ({reason(error)})")
+    return refusal(model, f"fails ({reason(error)})", "run it once on this batch without capture to see where")

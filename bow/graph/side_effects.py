@@ -1,0 +1,81 @@
+"""Finds what a step changes in Python: a graph would do it once, when captured, and never again."""
+
+from collections.abc import Iterable, Iterator
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(None))
+
+
+def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, str]:
+    """Plain values that the step can change, as text, by a name that a message can show.
+
+    Args:
+        model: the attributes of its modules, `training` included.
+        functions: custom autograd functions: their class attributes, and the globals and enclosing variables that
+            their code names.
+    """
+    state = {}
+    for path, module in model.named_modules():
+        owner = f"module {path!r}" if path else "the model"
+        state.update(_plain(f"attribute {{}} of {owner}", vars(module)))
+    for function in functions:
+        state.update(_plain(f"{function.__name__}.{{}}", vars(function)))
+        for code in _functions(function):
+            state.update(_plain(f"variable {{}} of {function.__name__}", _outside(code)))
+    return state
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """The names whose values differ."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _plain(label: str, values: dict[str, Any]) -> dict[str, str]:
+    return {
+        label.format(repr(name)): _shown(value)
+        for name, value in values.items()
+        if isinstance(value, (*_PLAIN, Tensor)) and not name.startswith("__") and not _is_of_torch(name)
+    }
+
+
+def _shown(value: Any) -> str:
+    """A tensor by its identity and version: its elements may have no values."""
+    if isinstance(value, Tensor):
+        return f"tensor {id(value)} {value._version}"
+    if isinstance(value, dict):
+        return str({key: _shown(part) for key, part in value.items()})
+    if isinstance(value, list | tuple):
+        return str([_shown(part) for part in value])
+    return repr(value) if isinstance(value, _PLAIN) else str(id(value))
+
+
+def _is_of_torch(name: str) -> bool:
+    """Whether an attribute is torch's own bookkeeping: parameters, buffers, submodules, hooks, LSTM's weight lists."""
+    return name in {"_parameters", "_buffers", "_modules"} or "hook" in name or name.startswith("_flat_weight")
+
+
+def _functions(owner: type) -> Iterator[FunctionType]:
+    for value in vars(owner).values():
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            yield function
+
+
+def _outside(function: FunctionType) -> dict[str, Any]:
+    """The variables outside a function that its code names."""
+    names = function.__code__.co_names
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with_value = cell.cell_contents if _filled(cell) else None
+        found[name] = with_value
+    return found
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not ...
+    except ValueError:
+        return False

@@ -1,0 +1,286 @@
+"""Traces a learning step into ATen operators. The only file of bow.graph that touches torch's private modules.
+
+Two passes. The first runs the step, autograd included, on tensors without values and records exactly the operators
+that eager PyTorch calls, each with the module that called it, its phase and the autograd node that it made or
+belongs to. The second replays that record under `functionalize`, so that no operator writes to its arguments:
+an operator of the second pass inherits the origin of the one that it comes from.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from bow.errors import BowError, CaptureError
+from bow.graph.learning_step import LearningStep
+from bow.graph.operator import Phase
+from bow.graph.refusal import refused
+
+OLDEST = (2, 10)
+NEWEST = (2, 13)
+_ORIGIN = "bow_origin"
+_aten: Any = torch.ops.aten
+
+Node: TypeAlias = fx.Node
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operator comes from."""
+
+    phase: Phase
+    module: str
+    made: int | None
+    """Sequence number of the autograd node that a forward operator made."""
+    belongs: int | None
+    """Sequence number of the autograd node that a backward operator belongs to."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What tracing gives: a graph of functional operators whose nodes know their origin."""
+
+    nodes: list[Node]
+    constants: dict[str, Tensor]
+    """Tensors that are neither parameter, buffer nor batch, by the name the graph has for them."""
+    outputs: Any
+    """The `StepOutputs` of the step, with nodes in the place of tensors."""
+    custom_functions: frozenset[type]
+    """The `torch.autograd.Function` classes that the loss went through."""
+
+
+def check_version() -> None:
+    """Warn where this version of torch has not been tried, refuse those that are known to be too old.
+
+    Raises:
+        CaptureError: torch is older than 2.10.
+    """
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST:
+        raise CaptureError(f"capture needs torch 2.10 or newer, this is {torch.__version__}; upgrade torch")
+    if version > NEWEST:
+        warnings.warn(f"capture has been tried up to torch 2.13, this is {torch.__version__}", stacklevel=3)
+
+
+def trace(step: LearningStep, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Trace:
+    """Trace a step; no tensor is read or written.
+
+    Raises:
+        CaptureError: the step cannot run on tensors without values.
+    """
+    mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
+    inputs = tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (parameters, buffers, batch))
+    flat, spec = tree_flatten(inputs)
+    recorder = _Recorder(step)
+
+    def run(*leaves: Any) -> Any:
+        return recorder.run(*tree_unflatten(leaves, spec))
+
+    try:
+        with _quiet(), _decomposed_recurrence(step), torch.autograd.set_multithreading_enabled(False):
+            recorded = make_fx(run, tracing_mode="fake")(*flat)
+            functional = make_fx(_replay(recorded), tracing_mode="fake")(*flat)
+    except BowError:
+        raise
+    except Exception as error:
+        raise refused(type(step.model).__name__, error) from error
+    finally:
+        torch.clear_autocast_cache()
+    nodes = list(functional.graph.nodes)
+    constants = {str(node.target): getattr(functional, str(node.target)) for node in nodes if node.op == "get_attr"}
+    outputs = tree_unflatten(tree_leaves(nodes[-1].args[0]), recorder.outputs)
+    return Trace(nodes[:-1], constants, outputs, frozenset(recorder.custom_functions))
+
+
+def origin_of(node: Node) -> Origin:
+    """Where a node of a trace comes from."""
+    return node.meta.get(_ORIGIN) or Origin("forward", "", None, None)
+
+
+class _Recorder:
+    """Runs the step under make_fx and marks every node with its origin."""
+
+    def __init__(self, step: LearningStep) -> None:
+        self._step = step
+        self.outputs: Any = None
+        self.custom_functions: set[type] = set()
+
+    def run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Any:
+        with _Marker(_current_graph()) as marker, _module_paths(self._step.model, marker):
+
+            def between(loss: Tensor) -> None:
+                marker.phase = "backward"
+                self.custom_functions.update(_custom_functions(loss))
+
+            made = self._step.run(parameters, buffers, batch, between)
+        leaves, self.outputs = tree_flatten(made)
+        return leaves
+
+
+class _Marker(TorchDispatchMode):
+    """Sees every operator below autograd, and marks the nodes that the tracer makes of it."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.phase: Phase = "forward"
+        self.modules: list[str] = []
+        self._graph = graph
+        self._last_made = _last_sequence()
+        self._last_belongs: int | None = None
+        _mark_new(graph, None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        _mark_new(self._graph, self._origin())
+        return result
+
+    def _origin(self) -> Origin:
+        if self.phase == "backward":
+            running = torch._C._current_autograd_node()
+            if running is not None:  # None while gradients of several users are added up: the last one's affair
+                self._last_belongs = running._sequence_nr()
+            return Origin("backward", "", None, self._last_belongs)
+        before, self._last_made = self._last_made, _last_sequence()
+        made = self._last_made if self._last_made > before else None
+        return Origin("forward", self.modules[-1] if self.modules else "", made, None)
+
+
+def _replay(recorded: fx.GraphModule) -> Callable[..., Any]:
+    """A function that runs a recorded graph without writes, and hands the origins on."""
+
+    def run(*leaves: Any) -> Any:
+        interpreter = _Functional(recorded, _current_graph())
+        return torch.func.functionalize(interpreter.run, remove="mutations")(*leaves)
+
+    return run
+
+
+class _Functional(fx.Interpreter):
+    """Runs a recorded graph node by node and marks what the tracer makes of each."""
+
+    def __init__(self, recorded: fx.GraphModule, graph: fx.Graph) -> None:
+        super().__init__(recorded)
+        self._graph = graph
+        _mark_new(graph, None)
+
+    def run_node(self, n: Node) -> Any:
+        if n.op == "call_function":
+            _check_writes(n)
+        result = super().run_node(n)
+        _mark_new(self._graph, n.meta.get(_ORIGIN))
+        return result
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is _aten.native_batch_norm.default and args[5] and args[3] is not None:
+            # Its schema hides that it writes the running statistics; this one says so and is the same kernel.
+            target = _aten._native_batch_norm_legit.default
+        return super().call_function(target, args, kwargs)
+
+
+def _check_writes(node: Node) -> None:
+    """Refuse a write to a tensor that would keep its value from one step to the next unseen."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    for position, parameter in enumerate(node.target._schema.arguments):
+        written = parameter.alias_info is not None and parameter.alias_info.is_write
+        target = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
+        if written and isinstance(target, Node) and _base(target).op == "get_attr":
+            raise CaptureError(
+                f"the step cannot be captured because {node.target} writes to a tensor that is neither a buffer nor "
+                'an input; register it with register_buffer, or use engine="eager"'
+            )
+
+
+def _base(node: Node) -> Node:
+    """The node whose memory a chain of views looks at."""
+    while isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0], Node):
+        if not any(returns.alias_info for returns in node.target._schema.returns):
+            break
+        node = node.args[0]
+    return node
+
+
+def _current_graph() -> fx.Graph:
+    mode: Any = get_proxy_mode()
+    graph: fx.Graph = mode.tracer.graph
+    return graph
+
+
+def _mark_new(graph: fx.Graph, origin: Origin | None) -> None:
+    """Give every node since the last call its origin. At once: tracing later removes nodes."""
+    for node in reversed(graph.nodes):
+        if _ORIGIN in node.meta:
+            return
+        node.meta[_ORIGIN] = origin
+
+
+def _last_sequence() -> int:
+    """Sequence number of the youngest autograd node of this thread."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number - 1
+
+
+def _custom_functions(loss: Tensor) -> set[type]:
+    """The user's `torch.autograd.Function` classes behind a loss."""
+    found, seen, waiting = set(), set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None:
+            found.add(function)
+    return found
+
+
+@contextlib.contextmanager
+def _module_paths(model: nn.Module, marker: _Marker) -> Iterator[None]:
+    """Keep `marker.modules` the stack of the modules that are running."""
+
+    def entering(path: str) -> Callable[..., None]:
+        return lambda *_: marker.modules.append(path)
+
+    def leaving(*_: Any) -> None:
+        marker.modules.pop()
+
+    handles = []
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(entering(path), prepend=True))
+        handles.append(module.register_forward_hook(leaving, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _decomposed_recurrence(step: nn.Module) -> Iterator[None]:
+    """Trace recurrent layers as matrix products: oneDNN's fused layer keeps a workspace that no graph can hold."""
+    recurrent = any(isinstance(module, nn.RNNBase) for module in step.modules())
+    enabled = torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    torch._C._set_mkldnn_enabled(enabled and not recurrent)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The user's own run of the model has shown its warnings already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
