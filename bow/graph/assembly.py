@@ -79,7 +79,7 @@ def _annotated(
     operators: Sequence[Operator], values: Mapping[int, TensorSpec], parameters: Mapping[str, int]
 ) -> Iterator[Operator]:
     """Operators with what they cost and the parameters that they read, through views and casts too."""
-    origin = {value: (name,) for name, value in parameters.items()}
+    origin: dict[int, tuple[str, ...]] = {value: (name,) for name, value in parameters.items()}
     for operator in operators:
         names = tuple(dict.fromkeys(name for value in operator.reads for name in origin.get(value, ())))
         if operator.is_view or operator.kind.startswith("aten._to_copy."):

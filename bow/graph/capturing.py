@@ -1,6 +1,6 @@
 """Captures a training step as a step graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,7 +90,9 @@ def _chosen_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -
     return step_from_loss(loss)
 
 
-def _trace(step: LearningStep, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> tracing.Trace:
+def _trace(
+    step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+) -> tracing.Trace:
     """Trace a step and make sure that a graph can repeat it."""
     before = python_state(step.model)
     trace = tracing.trace(step, parameters, buffers, batch)

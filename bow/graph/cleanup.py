@@ -21,7 +21,8 @@ def skip_identities(
     Returns:
         The operators that remain, and for every value that was removed the one that takes its place.
     """
-    kept, instead = [], {}
+    kept: list[Operator] = []
+    instead: dict[int, int] = {}
     for operator in operators:
         current = operator.with_arguments(lambda ref: Ref(instead.get(ref.value, ref.value)))
         if _is_identity(current, values):

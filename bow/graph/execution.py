@@ -68,7 +68,9 @@ def _call(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> No
     except Exception as error:
         shapes = ", ".join(str(graph.values[value]) for value in operator.reads)
         where = f" of {operator.module}" if operator.module else ""
-        raise GraphError(f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}") from error
+        raise GraphError(
+            f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}"
+        ) from error
     for value, result in zip(operator.results, _flat(made), strict=True):
         if value is not None:
             live[value] = result
@@ -82,9 +84,7 @@ def _flat(made: Any) -> Iterator[Any]:
         yield made
 
 
-def _bound(
-    what: str, names: Mapping[str, int], tensors: Mapping[str, Tensor], graph: "StepGraph"
-) -> dict[int, Tensor]:
+def _bound(what: str, names: Mapping[str, int], tensors: Mapping[str, Tensor], graph: "StepGraph") -> dict[int, Tensor]:
     if names.keys() != tensors.keys():
         differing = sorted(names.keys() ^ tensors.keys())[0]
         state = "is missing" if differing in names else "is not in the graph"

@@ -54,7 +54,9 @@ def loads(text: str) -> dict[str, Any]:
     if not isinstance(read, dict) or read.get("format") != FORMAT:
         raise GraphError(f'the file is not a "{FORMAT}"; give one that StepGraph.save wrote')
     if read.get("version") != VERSION:
-        raise GraphError(f"the step graph has version {read.get('version')}, this bow reads {VERSION}; capture it again")
+        raise GraphError(
+            f"the step graph has version {read.get('version')}, this bow reads {VERSION}; capture it again"
+        )
     try:
         return _fields(read)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

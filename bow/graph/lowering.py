@@ -63,7 +63,7 @@ class Lowering:
     def _call(self, node: fx.Node) -> Any:
         kind = str(node.target)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(f"the step cannot be captured because {kind} is no operator; use engine=\"eager\"")
+            raise CaptureError(f'the step cannot be captured because {kind} is no operator; use engine="eager"')
         made = self._structure(node.meta["val"])
         origin = origin_of(node)
         operator = Operator(
@@ -82,8 +82,7 @@ class Lowering:
         return made
 
     def _forward(self, origin: Origin, index: int) -> int | None:
-        if origin.made is not None:
-            self._makers.setdefault(origin.made, index)
+        self._makers.update(dict.fromkeys(origin.made, index))
         return self._makers.get(origin.belongs) if origin.belongs is not None else None
 
     def _with_module(self, operator: Operator) -> Operator:

@@ -1,6 +1,6 @@
 """Finds what a step changes in Python: a graph would do it once, when captured, and never again."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -33,7 +33,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-def _plain(label: str, values: dict[str, Any]) -> dict[str, str]:
+def _plain(label: str, values: Mapping[str, Any]) -> dict[str, str]:
     return {
         label.format(repr(name)): _shown(value)
         for name, value in values.items()

@@ -8,7 +8,7 @@ an operator of the second pass inherits the origin of the one that it comes from
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,8 +38,8 @@ class Origin:
 
     phase: Phase
     module: str
-    made: int | None
-    """Sequence number of the autograd node that a forward operator made."""
+    made: range
+    """Sequence numbers of the autograd nodes that a forward operator made: its own, then those of its leaves."""
     belongs: int | None
     """Sequence number of the autograd node that a backward operator belongs to."""
 
@@ -70,14 +70,16 @@ def check_version() -> None:
         warnings.warn(f"capture has been tried up to torch 2.13, this is {torch.__version__}", stacklevel=3)
 
 
-def trace(step: LearningStep, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Trace:
+def trace(step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Trace:
     """Trace a step; no tensor is read or written.
 
     Raises:
         CaptureError: the step cannot run on tensors without values.
     """
     mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
-    inputs = tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (parameters, buffers, batch))
+    inputs = tree_map_only(
+        Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (dict(parameters), dict(buffers), batch)
+    )
     flat, spec = tree_flatten(inputs)
     recorder = _Recorder(step)
 
@@ -102,7 +104,7 @@ def trace(step: LearningStep, parameters: dict[str, Tensor], buffers: dict[str, 
 
 def origin_of(node: Node) -> Origin:
     """Where a node of a trace comes from."""
-    return node.meta.get(_ORIGIN) or Origin("forward", "", None, None)
+    return node.meta.get(_ORIGIN) or Origin("forward", "", range(0), None)
 
 
 class _Recorder:
@@ -125,11 +127,11 @@ class _Recorder:
         return leaves
 
 
-class _Marker(TorchDispatchMode):
+class _Marker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator below autograd, and marks the nodes that the tracer makes of it."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase: Phase = "forward"
         self.modules: list[str] = []
         self._graph = graph
@@ -149,9 +151,9 @@ class _Marker(TorchDispatchMode):
             running = torch._C._current_autograd_node()
             if running is not None:  # None while gradients of several users are added up: the last one's affair
                 self._last_belongs = running._sequence_nr()
-            return Origin("backward", "", None, self._last_belongs)
+            return Origin("backward", "", range(0), self._last_belongs)
         before, self._last_made = self._last_made, _last_sequence()
-        made = self._last_made if self._last_made > before else None
+        made = range(before + 1, self._last_made + 1)
         return Origin("forward", self.modules[-1] if self.modules else "", made, None)
 
 
@@ -184,7 +186,22 @@ class _Functional(fx.Interpreter):
         if target is _aten.native_batch_norm.default and args[5] and args[3] is not None:
             # Its schema hides that it writes the running statistics; this one says so and is the same kernel.
             target = _aten._native_batch_norm_legit.default
+        if _fills_at_random(target) and not args[0].is_contiguous():
+            # Its functional form makes a contiguous tensor; this view keeps the memory order, and so the kernels that
+            # read it and the element that each random number goes to.
+            super().call_function(target, (_in_memory_order(args[0]), *args[1:]), kwargs)
+            return args[0]
         return super().call_function(target, args, kwargs)
+
+
+def _fills_at_random(target: Any) -> bool:
+    overload = isinstance(target, torch._ops.OpOverload)
+    return overload and target._schema.is_mutable and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """A view of a tensor whose last dimension is the one that lies densest in memory."""
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
 
 
 def _check_writes(node: Node) -> None:
@@ -270,7 +287,7 @@ def _module_paths(model: nn.Module, marker: _Marker) -> Iterator[None]:
 def _decomposed_recurrence(step: nn.Module) -> Iterator[None]:
     """Trace recurrent layers as matrix products: oneDNN's fused layer keeps a workspace that no graph can hold."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in step.modules())
-    enabled = torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(enabled and not recurrent)
     try:
         yield

@@ -96,8 +96,7 @@ def _make(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
         raise OptimizerError(f"the optimizer cannot be made for this model ({reason(error)})") from error
     if not isinstance(optimizer, Optimizer):
         raise OptimizerError(
-            "optimizer must be a function that returns a torch.optim.Optimizer, "
-            f"it returned {type(optimizer).__name__}"
+            f"optimizer must be a function that returns a torch.optim.Optimizer, it returned {type(optimizer).__name__}"
         )
     return optimizer
 
