@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from bow.graph import kinds
 from bow.graph.operator import Operator, Ref
 from bow.graph.tensor_spec import TensorSpec
 
@@ -37,14 +36,19 @@ def skip_identities(
 def drop_dead(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
     """Remove operators without effect on the wanted values.
 
-    Random ones stay: they advance the generator that the others draw from.
+    Random ones stay: they advance the generator that the others draw from. So do those without a result: they
+    check something, such as whether a matrix could be inverted.
     """
     live, kept = set(wanted), []
     for operator in reversed(operators):
-        if operator.is_random or kinds.is_update(operator.kind) or not live.isdisjoint(operator.results):
+        if operator.is_random or _checks(operator) or not live.isdisjoint(operator.results):
             live.update(operator.reads)
             kept.append(operator)
     return kept[::-1]
+
+
+def _checks(operator: Operator) -> bool:
+    return all(value is None for value in operator.results)
 
 
 def renumber(operators: Sequence[Operator]) -> list[Operator]:

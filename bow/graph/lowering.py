@@ -64,7 +64,7 @@ class Lowering:
         kind = str(node.target)
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f'the step cannot be captured because {kind} is no operator; use engine="eager"')
-        made = self._structure(node.meta["val"])
+        made = self._structure(node.meta.get("val"))
         origin = origin_of(node)
         operator = Operator(
             index=len(self.operators),
@@ -112,6 +112,11 @@ class Lowering:
         return None
 
     def _new(self, tensor: Tensor) -> Ref:
+        if tensor.layout is not torch.strided:
+            raise CaptureError(
+                f"the step cannot be captured because it makes a tensor of layout {tensor.layout}; "
+                'use dense tensors (sparse=False), or use engine="eager"'
+            )
         ref = Ref(len(self.values))
         self.values[ref.value] = TensorSpec.of(tensor)
         return ref

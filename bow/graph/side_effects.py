@@ -1,9 +1,11 @@
 """Finds what a step changes in Python: a graph would do it once, when captured, and never again."""
 
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(None))
@@ -17,7 +19,7 @@ def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, 
         functions: custom autograd functions: their class attributes, and the globals and enclosing variables that
             their code names.
     """
-    state = {}
+    state = {"the state of Python's random": str(hash(random.getstate())), "the state of numpy.random": str(np.random.get_state())}
     for path, module in model.named_modules():
         owner = f"module {path!r}" if path else "the model"
         state.update(_plain(f"attribute {{}} of {owner}", vars(module)))

@@ -22,12 +22,20 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from bow.errors import BowError, CaptureError
 from bow.graph.learning_step import LearningStep
 from bow.graph.operator import Phase
-from bow.graph.refusal import refused
+from bow.graph.refusal import refusal, refused
 
 OLDEST = (2, 10)
 NEWEST = (2, 13)
 _ORIGIN = "bow_origin"
 _aten: Any = torch.ops.aten
+
+_UNHOLDABLE = {
+    _aten.mkldnn_rnn_layer.default,
+    _aten.cudnn_batch_norm.default,
+    _aten.miopen_batch_norm.default,
+    _aten._cudnn_rnn.default,
+    _aten.miopen_rnn.default,
+}
 
 Node: TypeAlias = fx.Node
 
@@ -87,15 +95,15 @@ def trace(step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping
         return recorder.run(*tree_unflatten(leaves, spec))
 
     try:
-        with _quiet(), _decomposed_recurrence(step), torch.autograd.set_multithreading_enabled(False):
+        with _quiet(), _own_kernels(step), torch.autograd.set_multithreading_enabled(False):
             recorded = make_fx(run, tracing_mode="fake")(*flat)
+            for node in recorded.graph.nodes:
+                _check_repeatable(node, type(step.model).__name__)
             functional = make_fx(_replay(recorded), tracing_mode="fake")(*flat)
     except BowError:
         raise
     except Exception as error:
         raise refused(type(step.model).__name__, error) from error
-    finally:
-        torch.clear_autocast_cache()
     nodes = list(functional.graph.nodes)
     constants = {str(node.target): getattr(functional, str(node.target)) for node in nodes if node.op == "get_attr"}
     outputs = tree_unflatten(tree_leaves(nodes[-1].args[0]), recorder.outputs)
@@ -116,7 +124,7 @@ class _Recorder:
         self.custom_functions: set[type] = set()
 
     def run(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Any:
-        with _Marker(_current_graph()) as marker, _module_paths(self._step.model, marker):
+        with _Marker(_current_graph()) as marker, _module_paths(self._step.model, marker), _autocast_cache():
 
             def between(loss: Tensor) -> None:
                 marker.phase = "backward"
@@ -176,8 +184,6 @@ class _Functional(fx.Interpreter):
         _mark_new(graph, None)
 
     def run_node(self, n: Node) -> Any:
-        if n.op == "call_function":
-            _check_writes(n)
         result = super().run_node(n)
         _mark_new(self._graph, n.meta.get(_ORIGIN))
         return result
@@ -201,21 +207,37 @@ def _fills_at_random(target: Any) -> bool:
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
     """A view of a tensor whose last dimension is the one that lies densest in memory."""
-    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim]))
 
 
-def _check_writes(node: Node) -> None:
-    """Refuse a write to a tensor that would keep its value from one step to the next unseen."""
+def _check_repeatable(node: Node, model: str) -> None:
+    """Refuse what a graph would not do as the step does it."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return
+    if origin_of(node).phase == "backward" and torch.Tag.nondeterministic_seeded in node.target.tags:
+        raise refusal(
+            model,
+            f"draws random numbers in its backward pass ({node.target}), where activation checkpointing would "
+            "draw those of the forward pass again",
+            "take dropout out of what is checkpointed",
+        )
+    if node.target in _UNHOLDABLE:
+        raise refusal(model, f"calls {node.target}, which keeps or changes memory unseen", "use a layer of torch.nn")
+    if any(_base(written).op == "get_attr" for written in _written(node)):
+        raise refusal(
+            model,
+            f"writes to a tensor that is neither a buffer nor an input ({node.target})",
+            "register it with register_buffer",
+        )
+
+
+def _written(node: Node) -> Iterator[Node]:
+    """The arguments that a node writes to."""
+    assert isinstance(node.target, torch._ops.OpOverload)
     for position, parameter in enumerate(node.target._schema.arguments):
-        written = parameter.alias_info is not None and parameter.alias_info.is_write
-        target = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
-        if written and isinstance(target, Node) and _base(target).op == "get_attr":
-            raise CaptureError(
-                f"the step cannot be captured because {node.target} writes to a tensor that is neither a buffer nor "
-                'an input; register it with register_buffer, or use engine="eager"'
-            )
+        argument = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
+        if parameter.alias_info is not None and parameter.alias_info.is_write and isinstance(argument, Node):
+            yield argument
 
 
 def _base(node: Node) -> Node:
@@ -284,15 +306,32 @@ def _module_paths(model: nn.Module, marker: _Marker) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _decomposed_recurrence(step: nn.Module) -> Iterator[None]:
-    """Trace recurrent layers as matrix products: oneDNN's fused layer keeps a workspace that no graph can hold."""
-    recurrent = any(isinstance(module, nn.RNNBase) for module in step.modules())
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(enabled and not recurrent)
+def _own_kernels(step: nn.Module) -> Iterator[None]:
+    """Keep torch from handing whole layers to a library in a way that no graph can hold.
+
+    oneDNN's recurrent layer keeps a workspace, so recurrent layers become matrix products. cuDNN's batch norm writes
+    the running statistics without saying so; torch's own is taken. Convolutions choose their library when they run.
+    """
+    onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    torch._C._set_mkldnn_enabled(onednn and not any(isinstance(module, nn.RNNBase) for module in step.modules()))
+    torch._C._set_cudnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
+        torch._C._set_mkldnn_enabled(onednn)
+        torch._C._set_cudnn_enabled(cudnn)
+
+
+@contextlib.contextmanager
+def _autocast_cache() -> Iterator[None]:
+    """Let autocast cast a weight once a step, as in eager mode; make_fx casts it at every use."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(True)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(enabled)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,89 @@
+"""Models, batches and an eager reference for the tests of step graphs."""
+
+import contextlib
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bow
+from bow.graph import StepGraph
+from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    build: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    loss: Callable[[Any, Any], Tensor]
+    mkldnn: bool = True
+
+
+def _images() -> Batch:
+    return torch.randn(2, 3, 16, 16), torch.randint(10, (2,))
+
+
+def _tokens() -> Batch:
+    return torch.randint(20, (3, 8)), torch.randint(20, (3, 8))
+
+
+PAPER_MODELS = {
+    "resnet32": Case(lambda: ResNet(32, width=8), _images, F.cross_entropy),
+    "lstm": Case(lambda: LSTMLanguageModel(20, 16, 32, layers=2), _tokens, sequence_cross_entropy, mkldnn=False),
+    "transformer": Case(lambda: Transformer(20, context=8), _tokens, sequence_cross_entropy),
+}
+
+
+@functools.cache
+def captured(name: str) -> tuple[nn.Module, StepGraph]:
+    """A model of the papers and its graph, captured once for all tests."""
+    torch.manual_seed(0)
+    case = PAPER_MODELS[name]
+    model = case.build()
+    return model, bow.capture(model, case.batch(), case.loss)
+
+
+@contextlib.contextmanager
+def onednn(enabled: bool) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says about Intel GPUs whenever the flag is touched
+        with torch.backends.mkldnn.flags(enabled=enabled):
+            yield
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Loss, gradients and buffers of one step by ordinary autograd, on a copy of the model."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def step(cls, model: nn.Module, step: Callable[[nn.Module], Tensor]) -> "Eager":
+        learner = copy.deepcopy(model)
+        loss = step(learner)
+        loss.backward()
+        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in learner.named_parameters()}
+        trained = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        return cls(loss.detach(), {n: g for n, g in gradients.items() if n in trained}, dict(learner.named_buffers()))
+
+
+def state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    return dict(model.named_parameters()), dict(model.named_buffers())
+
+
+def assert_equal(outputs: Any, eager: Eager) -> None:
+    """Loss, every gradient and every buffer are the same to the last bit."""
+    assert torch.equal(outputs.loss, eager.loss)
+    for made, expected in ((outputs.gradients, eager.gradients), (outputs.buffers, eager.buffers)):
+        assert made.keys() == expected.keys()
+        assert [name for name in expected if not torch.equal(made[name], expected[name])] == []

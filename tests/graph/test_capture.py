@@ -1,0 +1,242 @@
+"""Running a captured step equals autograd to the last bit."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bow
+from bow.graph import StepGraph, kinds
+from tests.graph.cases import PAPER_MODELS, Eager, assert_equal, captured, onednn, state
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["captured", "loaded"])
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_running_the_graph_equals_autograd_exactly_on_two_batches(name: str, loaded: bool) -> None:
+    case = PAPER_MODELS[name]
+    model, graph = captured(name)
+    graph = StepGraph.from_json(graph.to_json()) if loaded else graph
+    with onednn(case.mkldnn):
+        for _ in range(2):
+            inputs, targets = batch = case.batch()
+            outputs = graph.run(*state(model), batch)
+
+            def step(learner: nn.Module, inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+                return case.loss(learner(inputs), targets)
+
+            assert_equal(outputs, Eager.step(model, step))
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return gradient * (s + x * s * (1 - s))
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Swish.apply(self.linear(x))
+
+
+class AssignedBuffer(Custom):
+    """Replaces a buffer instead of writing to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.linear(x)
+        self.average = 0.9 * self.average + 0.1 * outputs.detach().mean(0)
+        return outputs + self.average
+
+
+class Constants(Custom):
+    """Uses tensors that are neither parameters nor buffers, and writes to what it made itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = torch.tensor([1.0, 0.0, 1.0, math.inf, 1.0, 1.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.linear(x) * 1
+        outputs[:, 0] = torch.tensor([3.0])
+        outputs[1:3].mul_(2)
+        return outputs.clamp(max=self.mask).masked_fill(torch.eye(4, 6).bool(), -1.0)
+
+
+class Autocast(Custom):
+    """Uses a weight twice: autocast casts it once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.linear(self.linear(x).relu()).float()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.gelu(self.first(x)))
+
+
+class Attention(Custom):
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.linear(x).view(1, 2, 2, 6)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def _convolutions() -> nn.Module:
+    layers = nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.ConvTranspose2d(6, 4, 3)
+    return nn.Sequential(*layers, nn.InstanceNorm2d(4, affine=True, track_running_stats=True), nn.AdaptiveAvgPool2d(2))
+
+
+def _images() -> Tensor:
+    return torch.randn(4, 3, 8, 8)
+
+
+TRICKY = {
+    "custom autograd function": (Custom, lambda: torch.randn(4, 6)),
+    "buffer that is assigned": (AssignedBuffer, lambda: torch.randn(4, 6)),
+    "constants and writes": (Constants, lambda: torch.randn(4, 6)),
+    "autocast": (Autocast, lambda: torch.randn(4, 6)),
+    "tied, frozen and unused parameters": (Tied, lambda: torch.randn(4, 6)),
+    "fused attention": (Attention, lambda: torch.randn(4, 6)),
+    "convolutions and norms": (_convolutions, _images),
+    "double precision": (lambda: _convolutions().double(), lambda: _images().double()),
+    "channels last": (
+        lambda: _convolutions().to(memory_format=torch.channels_last),
+        lambda: _images().to(memory_format=torch.channels_last),
+    ),
+    "evaluation mode": (lambda: _convolutions().eval(), _images),
+}
+
+
+@pytest.mark.parametrize("name", TRICKY)
+def test_whatever_a_model_does_the_graph_equals_autograd_exactly(name: str) -> None:
+    build, inputs = TRICKY[name]
+    torch.manual_seed(0)
+    model = build()
+
+    def step(learner: nn.Module, batch: Tensor) -> Tensor:
+        return learner(batch).square().mean()
+
+    graph = StepGraph.from_json(bow.capture(model, inputs(), step=step).to_json())
+    for _ in range(2):
+        batch = inputs()
+        assert_equal(graph.run(*state(model), batch), Eager.step(model, lambda learner, b=batch: step(learner, b)))
+
+
+def test_a_step_of_its_own_takes_any_batch_and_returns_metrics() -> None:
+    model = nn.Linear(3, 2)
+    batch = {"x": torch.randn(4, 3), "more": [torch.randn(4, 2)]}
+
+    def step(learner, b):
+        error = learner(b["x"]) - b["more"][0]
+        return error.square().mean(), {"worst": error.abs().max()}
+
+    outputs = bow.capture(model, batch, step=step).run(*state(model), batch)
+    loss, metrics = step(model, batch)
+    assert outputs.loss.item() == loss.item()
+    assert outputs.metrics["worst"].item() == metrics["worst"].item()
+
+
+def test_capturing_leaves_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 2))
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before, pointers = copy.deepcopy(model.state_dict()), [p.data_ptr() for p in model.parameters()]
+    random_state = torch.get_rng_state()
+    graph = bow.capture(model, (_images(), torch.tensor([0, 1, 1, 0])), F.cross_entropy)
+    graph.run(*state(model), (_images(), torch.tensor([0, 1, 1, 0])), seed=1)
+    torch.set_rng_state(random_state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert model[1].weight.grad is None
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_flags_of_torch_are_put_back_after_a_refusal() -> None:
+    before = torch.backends.mkldnn.is_available(), torch._C._get_mkldnn_enabled(), torch.is_autocast_cache_enabled()
+    with pytest.raises(bow.BowError):
+        bow.capture(nn.LSTM(2, 2), (torch.randn(3, 1, 2),), step=lambda model, batch: model(batch[0])[0].sum().item())
+    after = torch.backends.mkldnn.is_available(), torch._C._get_mkldnn_enabled(), torch.is_autocast_cache_enabled()
+    assert before == after
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_no_operator_writes_to_what_another_one_made(name: str) -> None:
+    _, graph = captured(name)
+    assert not any(kinds.writes(kind) for kind in graph.count())
+    seen = {*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants}
+    for operator in graph.operators:
+        assert seen.issuperset(operator.reads)
+        made = [value for value in operator.results if value is not None]
+        assert seen.isdisjoint(made)
+        seen.update(made)
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_what_computes_nothing_is_gone_and_views_are_marked(name: str) -> None:
+    _, graph = captured(name)
+    assert not {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"} & set(graph.count())
+    read = {value for operator in graph.operators for value in operator.reads} | graph.results
+    for operator in graph.operators:
+        assert operator.is_random or not read.isdisjoint(operator.results), operator
+        assert not operator.is_view or (operator.flops, operator.bytes_moved) == (0, 0)
+
+
+def test_convolution_backward_is_two_operators_that_do_not_wait_for_each_other() -> None:
+    _, graph = captured("resnet32")
+    halves = [operator for operator in graph.operators if operator.kind == "aten.convolution_backward.default"]
+    assert len(halves) == 31 + 30  # the first convolution has no use for the gradient of the images
+    assert all(sum(operator.arguments[-1]) == 1 for operator in halves)
+    for left, right in itertools.combinations(halves, 2):
+        if left.forward == right.forward:
+            assert not set(left.reads) & set(right.results)
+            assert not set(right.reads) & set(left.results)
+            assert left.reads == right.reads
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_backward_operators_know_the_forward_operator_and_module_they_belong_to(name: str) -> None:
+    model, graph = captured(name)
+    paths = {path for path, _ in model.named_modules()}
+    heavy = [o for o in graph.operators if o.flops > 100 and "mm" in o.kind or "convolution" in o.kind]
+    assert {operator.phase for operator in heavy} == {"forward", "backward"}
+    for operator in heavy:
+        assert operator.module in paths
+        if operator.phase == "forward":
+            assert operator.forward is None
+        else:
+            assert operator.forward is not None
+            assert graph.operators[operator.forward].phase == "forward"
+            assert graph.operators[operator.forward].module == operator.module
+
+
+def test_operators_name_the_parameters_that_they_read_through_views() -> None:
+    _, graph = captured("transformer")
+    (product,) = [o for o in graph.operators if o.kind == "aten.addmm.default" and o.module == "blocks.0.expand"]
+    assert product.parameters == ("blocks.0.expand.bias", "blocks.0.expand.weight")
+    _, graph = captured("resnet32")
+    (norm,) = [o for o in graph.operators if "batch_norm_legit" in o.kind and o.module == "norm"]
+    assert norm.parameters == ("norm.weight", "norm.bias")
