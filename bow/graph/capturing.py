@@ -54,7 +54,7 @@ def capture(
         >>> batch = torch.randn(2, 8), torch.randint(4, (2,))
         >>> graph = capture(model, batch, torch.nn.functional.cross_entropy)
         >>> graph.operators[1].kind, graph.operators[1].module, graph.operators[1].parameters
-        ('aten.addmm.default', '0', ('0.weight', '0.bias'))
+        ('aten.addmm.default', '0', ('0.bias', '0.weight'))
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018.

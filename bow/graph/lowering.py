@@ -50,6 +50,8 @@ class Lowering:
             self.inputs.append(self.value(node))
         elif node.op == "get_attr":
             constant = trace.constants[str(node.target)]
+            if not isinstance(constant, Tensor):
+                raise _refused_argument(constant)
             self._made[node] = self._new(constant)
             self.constants[self.value(node)] = constant.detach()
         elif node.target is python_operator.getitem:
@@ -98,10 +100,7 @@ class Lowering:
             return tuple(self._argument(part) for part in argument)
         if isinstance(argument, _LITERALS):
             return argument
-        raise CaptureError(
-            f"the step cannot be captured because it hands a {type(argument).__name__} to an operator; "
-            "use the default random number generator and plain numbers"
-        )
+        raise _refused_argument(argument)
 
     def _structure(self, made: Any) -> Any:
         """What a call made, with values for tensors and None for all else."""
@@ -128,3 +127,10 @@ def _flat(made: Any) -> Iterator[int | None]:
             yield from _flat(part)
     else:
         yield made.value if isinstance(made, Ref) else None
+
+
+def _refused_argument(argument: object) -> CaptureError:
+    return CaptureError(
+        f"the step cannot be captured because it hands a {type(argument).__name__} to an operator; use torch's "
+        "default random number generator and plain numbers"
+    )

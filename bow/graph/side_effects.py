@@ -19,7 +19,10 @@ def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, 
         functions: custom autograd functions: their class attributes, and the globals and enclosing variables that
             their code names.
     """
-    state = {"the state of Python's random": str(hash(random.getstate())), "the state of numpy.random": str(np.random.get_state())}
+    state = {
+        "the state of Python's random": str(hash(random.getstate())),
+        "the state of numpy.random": str(np.random.get_state()),
+    }
     for path, module in model.named_modules():
         owner = f"module {path!r}" if path else "the model"
         state.update(_plain(f"attribute {{}} of {owner}", vars(module)))

@@ -7,6 +7,7 @@ an operator of the second pass inherits the origin of the one that it comes from
 """
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,8 +58,8 @@ class Trace:
     """What tracing gives: a graph of functional operators whose nodes know their origin."""
 
     nodes: list[Node]
-    constants: dict[str, Tensor]
-    """Tensors that are neither parameter, buffer nor batch, by the name the graph has for them."""
+    constants: dict[str, Any]
+    """What is neither parameter, buffer nor batch, most often a tensor, by the name the graph has for it."""
     outputs: Any
     """The `StepOutputs` of the step, with nodes in the place of tensors."""
     custom_functions: frozenset[type]
@@ -151,7 +152,8 @@ class _Marker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        _mark_new(self._graph, self._origin())
+        if not _is_marked(next(reversed(self._graph.nodes))):  # some calls, such as asking for a device, leave no node
+            _mark_new(self._graph, self._origin())
         return result
 
     def _origin(self) -> Origin:
@@ -257,10 +259,12 @@ def _current_graph() -> fx.Graph:
 
 def _mark_new(graph: fx.Graph, origin: Origin | None) -> None:
     """Give every node since the last call its origin. At once: tracing later removes nodes."""
-    for node in reversed(graph.nodes):
-        if _ORIGIN in node.meta:
-            return
+    for node in itertools.takewhile(lambda node: not _is_marked(node), reversed(graph.nodes)):
         node.meta[_ORIGIN] = origin
+
+
+def _is_marked(node: Node) -> bool:
+    return _ORIGIN in node.meta
 
 
 def _last_sequence() -> int:

@@ -221,7 +221,7 @@ def test_convolution_backward_is_two_operators_that_do_not_wait_for_each_other()
 def test_backward_operators_know_the_forward_operator_and_module_they_belong_to(name: str) -> None:
     model, graph = captured(name)
     paths = {path for path, _ in model.named_modules()}
-    heavy = [o for o in graph.operators if o.flops > 100 and "mm" in o.kind or "convolution" in o.kind]
+    heavy = [o for o in graph.operators if (o.flops > 100 and "mm" in o.kind) or "convolution" in o.kind]
     assert {operator.phase for operator in heavy} == {"forward", "backward"}
     for operator in heavy:
         assert operator.module in paths
