@@ -26,4 +26,6 @@ def refused(model: str, error: BaseException) -> CaptureError:
         return refusal(model, _MEANINGS[kind] + (f", in {function}" if function is not None else ""))
     if any(sign in str(error) for sign in (".numpy()", "data_ptr", "FakeTensor", "tolist()")):
         return refusal(model, f"needs the values of its tensors outside torch ({reason(error)})")
+    if "Generator" in str(error):
+        return refusal(model, "draws from a torch.Generator", "use torch's default random number generator")
     return refusal(model, f"fails ({reason(error)})", "run it once on this batch without capture to see where")

@@ -152,7 +152,9 @@ class _Marker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not _is_marked(next(reversed(self._graph.nodes))):  # some calls, such as asking for a device, leave no node
+        if not _is_marked(
+            next(iter(reversed(self._graph.nodes)))
+        ):  # some calls, such as asking for a device, leave no node
             _mark_new(self._graph, self._origin())
         return result
 
