@@ -30,7 +30,8 @@ def capture(
     The step runs once on tensors without values: nothing is computed, and the model is not changed. It is captured in
     the mode that the model is in (train or eval), for the shapes of this batch. Recurrent layers are captured as the
     matrix products of each step in time; compare them with eager PyTorch under
-    `torch.backends.mkldnn.flags(enabled=False)`.
+    `torch.backends.mkldnn.flags(enabled=False)`. Flags of torch are changed meanwhile: do not capture while other
+    threads compute.
 
     Args:
         model: the model; its parameters, buffers and everything in Python stay as they are.

@@ -114,7 +114,7 @@ def _new(values: dict[int, TensorSpec], spec: TensorSpec) -> int:
 def _state_tensors(optimizer: Optimizer, group: int) -> int:
     """Tensors of a parameter's size that the optimizer keeps for it, found by a step on one element."""
     settings = {key: value for key, value in optimizer.param_groups[group].items() if key != "params"}
-    like = optimizer.param_groups[group]["params"][0]
+    like = next(iter(optimizer.param_groups[group]["params"]), torch.zeros(1))
     parameter = nn.Parameter(torch.zeros([1] * max(like.dim(), 1), dtype=like.dtype))
     parameter.grad = torch.zeros_like(parameter)
     probe = copy.copy(optimizer)
