@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import yaml
 
 import bow
@@ -52,7 +53,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _train(composition: Composition) -> "Result":
-    return bow.train(**build(composition))
+    arguments = build(composition)
+    torch.manual_seed(arguments["seed"])  # what the model starts from, drawn when bow.train builds it
+    return bow.train(**arguments)
 
 
 def _sweep(compositions: Sequence[Composition]) -> None:
