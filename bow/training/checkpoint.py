@@ -1,5 +1,6 @@
 """Checkpoints of a training: written whole or not at all."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -33,7 +34,8 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
         for old in _checkpoints(directory)[:-KEEP]:
             old.unlink()
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise CheckpointError(
             f"{path} cannot be written ({error.strerror or reason(error)}); free space or use another run_dir"
         ) from error
