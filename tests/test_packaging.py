@@ -1,6 +1,9 @@
+import os
 import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -52,3 +55,30 @@ def test_setup_without_ensurepip_names_the_package(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "sudo apt install python3.12-venv" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "tools", "extras", "torch"),
+    [
+        ("| NVIDIA-SMI 580.65.06   Driver Version: 580.65.06   CUDA Version: 13.0 |", [], "[cu13]", "2.13.0"),
+        ("| NVIDIA-SMI 595.12      Driver Version: 595.12      CUDA Version: 13.2 |", ["dev"], "[dev,cu13]", "2.13.0"),
+        ("| NVIDIA-SMI 550.54.15   Driver Version: 550.54.15   CUDA Version: 12.4 |", [], "[cu12]", "2.10.0"),
+    ],
+)
+def test_setup_takes_the_torch_that_the_driver_can_run(
+    nvidia_smi: str, tools: list[str], extras: str, torch: str, tmp_path: Path
+) -> None:
+    programs = {
+        "nvidia-smi": f"echo '{nvidia_smi}'",
+        "python": f'[ "$1" = -c ] || echo "$@" >>{tmp_path}/installed',
+    }
+    for name, text in programs.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "BOW_CUDA": ""}
+    subprocess.run([ROOT / ".ci/setup", tmp_path, "python3", *tools], env=environment, check=True, capture_output=True)
+    words = (tmp_path / "installed").read_text().split()
+    assert words[-1] == f".{extras}"
+    constraints = ROOT / words[words.index("--constraint") + 1]
+    assert f"torch=={torch}" in constraints.read_text().splitlines()

@@ -17,7 +17,7 @@ from bow.replica.buffers import (
 )
 from bow.replica.layout import ParameterLayout
 from bow.replica.matrix import ReplicaMatrix
-from bow.replica.model import check_trainable, replicate
+from bow.replica.model import check_trainable, frozen_parameters, replicate
 from bow.replica.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
 
 SPARE_ROWS = 64
@@ -81,7 +81,8 @@ class LearnerGroup:
         self.matrix = ReplicaMatrix(self.layout.row_length, capacity, trainable[0].dtype, device)
         self.layout.fill(self.matrix.z, template)
         self.optimizer = OptimizerRows(made, self.layout, self.matrix)
-        self._central = replicate(template, self.layout, self.matrix.z, device)
+        self._frozen = frozen_parameters(template, self.layout, device)
+        self._central = replicate(template, self.layout, self.matrix.z, device, self._frozen)
         self._central.eval()
         self.learners: list[Learner] = []
         for _ in range(learners):
@@ -102,7 +103,7 @@ class LearnerGroup:
         central = self.central
         index = self.matrix.add_row()
         row = self.matrix.leaf(index)
-        module = replicate(self.template, self.layout, row, self.device)
+        module = replicate(self.template, self.layout, row, self.device, self._frozen)
         copy_buffers(central, module)
         if not self.template.training:
             module.train()

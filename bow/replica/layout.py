@@ -79,6 +79,7 @@ class ParameterLayout:
             self.slots += slots
             self.group_slots.append(slots)
             self.group_slices.append(slice(start, offset))
+        self.names = frozenset(name for slot in self.slots for name in slot.names)
         self.num_parameters = offset
         self.padding = -offset % ALIGNMENT
         self.row_length = offset + self.padding

@@ -279,6 +279,10 @@ class Replicas(nn.Module):
         self.sync.start(self._group.matrix)
         return result
 
+    def train(self, mode: bool = True) -> "Replicas":
+        """Do nothing: the central model stays in evaluation mode, and learners know when they learn."""
+        return self
+
     def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
         raise ModelError(
             "Replicas cannot be moved or cast (.to, .cuda, .half, ...): its parameters are rows of the replica matrix; "

@@ -15,7 +15,7 @@ from bow.observe import Logger, Progress, RunDirectory
 from bow.replica import BufferPolicy, OptimizerFactory, num_trainable, prepare_template
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
-from bow.training.checkpoint import find_checkpoint, load_checkpoint
+from bow.training.checkpoint import find_checkpoint, load_checkpoint, run_of
 from bow.training.checks import (
     all_labels,
     check_choices,
@@ -172,9 +172,9 @@ def train(
     )
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
     if state is not None:
-        restore(state, replicas, stream, scheduler)
+        restore(state, replicas, stream, scheduler, None if learners == "auto" else count)
     if run_dir is None and checkpoint is not None:
-        run_dir = checkpoint.parent.parent
+        run_dir = run_of(checkpoint)
     directory = RunDirectory.create(run_dir, type(template).__name__.lower(), resume=resume is not None)
     directory.write_config(settings)
     plan = Plan(
@@ -187,6 +187,8 @@ def train(
         evaluate=evaluator,
         recalibrate_on=data if buffers == "recalibrate" else None,
         directory=directory,
+        learners=count,
+        fresh=resume is None,
     )
     run = Run(replicas, stream, scheduler, plan, loggers, Progress(enabled=progress), Hooks(callbacks))
     if state is not None:

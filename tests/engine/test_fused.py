@@ -3,12 +3,13 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
 from bow import SMA, LocalSGD, Replicas
 from bow.engine.choice import choose_engine, choose_learners
 from bow.engine.sgd_round import fits
 from bow.errors import DataError
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 

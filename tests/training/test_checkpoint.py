@@ -256,3 +256,13 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training_in_one_sentence(
     (tmp_path / "run" / "checkpoints").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"cannot be written .*; free space or use another run_dir"):
         train(net(), data, checkpoint_every=2)
+
+
+@pytest.mark.parametrize("learners", [1, 4])
+def test_training_goes_on_with_another_number_of_learners(
+    learners: int, train: Train, data: tuple[Tensor, Tensor], model: nn.Module
+) -> None:
+    first = train(model, data, checkpoint_every=2, steps=2)
+    resumed = train(model, data, learners=learners, resume="auto", epochs=2)
+    assert (first.learners, resumed.learners) == (2, learners)
+    assert resumed.history[-1]["samples"] == 2 * len(data[0])
