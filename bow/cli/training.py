@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 import yaml
 
 import bow
@@ -53,9 +52,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _train(composition: Composition) -> "Result":
-    arguments = build(composition)
-    torch.manual_seed(arguments["seed"])  # what the model starts from, drawn when bow.train builds it
-    return bow.train(**arguments)
+    return bow.train(**build(composition))
 
 
 def _sweep(compositions: Sequence[Composition]) -> None:

@@ -15,14 +15,19 @@ from bow.replica.layout import ParameterLayout
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
-def prepare_template(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build or unwrap the user's model and check that bow can replicate it.
+
+    Args:
+        model: the model, or a function that builds it; the function draws its random numbers from `seed`, and the
+            caller's are left alone.
+        seed: any integer.
 
     Raises:
         ModelError: not a module, wrapped in DDP or FSDP, or without a single trainable parameter of a
             real floating dtype.
     """
-    template = model if isinstance(model, nn.Module) else _build(model)
+    template = model if isinstance(model, nn.Module) else _build(model, seed)
     template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
     wrappers = {base.__name__ for base in type(template).__mro__} & PARALLEL_WRAPPERS
     if wrappers:
@@ -107,10 +112,12 @@ def replicate(
     return replica
 
 
-def _build(builder: Any) -> nn.Module:
+def _build(builder: Any, seed: int) -> nn.Module:
     if not callable(builder):
         raise ModelError(f"model must be an nn.Module or a function that builds one, got {type(builder).__name__}")
-    built = builder()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        built = builder()
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model function must return an nn.Module, got {type(built).__name__}")
     return built

@@ -22,6 +22,9 @@ class Metric(abc.ABC):
     name: str
     higher_is_better: bool = True
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abc.abstractmethod
     def reset(self) -> None:
         """Forget what was gathered."""

@@ -94,7 +94,7 @@ class Replicas(nn.Module):
         check_engine(engine)
         check_sync(sync)
         settings = TaskSettings(check_step(loss, step), precision, clip_norm, on_nan, compile, seed)
-        template = prepare_template(model)
+        template = prepare_template(model, seed)
         self.device = resolve_device(device)
         count = choose_learners(self.device, None, None) if learners == "auto" else learners
         if isinstance(count, int) and count >= 1:

@@ -109,7 +109,7 @@ def train(
         resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from.
         strategy: None; there is no planner in this version.
         compile: compile the learning task with `torch.compile` (`fused` always does).
-        seed: of shuffling and of all random numbers in learning tasks.
+        seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function.
         progress: show a progress bar, or plain lines away from a terminal.
 
     Raises:
@@ -139,7 +139,7 @@ def train(
     check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every)
     check_target(target, validation, metrics if step is None else None)
     device = choose_device(devices)
-    template = prepare_template(model)
+    template = prepare_template(model, seed)
     stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
     count = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
     check_round(stream, count)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -365,3 +366,21 @@ def test_auto_engine_is_fused_for_long_trainings_of_small_models(
     with torch.compiler.set_stance("force_eager"):
         result = train(model, data, engine="auto", steps=steps, callbacks=[StopAtOnce()])
     assert result.engine.split()[0] == engine
+
+
+def test_a_model_given_as_a_function_starts_from_the_seed_and_leaves_the_callers_random_numbers(
+    train: Callable[..., bow.Result], data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    still = functools.partial(torch.optim.SGD, lr=0.0)
+
+    def initial(seed: int, caller: int) -> Tensor:
+        generator = torch.manual_seed(caller)
+        before = generator.get_state()
+        result = train(
+            lambda: nn.Linear(5, 3), data, seed=seed, steps=1, optimizer=still, run_dir=tmp_path / f"{seed}-{caller}"
+        )
+        assert torch.equal(generator.get_state(), before)
+        return result.model.weight
+
+    assert torch.equal(initial(0, caller=1), initial(0, caller=2))
+    assert not torch.equal(initial(0, caller=3), initial(1, caller=3))
