@@ -1,7 +1,6 @@
 """The oracle: learners one after another, by ordinary autograd."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,7 +84,8 @@ class InTurn:
                 return self._learn_compiled(learner, batch)
             with torch.enable_grad():
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
-                loss, metrics = functional_call(task, parameters, (batch,))
+                # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
+                loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
                 if not loss.requires_grad:
                     raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
                 (gradient,) = torch.autograd.grad(loss, learner.row)
@@ -121,6 +121,8 @@ def batch_of(batches: Batches, learner: int) -> Batch | None:
 
 
 def _stack_metrics(metrics: list[Metrics]) -> Metrics:
-    names: Any = next((m for m in metrics if m), {})
+    names = next((m for m in metrics if m), None)
+    if names is None:
+        return {}
     nan = torch.tensor(torch.nan)
     return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}

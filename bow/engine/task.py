@@ -133,7 +133,7 @@ class PureTask:
     ) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
         parameters = {f"model.{name}": view for name, view in self._layout.views(row).items()}
         written = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
-        loss, metrics = functional_call(self._task, (parameters, written), (batch,))
+        loss, metrics = functional_call(self._task, (parameters, written), (batch,), tie_weights=False)
         detached = {name: value.detach() for name, value in metrics.items()}
         return loss, (detached, {name: written[f"model.{name}"] for name in buffers})
 

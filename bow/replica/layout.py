@@ -87,9 +87,11 @@ class ParameterLayout:
         self._sizes = [slot.numel for slot in self.slots] + ([self.padding] if self.padding else [])
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
-        """Views of a row `[parameters]` by parameter name (one for each tied set); differentiable in the row."""
-        pieces = torch.split(row, self._sizes)
-        return {slot.names[0]: slot.view(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
+        """Views of a row `[parameters]` by parameter name, tied ones under each; differentiable in the row."""
+        named: dict[str, Tensor] = {}
+        for slot, piece in zip(self.slots, torch.split(row, self._sizes), strict=False):
+            named.update(dict.fromkeys(slot.names, slot.view(piece)))
+        return named
 
     def fill(self, row: Shaped[Tensor, " parameters"], model: nn.Module) -> None:
         """Copy a model's parameters into a row."""
