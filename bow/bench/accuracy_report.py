@@ -60,16 +60,14 @@ class Training:
 
 
 def table(trainings: Sequence[Training], target: float) -> Table:
-    """A row for every seed, a column for every epoch."""
+    """A column for every seed: the accuracy after each epoch, and when the target was reached."""
     epochs = range(1, 1 + max(len(training.accuracies) for training in trainings))
-    rows = []
-    for training in trainings:
-        reached, seconds = training.epoch_of(target), training.time_to(target)
-        values = [f"{100 * value:.2f} %" for value in training.accuracies]
-        ends = ["never", ""] if reached is None or seconds is None else [str(reached), f"{seconds:.0f} s"]
-        rows.append([str(training.seed), *values, *ends, f"{training.throughput:,.0f}"])
-    columns = ["seed", *(f"epoch {epoch}" for epoch in epochs), f"{target:.0%} in epoch", "after", "samples/s"]
-    return Table(columns, rows)
+    rows = [[f"epoch {epoch}", *(f"{t.accuracies[epoch - 1]:.2%}" for t in trainings)] for epoch in epochs]
+    rows.append([f"{target:.0%} reached in epoch", *(str(t.epoch_of(target) or "never") for t in trainings)])
+    times = [training.time_to(target) for training in trainings]
+    rows.append(["after", *("" if time_s is None else f"{time_s:.0f} s" for time_s in times)])
+    rows.append(["samples/s", *(f"{training.throughput:,.0f}" for training in trainings)])
+    return Table(["", *(f"seed {training.seed}" for training in trainings)], rows, left=[""])
 
 
 def markdown(trainings: Sequence[Training], values: Mapping[str, Any], environment: Environment) -> str:

@@ -45,7 +45,8 @@ def describe(name: str, settings: type[Any]) -> str:
     """The help text of a benchmark: each setting with its default and its meaning."""
     lines = [f"usage: bow bench {name} [KEY=VALUE ...]", ""]
     for field in dataclasses.fields(settings):
-        lines.append(f"  {field.name}={_shown(field.default):<28} {field.metadata['text']}")
+        given = f"{field.name}={_shown(field.default)}"
+        lines.append(f"  {given:<44} {field.metadata['text']}")
     return "\n".join(lines)
 
 

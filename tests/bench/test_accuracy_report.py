@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bow.bench.accuracy_report import Training, table
 
 TRAINING = Training(0, (0.85, 0.9, 0.89), (0.4, 0.3, 0.35), (10.0, 21.0, 32.0), 1234.5)
@@ -14,9 +16,17 @@ def test_the_target_is_reached_in_the_first_epoch_that_has_it() -> None:
     assert TRAINING.time_to(0.95) is None
 
 
-def test_the_table_has_a_column_for_every_epoch() -> None:
-    assert table([TRAINING], 0.9).rows == [["0", "85.00 %", "90.00 %", "89.00 %", "2", "21 s", "1,234"]]
-    assert table([TRAINING], 0.95).rows[0][4:6] == ["never", ""]
+def test_the_table_has_a_row_for_every_epoch_and_says_when_the_target_was_reached() -> None:
+    other = replace(TRAINING, seed=1, accuracies=(0.5, 0.6, 0.7))
+    assert table([TRAINING, other], 0.9).columns == ["", "seed 0", "seed 1"]
+    assert table([TRAINING, other], 0.9).rows == [
+        ["epoch 1", "85.00%", "50.00%"],
+        ["epoch 2", "90.00%", "60.00%"],
+        ["epoch 3", "89.00%", "70.00%"],
+        ["90% reached in epoch", "2", "never"],
+        ["after", "21 s", ""],
+        ["samples/s", "1,234", "1,234"],
+    ]
 
 
 def test_the_summary_says_whether_it_was_reached() -> None:

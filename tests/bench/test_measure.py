@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -60,8 +62,15 @@ def test_a_hopeless_contestant_costs_one_call_a_turn() -> None:
     assert len(world.calls) == 3
 
 
-def test_every_contestant_runs_with_its_threads_and_the_count_is_restored() -> None:
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_contestant_runs_with_its_threads_and_the_count_is_restored() -> None:
     seen: dict[int, set[int]] = {1: set(), 2: set()}
     world = World()
 
@@ -75,7 +84,7 @@ def test_every_contestant_runs_with_its_threads_and_the_count_is_restored() -> N
 
     race([noting(1), noting(2)], repeats=2, stint_s=1.0, clock=world.clock)
     assert seen == {1: {1}, 2: {2}}
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == 3
 
 
 def test_warming_up_tells_how_long_the_first_call_took() -> None:
