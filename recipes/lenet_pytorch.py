@@ -17,6 +17,7 @@ settings = recipe("lenet", *sys.argv[1:])
 torch.manual_seed(settings["seed"])
 model = settings["model"]()
 optimizer = settings["optimizer"](model.parameters())
+scheduler = settings["lr_scheduler"](optimizer)
 train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
 validation = DataLoader(TensorDataset(*settings["validation"]), batch_size=256)
 
@@ -27,6 +28,7 @@ for epoch in range(1, settings["epochs"] + 1):
         optimizer.zero_grad()
         settings["loss"](model(inputs), targets).backward()
         optimizer.step()
+    scheduler.step()
     rate = len(train.dataset) / (time.perf_counter() - start)
 
     model.eval()
