@@ -58,9 +58,7 @@ class ParameterLayout:
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        names: dict[int, list[str]] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
+        names = _names(model)
         offset = 0
         self.slots: list[Slot] = []
         self.group_slices: list[slice] = []
@@ -98,6 +96,16 @@ class ParameterLayout:
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, view in self.views(row).items():
             view.copy_(parameters[name].detach())
+
+
+def _names(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter by its id: several where it is tied, one where its module is used twice."""
+    names: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}.{key}".lstrip("."))
+    return names
 
 
 def _memory_order(parameter: Tensor) -> tuple[int, ...]:

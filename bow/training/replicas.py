@@ -1,6 +1,7 @@
 """The module wrapper for those who keep a training loop of their own."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -100,7 +101,7 @@ class Replicas(nn.Module):
         if isinstance(count, int) and count >= 1:
             sync.check(count)
         group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
-        chosen = choose_engine(group.layout.num_parameters, None) if engine == "auto" else ENGINES[engine]
+        chosen = choose_engine(template, None) if engine == "auto" else ENGINES[engine]
         self._group = group
         self._engine = chosen(group, sync, settings)
         self._modules["central"] = group.central
@@ -231,6 +232,12 @@ class Replicas(nn.Module):
 
     def export(self) -> nn.Module:
         """The central model as a plain module of its own, in evaluation mode, on the CPU."""
+        if 0 < self.rounds < self.sync.every:
+            warnings.warn(
+                f"{self.sync!r} has not synchronised in {self.rounds} rounds, so that the central model is untrained; "
+                f"use every={self.rounds} or less, or train for longer",
+                stacklevel=2,
+            )
         return self._group.export()
 
     def training_state(self) -> dict[str, Any]:

@@ -164,3 +164,14 @@ def test_buffers_that_state_dicts_leave_out_are_saved_too() -> None:
     other = group_of(Counter(), learners=1)
     other.load_state(state)
     assert buffer_state(other.learners[1].module)["seen"].tolist() == [3.0]
+
+
+def test_frozen_parameters_are_part_of_the_state() -> None:
+    def model() -> nn.Module:
+        built = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        built[0].requires_grad_(False)
+        return built
+
+    group, other = group_of(model()), group_of(model())
+    other.load_state(group.state())
+    assert torch.equal(other.central[0].weight, group.central[0].weight)
