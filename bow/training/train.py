@@ -12,7 +12,7 @@ from bow.data import open_stream
 from bow.engine import EngineName, Loss, Step, check_engine, choose_engine, choose_learners
 from bow.errors import DataError
 from bow.observe import Logger, Progress, RunDirectory
-from bow.replica import BufferPolicy, OptimizerFactory, num_trainable, prepare_template
+from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import find_checkpoint, load_checkpoint, run_of
@@ -160,7 +160,7 @@ def train(
         step=chosen_step,
         optimizer=optimizer,
         learners=count,
-        engine=choose_engine(num_trainable(template), rounds).name if engine == "auto" else engine,  # type: ignore[arg-type]
+        engine=choose_engine(template, rounds).name if engine == "auto" else engine,  # type: ignore[arg-type]
         sync=sync,
         device=device,
         precision=precision,
