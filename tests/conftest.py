@@ -1,4 +1,4 @@
-"""What every test gets: no thread outlives its test, and `gpu` tests skip themselves with the reason."""
+"""What every test gets: checked shapes, no thread that outlives its test, `gpu` tests that skip with a reason."""
 
 import os
 import threading
@@ -8,9 +8,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import shape_checks
+
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of compiling threads outlives a test
 
 _GRACE_S = 2.0
+
+# Before the first test imports bow.
+shape_checks.install("bow")
+
+
+def pytest_configure() -> None:
+    # Idle threads of a second OpenMP pool spin, which on two busy cores costs more than they bring.
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

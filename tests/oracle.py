@@ -345,7 +345,11 @@ class ASGD(Synchroniser):
 
 
 class Independent(Synchroniser):
-    """Learners never meet; their mean is taken at the end."""
+    """Learners never meet; their mean is taken at the end, and when a learner comes that is to start from it."""
+
+    def add_learner(self) -> None:
+        self.settle()
+        super().add_learner()
 
     def update(self, gradients: list[Vector | None], lr: float, *, synchronises: bool) -> None:
         self.step_learners(gradients, lr)

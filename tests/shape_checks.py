@@ -1,27 +1,78 @@
 """Checks, while tests run, that tensors have the shapes and dtypes that bow's annotations promise.
 
-pytest's `--jaxtyping-packages=bow,shape_checks.checked` wraps every function of bow in `checked`. Only annotations
-that name a shape are checked: a test that hands over a wrong type on purpose shall meet bow's own error.
+Only functions whose annotations name a shape are wrapped, and only those annotations are checked: a test that hands
+over a wrong type on purpose shall meet bow's own error. Code that `torch.compile` traces runs as it is, because the
+check itself cannot be traced.
 """
 
+import functools
+import inspect
+import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import FunctionType, ModuleType
 from typing import Any
 
-import jaxtyping
+import torch
 from beartype import beartype
+from jaxtyping import AbstractArray, jaxtyped
+
+
+def install(package: str) -> None:
+    """Check the modules of a package that are imported from now on."""
+    sys.meta_path.insert(0, _Finder(package))
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its shapes checked, or the function itself where it names none."""
     hints = function.__annotations__
     if not any(map(_has_shape, hints.values())):
         return function
-    function.__annotations__ = {name: hint if _has_shape(hint) else Any for name, hint in hints.items()}
-    return beartype(function)
+    plain = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    plain.__kwdefaults__ = function.__kwdefaults__
+    plain.__qualname__, plain.__module__ = function.__qualname__, function.__module__
+    plain.__annotations__ = {name: hint if _has_shape(hint) else Any for name, hint in hints.items()}
+    with_check = jaxtyped(typechecker=beartype)(plain)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else with_check)(*args, **kwargs)
+
+    return call
+
+
+class _Finder:
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name.partition(".")[0] != self.package:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        _check_members(module, module.__name__)
+
+
+def _check_members(owner: Any, module: str) -> None:
+    for name, member in list(vars(owner).items()):
+        if inspect.isfunction(member) and member.__module__ == module:
+            setattr(owner, name, checked(member))
+        elif inspect.isclass(member) and member.__module__ == module:
+            _check_members(member, module)
 
 
 def _has_shape(hint: object) -> bool:
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
-        return issubclass(hint, jaxtyping.AbstractArray)
+        return issubclass(hint, AbstractArray)
     return any(map(_has_shape, typing.get_args(hint)))

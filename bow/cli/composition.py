@@ -87,12 +87,7 @@ def sweep(overrides: Sequence[str]) -> list[list[str]]:
         SettingError: an override cannot be read.
     """
     with _hydra():
-        axes = [
-            [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-            if override.is_sweep_override()
-            else [line]
-            for line, override in zip(overrides, _parse(overrides), strict=True)
-        ]
+        axes = [_axis(override) for override in _parse(overrides)]
         return [list(run) for run in itertools.product(*axes)]
 
 
@@ -107,6 +102,16 @@ def _hydra() -> Iterator[None]:
     GlobalHydra.instance().clear()
     with initialize_config_module("bow.conf", version_base="1.3"):
         yield
+
+
+def _axis(override: Override) -> list[str]:
+    line = str(override.input_line)
+    if not override.is_sweep_override():
+        return [line]
+    runs = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    if not runs:
+        raise SettingError(f"{line} stands for no value at all; write the values with commas between them")
+    return runs
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -124,7 +129,7 @@ def _parse_one(override: str) -> Override:
         raise SettingError(f"{override!r} is not a setting; {example}")
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     try:
-        return parser.parse_override(override)
+        return parser.parse_overrides([override])[0]
     except MISTAKES:
         raise SettingError(
             f"{override} cannot be read; write NAME=VALUE, close every bracket and quote, and put quotes around"

@@ -113,4 +113,5 @@ def activation_bytes(model: nn.Module, batch: Any) -> int | None:
     except Exception:  # an operator without shapes on the meta device, or a model that reads values
         return None
     results = {tensor.untyped_storage()._cdata: tensor for tensor in tree_leaves(outputs) if isinstance(tensor, Tensor)}
-    return sum(tensor.untyped_storage().nbytes() for key, tensor in (kept | results).items() if key not in own)
+    sizes: dict[int, int] = {key: tensor.untyped_storage().nbytes() for key, tensor in (kept | results).items()}
+    return sum(size for key, size in sizes.items() if key not in own)

@@ -192,6 +192,7 @@ class Engine(abc.ABC):
     def add_learner(self) -> None:
         """Add a learner that starts from `z`; the synchroniser must be stable with it."""
         self.sync.check(self.num_learners + 1)
+        self.settle()
         self._resize(self.group.add)
         if self.sync.timing is Timing.BEFORE_STEP:  # equal gradients keep learners equal only from equal states
             self.group.optimizer.copy_state(source=0, target=len(self.group) - 1)
@@ -238,13 +239,12 @@ class Engine(abc.ABC):
         self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
         if self._hopeless_rounds >= HOPELESS_ROUNDS or not bool(torch.isfinite(self.group.matrix.z).all()):
             raise DivergenceError(f"training diverged: {cause}, and so did every other; lower the learning rate")
-        message = f"{cause}: it starts again from the central model"
+        shared = self.sync.timing is Timing.BEFORE_STEP  # all learners have the same weights as it is
+        message = f"{cause}: it {'is left out of the mean' if shared else 'starts again from the central model'}"
         if not self.num_restarts:
             warnings.warn(f"{message} (said once, then counted)", stacklevel=4)
-        for index, diverged in enumerate(outcome.diverged):
-            self.num_restarts += diverged
-            if diverged and self.sync.timing is not Timing.BEFORE_STEP:  # there all learners are equal as it is
-                self.group.restart(index)
+        self.num_restarts += sum(outcome.diverged)
+        self.group.restart(outcome.diverged, weights=not shared)
         self._note("learner restarted", message)
 
     def _note(self, event: str, message: str) -> None:

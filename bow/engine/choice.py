@@ -3,18 +3,22 @@
 Until there is a tuner that measures, "auto" is a rule:
 
 * learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
-* engine: `fused` for models of at most 20,000 parameters that train for at least 5,000 rounds, so that compiling
-  (ten to thirty seconds) pays; `eager` otherwise. See `benchmarks/results/engines.json` for what this rests on.
+* engine: `fused` for models without convolutions and of at most 250,000 parameters that are known to train for at
+  least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `eager` otherwise. It rests on
+  `benchmarks/results/engines.md`, where `fused` is at least as fast as `eager` for logistic regression and the MLP
+  of 200,000 parameters, and mostly not for LeNet.
 """
 
 from typing import Literal, TypeAlias, get_args
 
 import torch
+from torch import nn
 
 from bow.engine.base import Engine
 from bow.engine.eager import Eager
 from bow.engine.fused import Fused
 from bow.errors import SettingError
+from bow.replica import num_trainable
 
 EngineName: TypeAlias = Literal["auto", "eager", "fused"]
 
@@ -23,7 +27,7 @@ ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Eager, Fu
 LEARNERS_CPU = 4
 LEARNERS_CUDA = 8
 MIN_ROUNDS_PER_EPOCH = 25
-FUSED_PARAMETERS = 20_000
+FUSED_PARAMETERS = 250_000
 FUSED_ROUNDS = 5_000
 
 
@@ -34,15 +38,16 @@ def check_engine(engine: str) -> None:
         raise SettingError(f"engine must be one of {', '.join(names)}, got {engine!r}")
 
 
-def choose_engine(num_parameters: int, rounds: int | None) -> type[Engine]:
+def choose_engine(model: nn.Module, rounds: int | None) -> type[Engine]:
     """The engine for `engine="auto"`.
 
     Args:
-        num_parameters: trainable parameters of the model.
-        rounds: how long the training will be, where known.
+        model: the template model.
+        rounds: how long the training will be; None where that is unknown.
     """
-    long = rounds is None or rounds >= FUSED_ROUNDS
-    return Fused if num_parameters <= FUSED_PARAMETERS and long else Eager
+    convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+    small = num_trainable(model) <= FUSED_PARAMETERS and not convolves
+    return Fused if small and rounds is not None and rounds >= FUSED_ROUNDS else Eager
 
 
 def choose_learners(device: torch.device, samples_per_epoch: int | None, batch_size: int | None) -> int:

@@ -1,7 +1,7 @@
 """The oracle: learners one after another, by ordinary autograd."""
 
+import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.random import task_random
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
-from bow.errors import DataError, LossError
+from bow.errors import BowError, DataError, LossError, reason
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
@@ -82,24 +82,33 @@ class InTurn:
     def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch) -> tuple[Tensor, Metrics]:
         try:
             if self._compiled is not None:
-                return self._learn_compiled(learner, batch)
+                return self._learn_compiled(learner, task, batch)
             with torch.enable_grad():
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
-                loss, metrics = functional_call(task, parameters, (batch,))
+                # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
+                loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
                 if not loss.requires_grad:
                     raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
                 (gradient,) = torch.autograd.grad(loss, learner.row)
         except IndexError as error:
             raise DataError(
-                f"an index is out of range in the learning task ({error}); check the labels or tokens "
+                f"an index is out of range in the learning task ({error}); if it is a label or token, check it "
                 "against the number of classes of the model"
             ) from error
         learner.gradient.copy_(gradient)
         return loss.detach(), {name: value.detach() for name, value in metrics.items()}
 
-    def _learn_compiled(self, learner: Learner, batch: Batch) -> tuple[Tensor, Metrics]:
+    def _learn_compiled(self, learner: Learner, task: LearningTask, batch: Batch) -> tuple[Tensor, Metrics]:
         assert self._compiled is not None
-        result = self._compiled(learner.row.detach(), buffer_state(learner.module), batch)
+        try:
+            result = self._compiled(learner.row.detach(), buffer_state(learner.module), batch)
+        except BowError:
+            raise
+        except Exception as error:
+            self._compiled = None
+            learned = self._learn_one(learner, task, batch)  # raises if the error is the user's
+            warnings.warn(f"the learning task runs without torch.compile ({reason(error)})", stacklevel=7)
+            return learned
         learner.gradient.copy_(result.gradient)
         load_buffers(learner.module, result.buffers)
         return result.loss, result.metrics
@@ -121,6 +130,8 @@ def batch_of(batches: Batches, learner: int) -> Batch | None:
 
 
 def _stack_metrics(metrics: list[Metrics]) -> Metrics:
-    names: Any = next((m for m in metrics if m), {})
-    nan = torch.tensor(torch.nan)
+    names = next((m for m in metrics if m), None)
+    if names is None:
+        return {}
+    nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
     return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}

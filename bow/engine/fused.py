@@ -20,6 +20,8 @@ from bow.replica import LearnerGroup, buffer_slots
 from bow.seeds import derive_seed
 from bow.sync import SMA, Synchroniser
 
+WHOLE = "whole round"
+
 
 class Fused(Engine):
     """Runs the learning tasks of all learners as one: the kernels of a step are shared by all of them.
@@ -37,6 +39,7 @@ class Fused(Engine):
         self._in_turn = InTurn(group, dataclasses.replace(settings, compile=False))
         self._levels: list[tuple[str, Callable[..., tuple[Tensor, Tensor, Metrics]]]] = []
         self._whole_round: SgdRound | None = None
+        self._failed: set[str] = set()
         self._build()
 
     @property
@@ -62,6 +65,7 @@ class Fused(Engine):
             raise
         except Exception as error:
             self._whole_round = None
+            self._failed.add(WHOLE)
             outcome = super().learn_and_step(Stacked(stacked), due)  # raises if the error is the user's
             self._note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
             return outcome
@@ -78,6 +82,7 @@ class Fused(Engine):
                 raise
             except Exception as error:
                 name, _ = self._levels.pop(0)
+                self._failed.add(name)
                 failures.append(f"{name} does not work for this model ({type(error).__name__}: {reason(error)})")
         if outcome is None:  # an error that comes again here is the user's and is raised as it is
             outcome = self._in_turn.learn(batches, self.round_index)
@@ -115,8 +120,9 @@ class Fused(Engine):
                 buffers[name].copy_(buffer)
             return result.loss, result.finite, result.metrics
 
-        self._levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
-        whole = fits(group, self.sync, self.settings)
+        levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
+        self._levels = [(name, run) for name, run in levels if name not in self._failed]
+        whole = WHOLE not in self._failed and fits(group, self.sync, self.settings)
         self._whole_round = SgdRound(group, cast(SMA, self.sync), together) if whole else None
         self._buffers: dict[str, Tensor] = {}
         self._buffers_moved = True

@@ -1,7 +1,7 @@
 """The learning task: forward and loss of one learner on one batch, as a module and as a pure function."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -131,11 +131,12 @@ class PureTask:
     def _forward(
         self, row: Tensor, buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
-        parameters = {f"model.{name}": view for name, view in self._layout.views(row).items()}
-        written = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
-        loss, metrics = functional_call(self._task, (parameters, written), (batch,))
+        # One dictionary, not two: into it torch writes what the model assigns to its buffers.
+        state = {f"model.{name}": view for name, view in self._layout.views(row).items()}
+        state |= {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
+        loss, metrics = functional_call(self._task, state, (batch,), tie_weights=False)
         detached = {name: value.detach() for name, value in metrics.items()}
-        return loss, (detached, {name: written[f"model.{name}"] for name in buffers})
+        return loss, (detached, {name: state[f"model.{name}"].detach() for name in buffers})
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,14 +145,28 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the
     process, with one it raises. Large operators (convolution, matrix product) keep their own threads.
 
-    Only the tensors that go in are guarded: checking every attribute of the model in every round takes longer than
-    a tiny learning task. The modules are bow's own copies, which nobody else changes.
+    Whether what was compiled still holds is checked in every round, except for what belongs to torch, Python or bow
+    and does not change: those checks are most of them, and add a fifth to a round of a tiny model.
     """
-    options: dict[str, str | int | bool | Callable[..., Any]] = {
-        "cpp.threads": 1,
-        "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
-    }
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"cpp.threads": 1, "guard_filter_fn": _guards_to_keep}
     return torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
+
+
+UNCHANGING = (
+    "__import__('torch')",
+    "__import__('collections')",
+    "G['__import_torch_",
+    "G['__import_contextlib']",
+    "G['__import_bow_dot_engine",
+    "G['__import_bow_dot_replica",
+    "G['__builtins_",
+    "G['___unnamed_scope",
+)
+"""How the names begin under which torch's compiler checks torch, Python and bow itself."""
+
+
+def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
+    return [not (guard.name.startswith(UNCHANGING) or "._layout" in guard.name) for guard in guards]
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """The learners of one device: rows, modules, optimizer and central model, kept in step with each other."""
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from bow.replica.buffers import (
 )
 from bow.replica.layout import ParameterLayout
 from bow.replica.matrix import ReplicaMatrix
-from bow.replica.model import check_trainable, replicate
+from bow.replica.model import check_trainable, frozen_parameters, replicate
 from bow.replica.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
 
 SPARE_ROWS = 64
@@ -81,7 +82,8 @@ class LearnerGroup:
         self.matrix = ReplicaMatrix(self.layout.row_length, capacity, trainable[0].dtype, device)
         self.layout.fill(self.matrix.z, template)
         self.optimizer = OptimizerRows(made, self.layout, self.matrix)
-        self._central = replicate(template, self.layout, self.matrix.z, device)
+        self._frozen = frozen_parameters(template, self.layout, device)
+        self._central = replicate(template, self.layout, self.matrix.z, device, self._frozen)
         self._central.eval()
         self.learners: list[Learner] = []
         for _ in range(learners):
@@ -102,7 +104,7 @@ class LearnerGroup:
         central = self.central
         index = self.matrix.add_row()
         row = self.matrix.leaf(index)
-        module = replicate(self.template, self.layout, row, self.device)
+        module = replicate(self.template, self.layout, row, self.device, self._frozen)
         copy_buffers(central, module)
         if not self.template.training:
             module.train()
@@ -122,16 +124,23 @@ class LearnerGroup:
         self.matrix.remove_row()
 
     @torch.no_grad()
-    def restart(self, index: int) -> None:
-        """Set a learner that has left the finite numbers back to `z`: weights, optimizer state and buffers."""
-        learner = self.learners[index]
-        self.matrix.weights_of(index).copy_(self.matrix.z)
-        learner.gradient.zero_()
-        self.optimizer.reset(index)
-        others = [other.module for other in self.learners if other is not learner]
-        if others:
-            gather_buffers(self._central, others, self.buffer_policy)
-        copy_buffers(self._central, learner.module)
+    def restart(self, diverged: Sequence[bool], *, weights: bool = True) -> None:
+        """Set learners that have left the finite numbers back to the central model.
+
+        Args:
+            diverged: which ones. Their buffers are made from those of the others; where there are none, they are
+                what the central model's were last.
+            weights: whether weights and optimizer state are set back too.
+        """
+        healthy = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
+        if healthy:
+            gather_buffers(self._central, healthy, self.buffer_policy)
+        for index, bad in enumerate(diverged):
+            if bad:
+                copy_buffers(self._central, self.learners[index].module)
+            if bad and weights:
+                self.matrix.weights_of(index).copy_(self.matrix.z)
+                self.optimizer.reset(index)
 
     @torch.no_grad()
     def restart_all(self) -> None:
@@ -155,6 +164,7 @@ class LearnerGroup:
             "synchroniser": {name: tensor.clone() for name, tensor in self.matrix.state.items()},
             "optimizer": copy.deepcopy(self.optimizer.optimizer.state_dict()),
             "buffers": [buffer_state(learner.module) for learner in self.learners],
+            "frozen": {name: parameter.detach().clone() for name, parameter in self._named_frozen()},
         }
 
     @torch.no_grad()
@@ -169,6 +179,13 @@ class LearnerGroup:
         self.optimizer.optimizer.load_state_dict(state["optimizer"])
         for learner, buffers in zip(self.learners, state["buffers"], strict=True):
             load_buffers(learner.module, buffers)
+        for name, parameter in self._named_frozen():
+            parameter.data.copy_(state["frozen"][name])
+
+    def _named_frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self.template.named_parameters():
+            if id(parameter) in self._frozen:
+                yield name, self._frozen[id(parameter)]
 
     def _resize(self, learners: int) -> None:
         while len(self.learners) < learners:

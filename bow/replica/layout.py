@@ -58,9 +58,7 @@ class ParameterLayout:
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        names: dict[int, list[str]] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
+        names = _names(model)
         offset = 0
         self.slots: list[Slot] = []
         self.group_slices: list[slice] = []
@@ -79,6 +77,7 @@ class ParameterLayout:
             self.slots += slots
             self.group_slots.append(slots)
             self.group_slices.append(slice(start, offset))
+        self.names = frozenset(name for slot in self.slots for name in slot.names)
         self.num_parameters = offset
         self.padding = -offset % ALIGNMENT
         self.row_length = offset + self.padding
@@ -86,15 +85,27 @@ class ParameterLayout:
         self._sizes = [slot.numel for slot in self.slots] + ([self.padding] if self.padding else [])
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
-        """Views of a row `[parameters]` by parameter name (one for each tied set); differentiable in the row."""
-        pieces = torch.split(row, self._sizes)
-        return {slot.names[0]: slot.view(piece) for slot, piece in zip(self.slots, pieces, strict=False)}
+        """Views of a row `[parameters]` by parameter name, tied ones under each; differentiable in the row."""
+        named: dict[str, Tensor] = {}
+        for slot, piece in zip(self.slots, torch.split(row, self._sizes), strict=False):
+            named.update(dict.fromkeys(slot.names, slot.view(piece)))
+        return named
 
     def fill(self, row: Shaped[Tensor, " parameters"], model: nn.Module) -> None:
         """Copy a model's parameters into a row."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, view in self.views(row).items():
             view.copy_(parameters[name].detach())
+
+
+def _names(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter by its id: several where it is tied, one where its module is used twice."""
+    names: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}.{key}".lstrip("."))
+    return names
 
 
 def _memory_order(parameter: Tensor) -> tuple[int, ...]:

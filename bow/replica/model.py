@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,14 +15,19 @@ from bow.replica.layout import ParameterLayout
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
-def prepare_template(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build or unwrap the user's model and check that bow can replicate it.
+
+    Args:
+        model: the model, or a function that builds it; the function draws its random numbers from `seed`, and the
+            caller's are left alone.
+        seed: any integer.
 
     Raises:
         ModelError: not a module, wrapped in DDP or FSDP, or without a single trainable parameter of a
             real floating dtype.
     """
-    template = model if isinstance(model, nn.Module) else _build(model)
+    template = model if isinstance(model, nn.Module) else _build(model, seed)
     template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
     wrappers = {base.__name__ for base in type(template).__mro__} & PARALLEL_WRAPPERS
     if wrappers:
@@ -60,22 +65,39 @@ def check_trainable(parameters: list[nn.Parameter]) -> None:
         )
 
 
+def frozen_parameters(template: nn.Module, layout: ParameterLayout, device: torch.device) -> dict[int, nn.Parameter]:
+    """One copy, for all learners, of the parameters that have no place in the row; by the id of the template's."""
+    return {
+        id(parameter): nn.Parameter(parameter.detach().to(device, copy=True), requires_grad=parameter.requires_grad)
+        for name, parameter in template.named_parameters()
+        if name not in layout.names
+    }
+
+
 def replicate(
-    template: nn.Module, layout: ParameterLayout, row: Tensor, device: torch.device, *, share_frozen: bool = True
+    template: nn.Module,
+    layout: ParameterLayout,
+    row: Tensor,
+    device: torch.device,
+    frozen: Mapping[int, nn.Parameter] | None = None,
 ) -> nn.Module:
     """A copy of the template whose trainable parameters are views of `row`.
 
-    No parameter memory is allocated: the row is the storage. Buffers are the copy's own. Frozen parameters
-    are shared with the template (moved to `device` where they are elsewhere).
+    No parameter memory is allocated: the row is the storage. Buffers are the copy's own.
+
+    Args:
+        template: what to copy.
+        layout: where the trainable parameters lie in the row.
+        row: `[parameters]`.
+        device: where the copy runs.
+        frozen: what stands for parameters that are not in the row, from `frozen_parameters`.
 
     Raises:
         ModelError: the model cannot be copied.
     """
     named = dict(template.named_parameters(remove_duplicate=False))
     memo: dict[int, Any] = {id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()}
-    for parameter in template.parameters():
-        if id(parameter) not in memo and share_frozen:
-            memo[id(parameter)] = _on_device(parameter, device)
+    memo.update(frozen or {})
     try:
         replica = copy.deepcopy(template, memo)
     except Exception as error:
@@ -90,16 +112,12 @@ def replicate(
     return replica
 
 
-def _build(builder: Any) -> nn.Module:
+def _build(builder: Any, seed: int) -> nn.Module:
     if not callable(builder):
         raise ModelError(f"model must be an nn.Module or a function that builds one, got {type(builder).__name__}")
-    built = builder()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        built = builder()
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model function must return an nn.Module, got {type(built).__name__}")
     return built
-
-
-def _on_device(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    if parameter.device == device:
-        return parameter
-    return nn.Parameter(parameter.detach().to(device), requires_grad=False)

@@ -124,17 +124,16 @@ class OptimizerRows:
 
     def step(self, stepping: Sequence[bool] | None = None) -> None:
         """Update the rows of the learners that are `stepping` (all of them when None)."""
-        if stepping is None or all(stepping):
-            self.optimizer.step()
-            return
-        self._set_gradients(stepping)
+        # Set every time: zero_grad(), a habit of many loops, would otherwise detach the rows for good.
+        self._set_gradients([True] * len(self._tensors) if stepping is None else stepping)
         self.optimizer.step()
-        self._set_gradients([True] * len(self._tensors))
 
     def _set_gradients(self, stepping: Sequence[bool]) -> None:
         for bound, steps in zip(self._tensors, stepping, strict=True):
             for parameter, grad in bound:
-                parameter.grad = grad if steps else None
+                wanted = grad if steps else None
+                if parameter.grad is not wanted:
+                    parameter.grad = wanted
 
     def _cuts(self, group: int) -> list[Callable[[Tensor], Tensor]]:
         """How a row is cut for one optimizer group: whole, or parameter by parameter."""

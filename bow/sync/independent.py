@@ -6,7 +6,9 @@ from bow.sync.base import Rows, Synchroniser, Timing
 
 
 class Independent(Synchroniser):
-    """Learners never meet; z is their mean, taken when it is asked for and at the end.
+    """Learners never meet; z is their mean as of the last `Replicas.settle()`.
+
+    `bow.train` settles before every evaluation and at the end.
 
     What synchronisation costs is what another synchroniser loses against this one.
 

@@ -1,5 +1,6 @@
 """Checkpoints of a training: written whole or not at all."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -11,6 +12,8 @@ from bow.errors import CheckpointError, SettingError, reason
 
 KEEP = 2
 """Checkpoints that are kept; older ones are deleted."""
+
+DIRECTORY = "checkpoints"
 
 _NAME = re.compile(r"round_(\d+)\.pt")
 
@@ -33,7 +36,8 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
         for old in _checkpoints(directory)[:-KEEP]:
             old.unlink()
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise CheckpointError(
             f"{path} cannot be written ({error.strerror or reason(error)}); free space or use another run_dir"
         ) from error
@@ -54,12 +58,12 @@ def find_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> Pa
             raise SettingError(
                 'resume="auto" looks for checkpoints in run_dir, got run_dir=None; name the run directory'
             )
-        found = _checkpoints(Path(run_dir) / "checkpoints")
+        found = _checkpoints(Path(run_dir) / DIRECTORY)
         return found[-1] if found else None
     path = Path(resume)
     if path.is_file():
         return path
-    found = _checkpoints(path / "checkpoints") or _checkpoints(path)
+    found = _checkpoints(path / DIRECTORY) or _checkpoints(path)
     if not found:
         raise CheckpointError(f"resume={str(resume)!r} has no checkpoint; give a run directory or a checkpoint of one")
     return found[-1]
@@ -80,6 +84,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or "replicas" not in state:
         raise CheckpointError(f"{path} is not a checkpoint of bow; resume from a file in a run's checkpoints directory")
     return state
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run directory that a checkpoint lies in; None where it was copied elsewhere."""
+    return checkpoint.parent.parent if checkpoint.parent.name == DIRECTORY else None
 
 
 def _checkpoints(directory: Path) -> list[Path]:

@@ -22,6 +22,9 @@ class Metric(abc.ABC):
     name: str
     higher_is_better: bool = True
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abc.abstractmethod
     def reset(self) -> None:
         """Forget what was gathered."""
@@ -81,11 +84,12 @@ class Accuracy(Metric):
 
 
 def reached(values: Mapping[str, float], target: Mapping[str, float], metrics: Mapping[str, Metric]) -> bool:
-    """Whether every value of `target` is reached: losses from above, metrics from their worse side."""
+    """Whether every value of `target` is reached: losses from above, metrics from their worse side. NaN never does."""
     for name, wanted in target.items():
         metric = metrics.get(name)
         higher = metric.higher_is_better if metric else "loss" not in name
-        if name not in values or (values[name] < wanted if higher else values[name] > wanted):
+        value = values.get(name, float("nan"))
+        if not (value >= wanted if higher else value <= wanted):
             return False
     return bool(target)
 

@@ -1,6 +1,7 @@
 """The module wrapper for those who keep a training loop of their own."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -94,13 +95,13 @@ class Replicas(nn.Module):
         check_engine(engine)
         check_sync(sync)
         settings = TaskSettings(check_step(loss, step), precision, clip_norm, on_nan, compile, seed)
-        template = prepare_template(model)
+        template = prepare_template(model, seed)
         self.device = resolve_device(device)
         count = choose_learners(self.device, None, None) if learners == "auto" else learners
         if isinstance(count, int) and count >= 1:
             sync.check(count)
         group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
-        chosen = choose_engine(group.layout.num_parameters, None) if engine == "auto" else ENGINES[engine]
+        chosen = choose_engine(template, None) if engine == "auto" else ENGINES[engine]
         self._group = group
         self._engine = chosen(group, sync, settings)
         self._modules["central"] = group.central
@@ -231,6 +232,12 @@ class Replicas(nn.Module):
 
     def export(self) -> nn.Module:
         """The central model as a plain module of its own, in evaluation mode, on the CPU."""
+        if 0 < self.rounds < self.sync.every:
+            warnings.warn(
+                f"{self.sync!r} has not synchronised in {self.rounds} rounds, so that the central model is untrained; "
+                f"use every={self.rounds} or less, or train for longer",
+                stacklevel=2,
+            )
         return self._group.export()
 
     def training_state(self) -> dict[str, Any]:
@@ -278,6 +285,10 @@ class Replicas(nn.Module):
             copy_buffers(self._modules["central"], learner.module)  # type: ignore[arg-type]
         self.sync.start(self._group.matrix)
         return result
+
+    def train(self, mode: bool = True) -> "Replicas":
+        """Do nothing: the central model stays in evaluation mode, and learners know when they learn."""
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
         raise ModelError(

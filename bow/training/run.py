@@ -42,6 +42,10 @@ class Plan:
     evaluate: Evaluator | None
     recalibrate_on: Any
     directory: RunDirectory
+    learners: int
+    """How many were asked for; callbacks may have changed their number since."""
+    fresh: bool
+    """Whether the run directory is this training's own, and not that of a run to be resumed."""
 
 
 @dataclass
@@ -149,7 +153,7 @@ class Run:
         try:
             self._train(first)
         except Exception:
-            if self.round == 0:
+            if self.round == 0 and self._plan.fresh:
                 self._plan.directory.discard()
             raise
         finally:
@@ -181,6 +185,7 @@ class Run:
             "replicas": self.replicas.training_state(),
             "stream": self._stream.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "learners": self._plan.learners,
             "round": self.round,
             "samples": self.samples,
             "epoch": self.epoch,
@@ -360,8 +365,22 @@ class Run:
         return self._plan.steps is not None and self.round >= self._plan.steps
 
 
-def restore(state: Mapping[str, Any], replicas: Replicas, stream: BatchStream, scheduler: LRScheduler | None) -> None:
+def restore(
+    state: Mapping[str, Any],
+    replicas: Replicas,
+    stream: BatchStream,
+    scheduler: LRScheduler | None,
+    learners: int | None,
+) -> None:
     """Put learners, stream and scheduler where a checkpoint's training was.
+
+    Args:
+        state: what the checkpoint holds.
+        replicas: of the same model, optimizer and synchroniser.
+        stream: over the same data.
+        scheduler: of the same kind.
+        learners: how many are asked for. If that is another number than the checkpoint's training was started with,
+            so many go on, new ones from the central model; otherwise, and with None, as many as there were.
 
     Raises:
         BowError: the checkpoint is of another model, optimizer, synchroniser, seed or data.
@@ -370,3 +389,8 @@ def restore(state: Mapping[str, Any], replicas: Replicas, stream: BatchStream, s
     stream.load_state_dict(state["stream"])
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])
+    wanted = replicas.learners if learners is None or learners == state["learners"] else learners
+    while replicas.learners < wanted:
+        replicas.add_learner()
+    while replicas.learners > wanted:
+        replicas.remove_learner()

@@ -12,10 +12,10 @@ from bow.data import open_stream
 from bow.engine import EngineName, Loss, Step, check_engine, choose_engine, choose_learners
 from bow.errors import DataError
 from bow.observe import Logger, Progress, RunDirectory
-from bow.replica import BufferPolicy, OptimizerFactory, num_trainable, prepare_template
+from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
-from bow.training.checkpoint import find_checkpoint, load_checkpoint
+from bow.training.checkpoint import find_checkpoint, load_checkpoint, run_of
 from bow.training.checks import (
     all_labels,
     check_choices,
@@ -109,7 +109,7 @@ def train(
         resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from.
         strategy: None; there is no planner in this version.
         compile: compile the learning task with `torch.compile` (`fused` always does).
-        seed: of shuffling and of all random numbers in learning tasks.
+        seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function.
         progress: show a progress bar, or plain lines away from a terminal.
 
     Raises:
@@ -139,7 +139,7 @@ def train(
     check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every)
     check_target(target, validation, metrics if step is None else None)
     device = choose_device(devices)
-    template = prepare_template(model)
+    template = prepare_template(model, seed)
     stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
     count = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
     check_round(stream, count)
@@ -160,7 +160,7 @@ def train(
         step=chosen_step,
         optimizer=optimizer,
         learners=count,
-        engine=choose_engine(num_trainable(template), rounds).name if engine == "auto" else engine,  # type: ignore[arg-type]
+        engine=choose_engine(template, rounds).name if engine == "auto" else engine,  # type: ignore[arg-type]
         sync=sync,
         device=device,
         precision=precision,
@@ -172,9 +172,9 @@ def train(
     )
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
     if state is not None:
-        restore(state, replicas, stream, scheduler)
+        restore(state, replicas, stream, scheduler, None if learners == "auto" else count)
     if run_dir is None and checkpoint is not None:
-        run_dir = checkpoint.parent.parent
+        run_dir = run_of(checkpoint)
     directory = RunDirectory.create(run_dir, type(template).__name__.lower(), resume=resume is not None)
     directory.write_config(settings)
     plan = Plan(
@@ -187,6 +187,8 @@ def train(
         evaluate=evaluator,
         recalibrate_on=data if buffers == "recalibrate" else None,
         directory=directory,
+        learners=count,
+        fresh=resume is None,
     )
     run = Run(replicas, stream, scheduler, plan, loggers, Progress(enabled=progress), Hooks(callbacks))
     if state is not None:

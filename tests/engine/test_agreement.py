@@ -212,12 +212,13 @@ def _unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_uncompiled")
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
+@pytest.mark.parametrize("model", ["mlp", "mlp-batch-norm"])
 @pytest.mark.parametrize("sync", SYNCHRONISERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, sync: str) -> None:
-    pair = Pair(Case(engine, "mlp", optimizer, sync))
+def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, sync: str, model: str) -> None:
+    pair = Pair(Case(engine, model, optimizer, sync))
     for t in range(8):
         batches = [random_batch(10 * t + j) for j in range(3)]
         if t in (2, 5):

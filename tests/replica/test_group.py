@@ -2,9 +2,10 @@ import functools
 
 import pytest
 import torch
+from torch import nn
+
 from bow.errors import ModelError, SettingError
 from bow.replica import LearnerGroup, buffer_state, recalibrate
-from torch import nn
 
 CPU = torch.device("cpu")
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
@@ -41,12 +42,15 @@ def test_rows_never_move_when_learners_come_and_go() -> None:
     assert group.matrix.weights.data_ptr() == address
 
 
-def test_frozen_parameters_are_shared_and_stay_out_of_the_row() -> None:
+def test_frozen_parameters_are_shared_by_learners_and_stay_out_of_the_row() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
     group = group_of(model)
     assert group.layout.num_parameters == 4
-    assert group.learners[0].module[0].weight is model[0].weight
+    first, second = (learner.module[0].weight for learner in group.learners)
+    assert first is second
+    assert first is not model[0].weight
+    assert not first.requires_grad
 
 
 def test_a_new_learner_starts_from_the_central_model_and_its_buffers() -> None:
@@ -67,9 +71,10 @@ def test_the_only_learner_cannot_be_removed() -> None:
 
 def test_more_learners_than_rows_are_refused_with_the_number() -> None:
     group = group_of(nn.Linear(2, 2))
+    for _ in range(62):
+        group.add()
     with pytest.raises(SettingError, match="learners=65 is more than the 64 rows"):
-        for _ in range(64):
-            group.add()
+        group.add()
     assert len(group) == 64
 
 
@@ -159,3 +164,14 @@ def test_buffers_that_state_dicts_leave_out_are_saved_too() -> None:
     other = group_of(Counter(), learners=1)
     other.load_state(state)
     assert buffer_state(other.learners[1].module)["seen"].tolist() == [3.0]
+
+
+def test_frozen_parameters_are_part_of_the_state() -> None:
+    def model() -> nn.Module:
+        built = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        built[0].requires_grad_(False)
+        return built
+
+    group, other = group_of(model()), group_of(model())
+    other.load_state(group.state())
+    assert torch.equal(other.central[0].weight, group.central[0].weight)

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch import nn
+
 from bow.errors import OptimizerError
 from bow.replica import ParameterLayout
-from torch import nn
 
 
 def layout_of(model: nn.Module) -> ParameterLayout:

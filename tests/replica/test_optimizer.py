@@ -2,10 +2,11 @@ import functools
 
 import pytest
 import torch
-from bow.errors import OptimizerError
-from bow.replica import LearnerGroup
 from torch import nn
 from torch.optim import Optimizer
+
+from bow.errors import OptimizerError
+from bow.replica import LearnerGroup
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,60 @@
+# make train    set up, then train LeNet on handwritten digits
+# make test     set up, then run the tests
+# make help     everything else
+#
+# Settings go in ARGS: make train ARGS="learners=2 epochs=3"; make test ARGS="tests/sync -k sma"
+
+VENV ?= .venv
+PYTHON ?= $(shell .ci/find-python)
+ARGS ?=
+BIN := $(VENV)/bin
+
+# Idle threads of OpenMP spin unless told not to, and take the other threads their cores.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: help train test lint types layers check wheel clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make train   train LeNet on handwritten digits with several learners'
+	@echo 'make test    run the tests'
+	@echo 'make lint    formatting and lint rules'
+	@echo 'make types   mypy, strict'
+	@echo 'make layers  which package may import which'
+	@echo 'make check   all of the above but train'
+	@echo 'make wheel   build the wheel into dist/'
+	@echo 'make clean   remove the virtual environment and what builds left'
+
+train: $(VENV)/.train
+	@$(BIN)/bow train $(ARGS)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	@$(BIN)/mypy
+
+layers: $(VENV)/.dev
+	@$(BIN)/lint-imports
+
+check: lint types layers test
+
+wheel: $(VENV)/.dev
+	@$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+# The two stamps: what training needs, and that plus the development tools. A newer pyproject.toml or
+# constraints.txt makes them stale.
+$(VENV)/.train: pyproject.toml constraints.txt .ci/setup
+	@.ci/setup '$(VENV)' '$(PYTHON)'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt .ci/setup
+	@.ci/setup '$(VENV)' '$(PYTHON)' dev
+	@touch $(VENV)/.train $@

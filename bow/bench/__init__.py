@@ -1,0 +1,37 @@
+"""Benchmarks: every number that bow states about itself, and the command that makes it again.
+
+Each benchmark is a module with a dataclass `Settings`, whose fields are what the command line can set, and
+`run(settings, command) -> exit status`, which writes its results into `settings.out`.
+"""
+
+import importlib
+from collections.abc import Sequence
+
+from bow.bench.arguments import describe, parse
+from bow.errors import SettingError
+
+NAMES = ("engines", "sweep", "accuracy", "readme")
+HELP = ("-h", "--help")
+
+
+def main(name: str, arguments: Sequence[str]) -> int:
+    """Run a benchmark.
+
+    Args:
+        name: one of `NAMES`.
+        arguments: `key=value` pairs, such as `"out=DIR"` or `"quick=true"`; `--help` lists them.
+
+    Returns:
+        The exit status: 0, or 1 where the benchmark has a target and missed it.
+
+    Raises:
+        SettingError: an unknown name or key, or a value that does not fit; the message lists the choices.
+    """
+    if name not in NAMES:
+        raise SettingError(f"{name!r} is not a benchmark; choose one of {', '.join(NAMES)}")
+    module = importlib.import_module(f"bow.bench.{name}")
+    if any(argument in HELP for argument in arguments):
+        print(describe(name, module.Settings))
+        return 0
+    status: int = module.run(parse(module.Settings, arguments), " ".join(["bow bench", name, *arguments]))
+    return status

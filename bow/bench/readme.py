@@ -1,0 +1,112 @@
+"""`bow bench readme`: the results that the README states, written from the committed JSON.
+
+A test fails where the README says something else than the files under `benchmarks/results`.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bow.bench.arguments import setting
+from bow.bench.results import RESULTS, Table, write_text
+from bow.errors import SettingError
+
+BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of results -->"
+NAMES = {"logistic_regression": "logistic regression", "mlp": "MLP", "lenet": "LeNet"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the command."""
+
+    results: Path = setting(RESULTS, "folder with engines.json, accuracy.json and sweep.json")  # noqa: RUF009
+    out: Path = setting(Path("README.md"), "file whose results are to be replaced")  # noqa: RUF009
+
+
+def run(settings: Settings, command: str) -> int:
+    """Replace the results in the README."""
+    text = settings.out.read_text(encoding="utf-8")
+    write_text(settings.out, replaced(text, results_block(settings.results)))
+    return 0
+
+
+def replaced(text: str, block: str) -> str:
+    """The text with another block between the two marks.
+
+    Raises:
+        SettingError: the marks are not there.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SettingError(f"the file has no place for results; put {BEGIN} and {END} on lines of their own")
+    return f"{before}{BEGIN}\n\n{block}\n{END}{after}"
+
+
+def results_block(folder: Path) -> str:
+    """Markdown about the results in a folder."""
+    engines, accuracy, sweep = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("engines", "accuracy", "sweep")
+    )
+    return "\n".join([_engines(engines), _accuracy(accuracy), _sweep(sweep)])
+
+
+def _engines(result: dict[str, Any]) -> str:
+    rows = []
+    for group in result["groups"]:
+        plain = _best([c for c in group["contestants"] if c["implementation"] == "pytorch"])
+        best = _best([c for c in group["contestants"] if c["learners"] is not None])
+        ratio = best["ratio"]
+        rows.append(
+            [
+                NAMES[group["model"]],
+                str(group["batch_size"]),
+                f"{plain['samples_per_s']['median']:,.0f}",
+                f"{best['samples_per_s']['median']:,.0f}",
+                f"{best['implementation']}, {best['learners']} learner{'s' if best['learners'] > 1 else ''}",
+                f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
+            ]
+        )
+    columns = ["model", "batch size", "PyTorch, samples/s", "bow, samples/s", "best bow setting", "ratio"]
+    table = Table(columns, rows, left=["model", "best bow setting"])
+    repeats = result["settings"]["repeats"]
+    return (
+        f"**Throughput** (`{result['command']}`, {_machine(result)}). Plain eager PyTorch with the better of 1 and 2 "
+        f"threads against the best bow setting, {repeats} interleaved repeats, median (lowest to highest); a ratio "
+        "below 1 means that bow is slower there. [All contestants](benchmarks/results/engines.md), torch.compile among "
+        f"them.\n\n{table.markdown()}"
+    )
+
+
+def _accuracy(result: dict[str, Any]) -> str:
+    trainings = result["trainings"]
+    last = ", ".join(f"{training['accuracies'][-1]:.2%}" for training in trainings)
+    settings = result["settings"]
+    reached = [_first(training["accuracies"], settings["target"]) for training in trainings]
+    return (
+        f"**Accuracy** (`{result['command']}`). LeNet on Fashion-MNIST, {settings['learners']} learners of batch "
+        f"{settings['batch_size']}: the central model passes {settings['target']:.0%} test accuracy in epoch "
+        f"{', '.join(map(str, reached))} and ends at {last} after {settings['epochs']} "
+        f"([all epochs](benchmarks/results/accuracy.md)).\n"
+    )
+
+
+def _sweep(result: dict[str, Any]) -> str:
+    return (
+        f"**Learning rate, mu and learners** (`{result['command']}`, {len(result['trials'])} trainings): "
+        "[table and picture](benchmarks/results/sweep.md). More learners bear, and need, a higher learning rate.\n"
+    )
+
+
+def _best(contestants: list[dict[str, Any]]) -> dict[str, Any]:
+    return max(contestants, key=lambda contestant: contestant["ratio"]["median"])
+
+
+def _first(accuracies: list[float], target: float) -> int | str:
+    return next((epoch for epoch, value in enumerate(accuracies, 1) if value >= target), "never")
+
+
+def _machine(result: dict[str, Any]) -> str:
+    environment = result["environment"]
+    return f"{environment['processor']} with {environment['cores']} cores, torch {environment['torch']}"

@@ -1,0 +1,187 @@
+"""Which mu should be the default: a rule, applied to the trainings of the sweep."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bow.bench.trial import Trial
+
+TOLERANCE = 0.01
+"""Accuracies this close (one percentage point, 3.5 of the held-out digits) count as equal."""
+
+GOAL = 0.95
+"""The accuracy that epochs are counted to."""
+
+RULE = (
+    "Cases are the pairs of model and number of learners above 1. A learning rate is usable with some mu when its "
+    f"accuracy (median over seeds) is within {100 * TOLERANCE:g} percentage point of the best accuracy that any mu and "
+    "learning rate reach in that case. Only values of mu with a usable learning rate in every case are admitted. Of "
+    "these, the one with the most usable learning rates over all cases wins; a tie goes to the fewest epochs to "
+    f"{GOAL:.0%} (with the fastest learning rate of each case, median over seeds, mean over the cases), then to the "
+    "smaller mu."
+)
+
+
+class Case(NamedTuple):
+    """What mu is compared within."""
+
+    model: str
+    learners: int
+
+
+class Cell(NamedTuple):
+    """The trainings that differ in their seed only."""
+
+    model: str
+    learners: int
+    mu: float | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """How one mu does in one case.
+
+    Attributes:
+        case: model and learners.
+        mu: the momentum of the central model; None where it has no effect.
+        best_accuracy: over the learning rates, of the median over seeds.
+        best_lr: where that is.
+        usable: learning rates whose accuracy is close to the best of the case.
+        epochs_to_goal: the fewest over the learning rates, of the median over seeds; infinity if never.
+    """
+
+    case: Case
+    mu: float | None
+    best_accuracy: float
+    best_lr: float
+    usable: tuple[float, ...]
+    epochs_to_goal: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as plain values."""
+        return {
+            **self.case._asdict(),
+            "mu": self.mu,
+            "best_accuracy": round(self.best_accuracy, 4),
+            "best_lr": self.best_lr,
+            "usable_learning_rates": list(self.usable),
+            "epochs_to_goal": None if math.isinf(self.epochs_to_goal) else self.epochs_to_goal,
+        }
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one mu does in all cases.
+
+    Attributes:
+        mu: the momentum of the central model.
+        admitted: whether it has a usable learning rate in every case.
+        usable: learning rates that are usable, over all cases.
+        epochs_to_goal: mean over the cases.
+    """
+
+    mu: float
+    admitted: bool
+    usable: int
+    epochs_to_goal: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows from the sweep.
+
+    Attributes:
+        mu: the value that wins.
+        scores: of every mu.
+        records: of every mu in every case, one learner included.
+        rule: how `mu` follows from the scores.
+    """
+
+    mu: float
+    scores: tuple[Score, ...]
+    records: tuple[Record, ...]
+    rule: str = RULE
+
+    def __str__(self) -> str:
+        """The outcome in a sentence."""
+        parts = [
+            f"mu={score.mu:g} has {score.usable} usable learning rates and reaches {GOAL:.0%} in "
+            f"{score.epochs_to_goal:.1f} epochs{'' if score.admitted else ' (not admitted: none usable in some case)'}"
+            for score in self.scores
+        ]
+        return f"mu={self.mu:g} wins: {'; '.join(parts)}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as plain values."""
+        return {
+            "mu": self.mu,
+            "outcome": str(self),
+            "scores": [
+                {**vars(s), "epochs_to_goal": None if math.isinf(s.epochs_to_goal) else round(s.epochs_to_goal, 2)}
+                for s in self.scores
+            ],
+            "cases": [record.as_dict() for record in self.records],
+        }
+
+
+def decide(trials: Sequence[Trial]) -> Verdict | None:
+    """Apply `RULE`; None when no training has several learners."""
+    records = summarize(trials)
+    contested = [record for record in records if record.mu is not None]
+    scores = [_score(mu, contested) for mu in sorted({r.mu for r in contested if r.mu is not None})]
+    if not scores:
+        return None
+    # Should no mu be admitted, the rule is applied to all of them.
+    candidates = [score for score in scores if score.admitted] or scores
+    winner = min(candidates, key=lambda score: (-score.usable, score.epochs_to_goal, score.mu))
+    return Verdict(winner.mu, tuple(scores), tuple(records))
+
+
+def summarize(trials: Sequence[Trial]) -> list[Record]:
+    """How every mu does in every case, in the order of the trainings."""
+    cells = group(trials)
+    best_of_case: dict[Case, float] = defaultdict(float)
+    for cell, members in cells.items():
+        case = Case(cell.model, cell.learners)
+        best_of_case[case] = max(best_of_case[case], median_accuracy(members))
+    lines: dict[tuple[Case, float | None], dict[float, list[Trial]]] = defaultdict(dict)
+    for cell, members in cells.items():
+        lines[Case(cell.model, cell.learners), cell.mu][cell.lr] = members
+    return [_record(case, mu, line, best_of_case[case]) for (case, mu), line in lines.items()]
+
+
+def group(trials: Iterable[Trial]) -> dict[Cell, list[Trial]]:
+    """The trainings by what they have in common besides the seed."""
+    cells: dict[Cell, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        point = trial.point
+        cells[Cell(point.model, point.learners, point.mu, point.lr)].append(trial)
+    return dict(cells)
+
+
+def median_accuracy(trials: Sequence[Trial]) -> float:
+    """The median over seeds."""
+    return statistics.median(trial.accuracy for trial in trials)
+
+
+def _record(case: Case, mu: float | None, line: dict[float, list[Trial]], best_of_case: float) -> Record:
+    accuracies = {lr: median_accuracy(trials) for lr, trials in line.items()}
+    best_lr = max(accuracies, key=accuracies.__getitem__)
+    # Rounded: 0.98 - 0.01 must not fall short of 0.97 by the last bit.
+    usable = tuple(lr for lr, value in accuracies.items() if round(best_of_case - value, 9) <= TOLERANCE)
+    epochs = min(statistics.median(trial.epochs_to(GOAL) for trial in trials) for trials in line.values())
+    return Record(case, mu, accuracies[best_lr], best_lr, usable, epochs)
+
+
+def _score(mu: float, records: Sequence[Record]) -> Score:
+    own = [record for record in records if record.mu == mu]
+    return Score(
+        mu,
+        admitted=all(record.usable for record in own),
+        usable=sum(len(record.usable) for record in own),
+        epochs_to_goal=statistics.fmean(record.epochs_to_goal for record in own),
+    )

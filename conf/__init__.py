@@ -1,0 +1,1 @@
+"""The hydra configuration of `bow train`; installed as bow.conf."""

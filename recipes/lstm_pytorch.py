@@ -1,0 +1,40 @@
+"""A character language model with two LSTM layers in plain PyTorch: one model, one loop.
+
+    python recipes/lstm_pytorch.py
+
+The settings are those of lstm.py; what concerns several learners means nothing here.
+"""
+
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bow import recipe
+
+settings = recipe("lstm", *sys.argv[1:])
+torch.manual_seed(settings["seed"])
+model = settings["model"]()
+optimizer = settings["optimizer"](model.parameters())
+train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
+validation = DataLoader(TensorDataset(*settings["validation"]), batch_size=256)
+
+for epoch in range(1, settings["epochs"] + 1):
+    start = time.perf_counter()
+    model.train()
+    for inputs, targets in train:
+        optimizer.zero_grad()
+        settings["loss"](model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"])
+        optimizer.step()
+    rate = len(train.dataset) / (time.perf_counter() - start)
+
+    model.eval()
+    correct = total = 0
+    with torch.no_grad():
+        for inputs, targets in validation:
+            correct += int((model(inputs).argmax(-1) == targets).sum())
+            total += targets.numel()
+    print(f"epoch {epoch}  accuracy {correct / total:.2%}  {rate:,.0f} samples/s")

@@ -1,0 +1,22 @@
+from pathlib import Path
+
+import pytest
+
+from bow.bench.readme import BEGIN, END, replaced, results_block
+from bow.errors import SettingError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_readme_states_what_the_committed_results_say() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == replaced(text, results_block(ROOT / "benchmarks" / "results"))
+
+
+def test_only_what_stands_between_the_marks_is_replaced() -> None:
+    assert replaced(f"a\n{BEGIN}\nold\n{END}\nb\n", "new") == f"a\n{BEGIN}\n\nnew\n{END}\nb\n"
+
+
+def test_a_readme_without_marks_is_refused() -> None:
+    with pytest.raises(SettingError, match="no place for results"):
+        replaced("nothing", "new")

@@ -1,0 +1,90 @@
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import bow
+from bow.cli import main
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert all(f"bow {command}" in shown for command in ("train", "report", "doctor", "bench"))
+
+
+@pytest.mark.parametrize("command", ["train", "report", "doctor", "bench"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: bow {command}")
+
+
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bow {bow.__version__}\n"
+
+
+def test_interruption_is_one_line_and_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bow, "train", interrupted)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "bow: interrupted\n"
+
+
+def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "bow", "train", "epochs=100000", "learners=1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()  # the first epoch is over: training is under way
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.stderr.read() == "bow: interrupted\n"
+    assert process.returncode == 130
+
+
+def test_defects_of_bow_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defective(**_: object) -> None:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr(bow, "train", defective)
+    with pytest.raises(LookupError):
+        main(["train"])
+
+
+@pytest.mark.filterwarnings("always")
+def test_warnings_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warns(**_: object) -> None:
+        warnings.warn("one thing\nand another", stacklevel=1)
+        raise bow.BowError("the end")
+
+    monkeypatch.setattr(bow, "train", warns)
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == "bow: warning: one thing and another\nbow: the end\n"
+
+
+def test_nothing_is_imported_before_it_is_needed(tmp_path: Path) -> None:
+    code = "import sys, bow.cli; bow.cli.main(['--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not {"torch", "hydra", "omegaconf", "wandb", "matplotlib", "sklearn"} & set(done.stderr.split())
+
+
+def test_threads_wait_without_spinning_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    main(["--help"])
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    main(["--help"])
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"

@@ -1,0 +1,137 @@
+"""A user's mistake is one sentence that names the value and the remedy, exit status 2, and nothing half written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bow.cli import main
+
+LBFGS = [
+    "optimizer._target_=torch.optim.LBFGS",
+    *(f"~optimizer.{key}" for key in ("momentum", "weight_decay", "nesterov")),
+]
+
+MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    "unknown recipe": (["recipe=lenett"], ["recipe=lenett", "did you mean lenet?"]),
+    "misspelt key": (["lerners=4"], ["lerners=4", "did you mean learners?"]),
+    "misspelt nested key": (["optimizer.momentun=0.5"], ["optimizer.momentun=0.5", "did you mean momentum?"]),
+    "unknown option of a group": (["model=vgg"], ["model=vgg", "choose one of lenet"]),
+    "unknown engine": (["engine=warp"], ["engine=warp", "choose one of auto, eager, fused"]),
+    "setting of another option": (["sync=ssgd", "sync.mu=0.5"], ["sync.mu=0.5", "sync=ssgd has no settings"]),
+    "added key": (["+colour=red"], ["colour=red", "bow train --help"]),
+    "added argument": (["+model.depth=3"], ["model.depth=3", "choose one of channels, classes, size"]),
+    "no equals sign": (["lenet"], ["'lenet'", "did you mean recipe=lenet?"]),
+    "an option of another program": (["--lr"], ["--lr", "NAME=VALUE"]),
+    "open bracket": (["metrics=[accuracy"], ["metrics=[accuracy", "close every bracket"]),
+    "open interpolation": (["seed=${epochs"], ["seed=${epochs", "close every bracket"]),
+    "interpolation of nothing": (["seed=${sead}"], ["seed", "'sead'", "correct what stands in ${}"]),
+    "sweep without -m": (["learners=1,2"], ["learners=1,2", "add -m"]),
+    "given twice": (["epochs=1", "epochs=2"], ["epochs=1 and epochs=2", "keep one of them"]),
+    "two models": (["model=[lenet,mlp]"], ["model=[lenet,mlp]", "choose one of them"]),
+    "hydra's own settings": (["hydra.run.dir=there"], ["hydra.run.dir=there", "run_dir=DIR"]),
+    "learners not a number": (["learners=abc"], ["learners", "a whole number", "auto", "got abc"]),
+    "epochs not whole": (["epochs=1.5"], ["epochs must be a whole number", "got 1.5"]),
+    "empty value": (["batch_size="], ["batch_size must be a whole number", "got ''"]),
+    "word for a list": (["model=mlp", "model.hidden=[a]"], ["model.hidden must be a list", "got [a]"]),
+    "negative batch size": (["batch_size=-1"], ["batch_size must be", "at least 1", "got -1"]),
+    "no learners": (["learners=0"], ["learners must be", "at least 1", "got 0"]),
+    "negative learning rate": (["optimizer.lr=-1"], ["optimizer", "learning rate", "-1"]),
+    "unstable alpha": (["learners=4", "sync.alpha=1.5"], ["alpha=1.5", "4 learners", "must be below 0.5455"]),
+    "mu out of range": (["sync.mu=1.5"], ["mu must be at least 0 and below 1", "got 1.5"]),
+    "epochs and steps": (["epochs=2", "steps=3"], ["epochs=2 and steps=3", "keep one of them"]),
+    "target without validation": (["validation=null", "target.accuracy=0.9"], ["target", "accuracy", "validation"]),
+    "target that nothing measures": (["target.f1=0.9"], ["target", "f1", "accuracy"]),
+    "unknown metric": (["metrics=[acuracy]"], ["acuracy", "did you mean accuracy?"]),
+    "model without parameters": (
+        ["model._target_=tests.cli.experiments.Untrainable"],
+        ["no trainable parameters", "(0 with requires_grad=True)"],
+    ),
+    "impossible depth": (["model=resnet", "data=synthetic", "model.depth=9"], ["depth", "6n + 2", "got 9"]),
+    "model of other data": (["model=lstm"], ["model=lstm needs vocabulary", "data=digits", "choose other data"]),
+    "model that cannot be built": (["model.size=1"], ["size"]),
+    "loss that is no scalar": (["loss=tests.cli.experiments.loss_per_sample"], ["loss", "scalar", "16"]),
+    "loss that cannot be imported": (["loss=torch.nn.functional.crossentropy"], ["crossentropy", "cannot be imported"]),
+    "loss that cannot be called": (["loss=tests.cli.experiments.NOT_CALLABLE"], ["NOT_CALLABLE", "name a function"]),
+    "labels out of range": (["model.classes=5"], ["9", "5"]),
+    "data smaller than a round": (["data.limit=20", "learners=4"], ["20", "64", "learners"]),
+    "missing data set": (["data=cifar10"], ["CIFAR-10", "root"]),
+    "missing directory": (["data=mnist", "data.root=nowhere"], ["nowhere", "root"]),
+    "damaged IDX file": (["data=mnist", "data.root=damaged"], ["damaged/train-images-idx3-ubyte"]),
+    "optimizer that is not elementwise": (LBFGS, ["LBFGS"]),
+    "unwritable run directory": (["run_dir=taken/run"], ["taken/run", "run_dir"]),
+    "run directory of another run": (["run_dir=old"], ["run_dir old already holds a run", "resume"]),
+    "nothing to resume": (["resume=nowhere"], ["nowhere", "resume"]),
+    "half precision": (["precision=float16"], ["precision", "bfloat16", "float16"]),
+    "negative clipping": (["clip_norm=-1"], ["clip_norm must be above 0", "got -1"]),
+    "unknown buffers": (["buffers=sum"], ["buffers must be", "average", "sum"]),
+    "no GPU": pytest.param(
+        ["devices=cuda"], ["cuda"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    ),
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory in which `taken` is a file, `old` holds a run, and `damaged` a torn data set."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "metrics.jsonl").write_text('{"kind": "start", "time_s": 0}\n')
+    (tmp_path / "damaged").mkdir()
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (tmp_path / "damaged" / f"{part}-ubyte").write_bytes(b"\0\0\x08\x03\0\0")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("overrides", "fragments"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistake_is_one_sentence_and_leaves_nothing(
+    overrides: list[str], fragments: list[str], directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(directory)
+    status = main(["train", *overrides])
+    message = capsys.readouterr().err
+    assert status == 2
+    assert message.startswith("bow: ")
+    assert message.count("\n") == 1
+    assert not [fragment for fragment in fragments if fragment not in message], message
+    assert contents(directory) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        (["trian"], ["'trian'", "did you mean train?"]),
+        (["report"], ["got 0", "bow report RUN_DIR"]),
+        (["report", "nowhere"], ["nowhere"]),
+        (["bench"], ["bow bench NAME"]),
+        (["bench", "engine"], ["'engine'", "engines"]),
+        (["doctor", "lerners=2"], ["lerners=2", "did you mean learners?"]),
+        (["train", "-m", "learners=1,2", "run_dir=there"], ["run_dir=there", "2 runs"]),
+        (["train", "-m", "learners=1,2", "model=lenett"], ["model=lenett", "did you mean lenet?"]),
+    ],
+)
+def test_mistake_in_any_command_is_one_sentence(
+    words: list[str], fragments: list[str], directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(directory)
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("bow: ")
+    assert message.count("\n") == 1
+    assert not [fragment for fragment in fragments if fragment not in message], message
+    assert contents(directory) == before
+
+
+def test_real_command_prints_nothing_but_the_sentence(directory: Path) -> None:
+    command = [sys.executable, "-m", "bow", "train", "lerners=4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "bow: lerners=4 sets lerners, which does not exist; did you mean learners?\n"
+
+
+def contents(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*"))

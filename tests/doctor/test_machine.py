@@ -1,0 +1,73 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bow.doctor import check_engines, inspect_machine, machine
+from bow.doctor.machine import memory
+
+GIB = 2**30
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 8 GiB of which 6 are free, and no container."""
+    (tmp_path / "meminfo").write_text(f"MemTotal: {8 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {6 * 2**20} kB\n")
+    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    return tmp_path
+
+
+def test_machine_is_described() -> None:
+    found = inspect_machine()
+    assert found.cores >= 1
+    assert 0 < found.available_bytes <= found.memory_bytes
+    assert torch.__version__ in found.torch
+    assert len(found.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def test_memory_without_a_container(proc: Path) -> None:
+    assert memory() == (8 * GIB, 6 * GIB)
+
+
+def test_memory_of_a_container_is_its_limit(proc: Path) -> None:
+    (proc / "memory.max").write_text(f"{4 * GIB}\n")
+    (proc / "memory.current").write_text(f"{1 * GIB}\n")
+    assert memory() == (4 * GIB, 3 * GIB)
+
+
+def test_container_without_a_limit_has_all_memory(proc: Path) -> None:
+    (proc / "memory.max").write_text("max\n")
+    assert memory() == (8 * GIB, 6 * GIB)
+
+
+def test_driver_without_a_usable_gpu_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "version"
+    driver.touch()
+    monkeypatch.setattr(machine, "NVIDIA_DRIVER", driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "built for the CPU only" in str(inspect_machine().gpu_problem)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "update the driver" in str(inspect_machine().gpu_problem)
+
+
+def test_missing_compiler_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = inspect_machine()
+    assert found.compiler is None
+    (fused,) = (engine for engine in check_engines(found) if engine.name == "fused")
+    assert fused.runs
+    assert "install g++" in fused.note
+
+
+def test_every_engine_is_checked() -> None:
+    from bow.engine import ENGINES
+
+    assert {engine.name for engine in check_engines(inspect_machine())} == set(ENGINES)
+
+
+def test_compiled_engine_with_a_compiler() -> None:
+    found = replace(inspect_machine(), compiler="g++ 12")
+    assert check_engines(found)[1].note.endswith("compiled")

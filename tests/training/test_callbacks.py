@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+import bow
+from bow.errors import SettingError
+
+Train = Callable[..., bow.Result]
+
+
+class Diary(bow.Callback):
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+
+    def on_train_start(self, run: Any) -> None:
+        self.entries.append(("start", run.round, run.samples))
+
+    def on_round_end(self, run: Any) -> None:
+        assert run.replicas.last.losses.shape == (2,)
+        self.entries.append(("round", run.round, run.samples))
+
+    def on_epoch_end(self, run: Any, record: Any) -> None:
+        assert record is run.history[-1]
+        self.entries.append(("epoch", record["epoch"], "accuracy" in record))
+
+    def on_train_end(self, run: Any, result: bow.Result) -> None:
+        assert (result.run_dir / "model.safetensors").exists()
+        self.entries.append(("end", run.round, result))
+
+
+def test_hooks_are_called_in_order(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    diary = Diary()
+    result = train(model, data, batch_size=12, epochs=2, validation=data, callbacks=[diary])
+    rounds = [("round", 1, 24), ("round", 2, 48), ("epoch", 1, True), ("round", 3, 72), ("round", 4, 96)]
+    assert diary.entries == [("start", 0, 0), *rounds, ("epoch", 2, True), ("end", 4, result)]
+
+
+def test_an_object_with_one_hook_is_enough(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    class Stopper:
+        def on_round_end(self, run: Any) -> None:
+            if run.round == 4:
+                run.stop()
+
+    result = train(model, data, epochs=5, validation=data, callbacks=[Stopper()])
+    (record,) = result.history
+    assert (record["round"], record["samples"]) == (4, 32)
+    assert record["epoch"] == pytest.approx(32 / 48, abs=1e-4)
+    assert "accuracy" in record, "what was trained is evaluated"
+
+
+def test_stopping_before_the_first_round_leaves_the_model_as_it_was(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    class Stopper:
+        def on_train_start(self, run: Any) -> None:
+            run.stop()
+
+    result = train(model, data, validation=data, callbacks=[Stopper()])
+    assert result.model.state_dict()["weight"].equal(model.weight)
+    assert result.history[0]["round"] == 0
+
+
+def test_a_callback_may_add_and_remove_learners(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    class Grower:
+        def on_round_end(self, run: Any) -> None:
+            if run.round == 2:
+                run.replicas.add_learner()
+            if run.round == 4:
+                run.replicas.remove_learner()
+                run.replicas.remove_learner()
+
+    result = train(model, data, epochs=3, callbacks=[Grower()])
+    assert result.learners == 1
+    assert result.history[-1]["samples"] == 3 * 48, "every sample still once an epoch"
+    assert result.history[-1]["round"] == 2 + 2 + (144 - 2 * 8 - 2 * 12) // 4
+
+
+def test_an_error_in_a_callback_ends_the_training(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    class Broken:
+        def on_epoch_end(self, run: Any, record: Any) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(model, data, callbacks=[Broken()])
+    assert (tmp_path / "run" / "metrics.jsonl").exists(), "what was recorded is kept"
+
+
+@pytest.mark.parametrize("wrong", [[Diary], [print], Diary(), [None], ["on_round_end"]], ids=repr)
+def test_objects_without_hooks_are_refused(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, wrong: Any
+) -> None:
+    with pytest.raises(SettingError, match="callbacks must be"):
+        train(model, data, callbacks=wrong)
+    assert not (tmp_path / "run").exists()

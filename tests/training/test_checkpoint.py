@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+import bow
+from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
+
+Train = Callable[..., bow.Result]
+
+MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
+
+
+def warm_up(optimizer: torch.optim.Optimizer) -> SequentialLR:
+    return SequentialLR(optimizer, [LinearLR(optimizer, total_iters=4), CosineAnnealingLR(optimizer, 8)], [4])
+
+
+def checkpoints(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+class StopAfter:
+    """Ends a training as a crash would: without another checkpoint."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_round_end(self, run: Any) -> None:
+        if run.round == self.rounds:
+            raise KeyboardInterrupt
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": MOMENTUM, "lr_scheduler": functools.partial(StepLR, step_size=1, gamma=0.3)},
+    "momentum, warm-up per round": {"optimizer": MOMENTUM, "lr_scheduler": warm_up, "lr_interval": "round"},
+    "plateau of the training loss": {
+        "optimizer": MOMENTUM,
+        "lr_scheduler": functools.partial(ReduceLROnPlateau, patience=0, threshold=0.5),
+    },
+    "AdamW": {"optimizer": ADAMW, "sync": bow.EASGD(every=3)},
+    "SSGD": {"optimizer": ADAMW, "sync": bow.SSGD(), "clip_norm": 0.5},
+    "local SGD": {"sync": bow.LocalSGD(every=5)},
+    "DiLoCo": {"sync": bow.DiLoCo(every=4)},
+    "ASGD": {"sync": bow.ASGD()},
+    "independent": {"sync": bow.Independent()},
+    "three learners": {"learners": 3, "buffers": "first"},
+    "one learner": {"learners": 1},
+}
+
+
+@pytest.mark.parametrize("crash", [8, 14])
+@pytest.mark.parametrize("loader", [False, True], ids=["tensors", "loader"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_resumed_training_ends_as_if_never_interrupted(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, name: str, loader: bool, crash: int
+) -> None:
+    def start(run_dir: str, **more: Any) -> bow.Result:
+        samples = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True) if loader else data
+        more["run_dir"] = tmp_path / run_dir
+        return train(net(), samples, epochs=4, checkpoint_every=5, seed=3, **SETTINGS[name], **more)
+
+    expected = start("whole")
+    with pytest.raises(KeyboardInterrupt):
+        start("crashed", callbacks=[StopAfter(crash)])
+    result = start("crashed", resume="auto")
+    for key, value in expected.model.state_dict().items():
+        assert torch.equal(result.model.state_dict()[key], value), key
+    for record, wanted in zip(result.history, expected.history, strict=True):
+        for field in ("epoch", "round", "samples", "train_loss", "lr", "learners"):
+            assert record[field] == wanted[field], field
+
+
+@pytest.mark.parametrize("how", ["auto", "run directory", "checkpoint", "older checkpoint", "checkpoints"])
+def test_a_training_is_resumed_from_whatever_names_its_checkpoint(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, how: str
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(net(), data, epochs=3, checkpoint_every=3, callbacks=[StopAfter(8)])
+    assert checkpoints(run) == ["round_00000003.pt", "round_00000006.pt"]
+    resume = {
+        "auto": "auto",
+        "run directory": run,
+        "checkpoint": run / "checkpoints" / "round_00000006.pt",
+        "older checkpoint": str(run / "checkpoints" / "round_00000003.pt"),
+        "checkpoints": run / "checkpoints",
+    }[how]
+    starts: list[int] = []
+
+    class Start:
+        def on_train_start(self, run: Any) -> None:
+            starts.append(run.round)
+
+    named = {"run_dir": run if how == "auto" else None}  # None: the directory of the checkpoint
+    result = train(net(), data, epochs=3, resume=resume, callbacks=[Start()], **named)
+    assert starts == [3 if how == "older checkpoint" else 6]
+    assert result.run_dir == run
+    whole = train(net(), data, epochs=3, run_dir=tmp_path / "whole").model
+    assert torch.equal(result.model[0].weight, whole[0].weight)
+    assert [record["epoch"] for record in result.history] == [1, 2, 3]
+
+
+def test_auto_starts_from_the_beginning_where_there_is_nothing(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    result = train(net(), data, resume="auto", run_dir=tmp_path / "new")
+    assert result.history[-1]["round"] == 6
+
+
+def test_a_finished_training_is_resumed_with_more_epochs(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    train(net(), data, epochs=2, checkpoint_every=6)
+    result = train(net(), data, epochs=3, resume="auto")
+    whole = train(net(), data, epochs=3, run_dir=tmp_path / "whole")
+    assert torch.equal(result.model[0].weight, whole.model[0].weight)
+
+
+def test_a_training_that_reached_its_target_does_not_go_on(train: Train, data: tuple[Tensor, Tensor]) -> None:
+    settings = {"epochs": 5, "checkpoint_every": 6, "validation": data, "target": {"accuracy": 0.1}}
+    first = train(net(), data, **settings)
+    again = train(net(), data, resume="auto", **settings)
+    assert [record["round"] for record in again.history] == [record["round"] for record in first.history] == [6]
+    assert again.time_to_target == pytest.approx(first.time_to_target, abs=0.5)
+    assert torch.equal(again.model[0].weight, first.model[0].weight)
+    higher = train(net(), data, resume="auto", **{**settings, "target": {"accuracy": 2.0}})
+    assert len(higher.history) == 5
+
+
+def test_a_resumed_training_keeps_its_number_of_learners(train: Train, data: tuple[Tensor, Tensor]) -> None:
+    class Grow:
+        def on_round_end(self, run: Any) -> None:
+            if run.round == 2:
+                run.replicas.add_learner()
+
+    train(net(), data, checkpoint_every=4, callbacks=[Grow()])
+    assert train(net(), data, epochs=2, resume="auto").learners == 3
+
+
+def test_only_the_newest_checkpoints_are_kept(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    train(net(), data, epochs=2, checkpoint_every=1)
+    assert checkpoints(tmp_path / "run") == ["round_00000011.pt", "round_00000012.pt"]
+
+
+def test_no_checkpoints_unless_asked_for(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    train(net(), data)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut off", "garbage", "empty", "something else"])
+def test_a_damaged_checkpoint_is_refused(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, damage: str
+) -> None:
+    train(net(), data, checkpoint_every=6)
+    path = tmp_path / "run" / "checkpoints" / "round_00000006.pt"
+    content = path.read_bytes()
+    path.write_bytes({"cut off": content[: len(content) // 2], "garbage": b"garbage" * 99}.get(damage, b""))
+    if damage == "something else":
+        torch.save({"weights": torch.zeros(3)}, path)
+    records = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(CheckpointError, match=r"round_00000006.pt is not a (readable )?checkpoint.*; resume from"):
+        train(net(), data, resume="auto")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
+
+
+def other_seed(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+    return train(net(), data, seed=1, **settings)
+
+
+def other_data(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+    return train(net(), (data[0][:40], data[1][:40]), **settings)
+
+
+def other_model(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+    return train(nn.Linear(5, 3), data, **settings)
+
+
+def other_model_of_as_many_parameters(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+    model = net()
+    model[0] = nn.Sequential(nn.Linear(5, 8))
+    return train(model, data, **settings)
+
+
+def other_optimizer(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+    return train(net(), data, optimizer=ADAMW, **settings)
+
+
+def other_sync(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+    return train(net(), data, sync=bow.SSGD(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("resume", "error", "message"),
+    [
+        (other_seed, SettingError, "made with seed=0, got seed=1; resume with seed=0"),
+        (other_data, DataError, "48 training samples and the data have 40; resume with the same data"),
+        (other_model, CheckpointError, "made with parameters 91, this training has 18; resume with the same"),
+        (other_model_of_as_many_parameters, CheckpointError, "resume with the same model"),
+        (other_optimizer, CheckpointError, "made with optimizer 'SGD', this training has 'AdamW'"),
+        (other_sync, CheckpointError, "made with sync 'SMA', this training has 'SSGD'; resume with the same sync"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused_and_nothing_is_written(
+    train: Train,
+    data: tuple[Tensor, Tensor],
+    tmp_path: Path,
+    resume: Callable[..., bow.Result],
+    error: type[BowError],
+    message: str,
+) -> None:
+    run = tmp_path / "run"
+    train(net(), data, checkpoint_every=6)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    with pytest.raises(error, match=message):
+        resume(train, data, resume="auto")
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    with pytest.raises(error, match=message):
+        resume(train, data, resume=run, run_dir=tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_resuming_from_nowhere_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no checkpoint; give a run directory or a checkpoint"):
+        train(net(), data, resume=tmp_path / "absent")
+    with pytest.raises(SettingError, match="got run_dir=None; name the run directory"):
+        train(net(), data, resume="auto", run_dir=None)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_run_in_a_directory_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    train(net(), data)
+    records = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(RunDirectoryError, match='already holds a run; continue it with resume="auto"'):
+        train(net(), data)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training_in_one_sentence(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"cannot be written .*; free space or use another run_dir"):
+        train(net(), data, checkpoint_every=2)
+
+
+@pytest.mark.parametrize("learners", [1, 4])
+def test_training_goes_on_with_another_number_of_learners(
+    learners: int, train: Train, data: tuple[Tensor, Tensor], model: nn.Module
+) -> None:
+    first = train(model, data, checkpoint_every=2, steps=2)
+    resumed = train(model, data, learners=learners, resume="auto", epochs=2)
+    assert (first.learners, resumed.learners) == (2, learners)
+    assert resumed.history[-1]["samples"] == 2 * len(data[0])

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import bow
+from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
+
+Train = Callable[..., bow.Result]
+
+X = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(48) % 3
+SCHEDULER = torch.optim.lr_scheduler
+
+
+def with_metrics(metrics: Any) -> Callable[..., Any]:
+    return lambda model, batch: (cross_entropy(model(batch[0]), batch[1]), metrics)
+
+
+class Frozen(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.requires_grad_(False)
+
+
+WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
+    ({"step": cross_entropy, "loss": cross_entropy}, SettingError, "give either loss= or step=, got both"),
+    ({"loss": None}, SettingError, "give either loss= or step=, got neither"),
+    ({"loss": "mse"}, SettingError, "loss must be a function, got str"),
+    ({"lr_interval": "step"}, SettingError, 'lr_interval must be "epoch" or "round", got \'step\''),
+    ({"dispatch": "any"}, SettingError, 'dispatch must be "fixed" or "first_come", got \'any\''),
+    ({"tuner": 1}, SettingError, "leave tuner out"),
+    ({"strategy": "auto"}, SettingError, "leave strategy out"),
+    ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be at least 1 round, or None, got 0"),
+    ({"engine": "graf"}, SettingError, "engine must be one of auto, eager, fused, got 'graf'"),
+    ({"learners": 0}, SettingError, 'learners must be at least 1, or "auto", got 0'),
+    ({"learners": "many"}, SettingError, "got 'many'"),
+    ({"batch_size": -4}, SettingError, "batch_size must be a whole number of at least 1, got -4"),
+    ({"epochs": 0}, SettingError, "epochs must be a whole number of at least 1, got 0"),
+    ({"steps": 0}, SettingError, "steps must be a whole number of at least 1, got 0"),
+    (
+        {"batch_size": 16, "learners": 4},
+        DataError,
+        "48 samples and one round of 4 learners with batch_size=16 takes 64",
+    ),
+    ({"devices": 2}, SettingError, "devices must be 1, got 2"),
+    ({"devices": "tpu"}, SettingError, 'device must be "auto", "cpu" or "cuda", got \'tpu\''),
+    ({"sync": "sma"}, SettingError, r"sync must be a synchroniser such as bow.SMA\(\), got 'sma'"),
+    ({"sync": bow.SMA(alpha=0.99), "learners": 4}, SettingError, "alpha=0.99 is unstable with 4 learners"),
+    ({"precision": "float16"}, SettingError, 'precision must be "bfloat16" or None'),
+    ({"clip_norm": -1.0}, SettingError, "clip_norm must be above 0"),
+    ({"buffers": "mean"}, SettingError, "buffers must be one of"),
+    ({"on_nan": "stop"}, SettingError, 'on_nan must be "restart" or "error"'),
+    ({"optimizer": torch.optim.LBFGS}, OptimizerError, "LBFGS needs a closure"),
+    ({"optimizer": functools.partial(torch.optim.SGD, lr=-1)}, OptimizerError, "Invalid learning rate: -1"),
+    ({"lr_scheduler": StepLR}, SettingError, "lr_scheduler must be a function that makes a scheduler .*step_size"),
+    ({"lr_scheduler": 0.9}, SettingError, "lr_scheduler must be a function .* got 0.9"),
+    ({"lr_scheduler": lambda optimizer: optimizer}, SettingError, "it returned SGD"),
+    ({"metrics": bow.Accuracy()}, SettingError, "metrics must be a list of Metric objects"),
+    ({"metrics": [bow.Accuracy]}, SettingError, "metrics must be a list of Metric objects"),
+    ({"metrics": "accuracy"}, SettingError, "metrics must be a list of Metric objects, got 'accuracy'"),
+    ({"loggers": [print]}, SettingError, "loggers must be a list of Logger objects"),
+    ({"target": {"accuracy": 0.9}}, SettingError, "needs validation data to be measured on; give validation="),
+    ({"target": 0.9, "validation": (X, Y)}, SettingError, "target must be values by name .* got 0.9"),
+    ({"target": {"f1": 0.9}, "validation": (X, Y)}, SettingError, "names 'f1', .* choose from loss, accuracy"),
+    ({"target": {"accuracy": "high"}, "validation": (X, Y)}, SettingError, "must be a number, got 'high'"),
+    ({"target": {"accuracy": 0.9}, "validation": (X, Y), "metrics": ()}, SettingError, "choose from loss$"),
+    ({"validation": X}, DataError, r"loss= needs batches of validation that are pairs .* got Tensor"),
+    ({"validation": (X, Y, Y)}, DataError, "batches of validation that are pairs .* got tuple of 3"),
+    ({"validation": (X, Y[:5])}, DataError, r"equal first dimensions, got \[48, 5\]"),
+    ({"validation": (X, Y + 1)}, DataError, "labels run from 1 to 3 and the model has 3 outputs"),
+    (
+        {"validation": (X[:, :4], Y)},
+        ModelError,
+        r"fails on the first batch of validation, of shapes \(48, 4\), \(48,\)",
+    ),
+    ({"validation": (X, Y), "eval_batch_size": 0}, SettingError, "eval_batch_size must be .* at least 1, got 0"),
+    ({"step": with_metrics({"a": 0.5})}, LossError, "the step's 'a' must be a scalar tensor, got float"),
+    ({"step": with_metrics({"a": torch.zeros(2)})}, LossError, r"'a' must be a scalar tensor, got one of shape \(2,\)"),
+    ({"step": with_metrics(torch.zeros(()))}, LossError, r"\(loss, \{name: scalar\}\), got Tensor"),
+    ({"step": lambda m, b: (m(b[0]).mean(), {}, 3)}, LossError, "the loss must be a scalar tensor, got tuple"),
+    ({"step": lambda m, b: m(b[0])}, LossError, r"got one of shape \(4, 3\); take its mean or sum"),
+    ({"step": lambda m, b: b[0].mean()}, LossError, "does not depend on the model's parameters"),
+    ({"step": lambda m, b: cross_entropy(m(b[0]), b[1] + 9)}, DataError, "an index is out of range"),
+    ({"loss": functools.partial(cross_entropy, reduction="none")}, LossError, r"got one of shape \(4,\)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"), WRONG_SETTINGS, ids=["+".join(wrong[0]) for wrong in WRONG_SETTINGS]
+)
+def test_wrong_settings_are_refused_and_leave_nothing_behind(
+    train: Train, model: nn.Module, tmp_path: Path, settings: dict[str, Any], error: type[BowError], message: str
+) -> None:
+    before = model.weight.clone()
+    with pytest.raises(error, match=message) as caught:
+        train(model, (X, Y), **settings)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(model.weight, before)
+    assert model.training
+
+
+def no_samples() -> IterableDataset[Any]:
+    class Empty(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([])
+
+    return Empty()
+
+
+WRONG_DATA: list[tuple[Any, type[BowError], str]] = [
+    ((X, Y + 1), DataError, r"labels run from 1 to 3 and the model has 3 outputs \(0 to 2\)"),
+    ((X, Y - 1), DataError, "labels run from -1 to 1"),
+    ((X, Y[:40]), DataError, r"equal first dimensions, got \[48, 40\]"),
+    ((X[:0], Y[:0]), DataError, "0 samples"),
+    ((X[:, :4], Y), ModelError, r"fails on the first batch of data, of shapes \(4, 4\), \(4,\)"),
+    ((X.double(), Y), ModelError, "fails on the first batch of data"),
+    ((X, X), ModelError, "fails on the first batch"),
+    (X, DataError, "batches of data that are pairs .* got Tensor; use step="),
+    ({"x": X, "y": Y}, DataError, "pairs .* got dict; use step="),
+    (None, DataError, "data must be tensors .* got NoneType"),
+    ([1, 2, 3], DataError, "data must be tensors .* got list of int"),
+    (DataLoader(TensorDataset(X, Y), batch_size=100, drop_last=True), BowError, "sample"),
+    (DataLoader(TensorDataset(X, Y + 7), batch_size=4), DataError, "labels run from"),
+]
+
+
+@pytest.mark.parametrize(("data", "error", "message"), WRONG_DATA, ids=range(len(WRONG_DATA)))
+def test_wrong_data_are_refused_and_leave_nothing_behind(
+    train: Train, model: nn.Module, tmp_path: Path, data: Any, error: type[BowError], message: str
+) -> None:
+    settings = {"batch_size": 16} if isinstance(data, DataLoader) else {}
+    with pytest.raises(error, match=message):
+        train(model, data, **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_iterable_data_that_end_at_once_are_refused(train: Train, model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no batches|no batch"):
+        train(model, no_samples(), steps=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Flatten(), "no trainable parameters"),
+        (Frozen(), r"no trainable parameters \(0 with requires_grad=True\)"),
+        ("lenet", "model must be an nn.Module or a function that builds one, got str"),
+        (lambda: None, "the model function must return an nn.Module, got NoneType"),
+        (nn.Linear(5, 3).half(), "float16|fails on the first batch"),
+        (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double()), "dtypes float32, float64|fails on the first"),
+    ],
+    ids=["none", "frozen", "name", "function", "half", "mixed"],
+)
+def test_models_that_cannot_be_replicated_are_refused(train: Train, tmp_path: Path, model: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        train(model, (X, Y))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_run_directory_is_refused(train: Train, model: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"run_dir .* cannot be written .*; name a run_dir that can be"):
+        train(model, (X, Y), run_dir=tmp_path / "file" / "run")
+
+
+def test_an_error_of_the_first_round_keeps_what_was_there(train: Train, model: nn.Module, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").write_text("mine")
+    with pytest.raises(LossError):
+        train(model, (X, Y), step=lambda m, b: m(b[0]))
+    assert [path.name for path in run.iterdir()] == ["notes.txt"]
+
+
+def test_an_error_of_the_users_own_code_is_not_disguised(train: Train, model: nn.Module, tmp_path: Path) -> None:
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        train(model, (X, Y), step=step)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_that_cross_entropy_ignores_are_in_range(train: Train, model: nn.Module) -> None:
+    labels = Y.clone()
+    labels[::5] = -100
+    assert train(model, (X, labels)).history[0]["train_loss"] > 0
+
+
+def test_labels_are_not_checked_where_the_loss_is_not_known_to_take_classes(train: Train, model: nn.Module) -> None:
+    result = train(model, (X, Y + 7), lambda outputs, targets: (outputs.mean(1) - targets).pow(2).mean())
+    assert result.history

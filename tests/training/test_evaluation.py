@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import bow
+from bow.errors import DataError, SettingError
+from bow.training.evaluation import Evaluator, batch_length, recalibrate_central
+
+Train = Callable[..., bow.Result]
+
+
+def replicas(model: nn.Module, **settings: Any) -> bow.Replicas:
+    loss = None if "step" in settings else cross_entropy
+    return bow.Replicas(model, loss, learners=2, engine="eager", device="cpu", **settings)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 7, 48])
+def test_values_are_means_over_samples_whatever_the_batch_size(
+    model: nn.Module, data: tuple[Tensor, Tensor], batch_size: int | None
+) -> None:
+    values = Evaluator(data, cross_entropy, [bow.Accuracy()], batch_size)(replicas(model))
+    with torch.no_grad():
+        outputs = model(data[0])
+    assert values == {
+        "loss": pytest.approx(float(cross_entropy(outputs, data[1])), rel=1e-5),
+        "accuracy": pytest.approx(float((outputs.argmax(1) == data[1]).float().mean())),
+    }
+
+
+def test_a_step_is_averaged_over_samples(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        return cross_entropy(model(batch[0]), batch[1]), {"mean": batch[0].mean()}
+
+    values = Evaluator(data, None, [], 20)(replicas(model, step=step))
+    assert values["mean"] == pytest.approx(float(data[0].mean()), abs=1e-6)
+    with torch.no_grad():
+        assert values["loss"] == pytest.approx(float(cross_entropy(model(data[0]), data[1])), rel=1e-5)
+
+
+def test_a_loader_keeps_its_batch_size(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    sizes = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        sizes.append(len(batch[0]))
+        return model(batch[0]).mean()
+
+    Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], None)(replicas(model, step=step))
+    assert sizes == [20, 20, 8]
+    with pytest.raises(SettingError, match="eval_batch_size=4 contradicts the DataLoader's own batch_size=20"):
+        Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], 4)
+
+
+def test_the_model_is_evaluated_in_evaluation_mode_and_without_gradients(data: tuple[Tensor, Tensor]) -> None:
+    seen = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        outputs = model(batch[0])
+        seen.append((model.training, outputs.requires_grad))
+        return outputs.mean()
+
+    model = nn.Sequential(nn.Dropout(0.9), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    trained = replicas(model, step=step)
+    first = Evaluator(data, None, [], None)(trained)
+    assert first == Evaluator(data, None, [], None)(trained)
+    assert seen == [(False, False)] * 2
+    assert trained.central[1].num_batches_tracked == 0
+
+
+def test_metrics_are_reset_between_evaluations(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    evaluator = Evaluator(data, cross_entropy, [bow.Accuracy()], None)
+    perfect = nn.Linear(5, 3)
+    with torch.no_grad():
+        perfect.weight.copy_(torch.eye(3, 5))
+        perfect.bias.zero_()
+    worse = evaluator(replicas(model))
+    assert worse["accuracy"] < 1.0
+    assert evaluator(replicas(perfect))["accuracy"] == 1.0
+
+
+def test_recalibration_measures_batch_norm_statistics_on_training_data(data: tuple[Tensor, Tensor]) -> None:
+    trained = replicas(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), buffers="recalibrate")
+    recalibrate_central(trained, data, 12)
+    norm = trained.central[0]
+    torch.testing.assert_close(norm.running_mean, data[0].mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack([part.var(0) for part in data[0].split(12)]).mean(0))
+    assert not norm.training
+    assert norm.momentum == 0.1
+
+
+@pytest.mark.parametrize(
+    ("batch", "length"),
+    [((torch.zeros(3, 2), 1), 3), ({"a": torch.zeros(()), "b": torch.zeros(5)}, 5), (torch.zeros(()), 1)],
+    ids=["pair", "dict", "scalar"],
+)
+def test_batches_count_by_the_first_dimension(batch: Any, length: int) -> None:
+    assert batch_length(batch) == length
+
+
+def test_validation_data_without_a_batch_are_refused(model: nn.Module) -> None:
+    empty = DataLoader(TensorDataset(torch.zeros(3, 5)), batch_size=4, drop_last=True)
+    with pytest.raises(DataError, match="gave no batch"):
+        Evaluator(empty, cross_entropy, [], None).first_batch()

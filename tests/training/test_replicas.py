@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import bow
+from bow.errors import CheckpointError, ModelError, SettingError
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+Pair = tuple[Tensor, Tensor]
+
+
+def replicas(learners: Any = 2, model: nn.Module | None = None, **settings: Any) -> bow.Replicas:
+    torch.manual_seed(0)
+    model = model or net()
+    return bow.Replicas(
+        model, cross_entropy, **{"optimizer": SGD, "learners": learners, "engine": "eager", "device": "cpu", **settings}
+    )
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def batch(seed: int, size: int = 5) -> Pair:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+
+
+def stream(start: int = 0) -> Iterator[Pair]:
+    return (batch(seed) for seed in range(start, start + 1000))
+
+
+def test_the_state_dict_is_the_plain_models() -> None:
+    trained = replicas()
+    trained.run(stream(), 5)
+    plain = net()
+    plain.load_state_dict(trained.state_dict())
+    inputs = batch(99)[0]
+    assert torch.equal(plain.eval()(inputs), trained(inputs))
+    assert [p.shape for p in trained.parameters()] == [p.shape for p in plain.parameters()]
+    assert list(trained.named_children()) == [("central", trained.central)]
+
+
+def test_a_plain_models_state_restarts_every_learner() -> None:
+    trained, plain = replicas(), net()
+    plain[1].running_mean.fill_(0.5)
+    trained.run(stream(), 5)
+    trained.load_state_dict(plain.state_dict())
+    for module in (trained.learner(0), trained.learner(1), trained.central):
+        for name, value in plain.state_dict().items():
+            assert torch.equal(module.state_dict()[name], value), name
+    before = trained.z.clone()
+    trained.round([None, None])
+    assert torch.equal(trained.z, before), "averaging starts at rest, without the earlier momentum of z"
+
+
+@pytest.mark.parametrize(
+    "move", [lambda r: r.to("cpu"), lambda r: r.half(), lambda r: r.double(), lambda r: nn.ModuleList([r]).float()]
+)
+def test_moving_and_casting_are_refused_with_the_remedy(move: Any) -> None:
+    trained = replicas()
+    with pytest.raises(ModelError, match=r"cannot be moved or cast .*convert the model before and pass device="):
+        move(trained)
+    trained.round([batch(0), batch(1)])
+
+
+def test_learners_are_trained_on_their_own_batches_in_order() -> None:
+    trained = replicas(3, sync=bow.Independent())
+    for index in range(3):
+        batches: list[Any] = [None] * 3
+        batches[index] = batch(index)
+        before = trained.W.clone()
+        losses = trained.round(batches)
+        assert losses.isfinite().nonzero().flatten().tolist() == [index]
+        changed = (before != trained.W).any(1)
+        assert changed.nonzero().flatten().tolist() == [index]
+
+
+def test_a_list_and_stacked_tensors_are_the_same_round() -> None:
+    listed, stacked = replicas(), replicas()
+    for seed in range(0, 8, 2):
+        pairs = [batch(seed), batch(seed + 1)]
+        both = tuple(torch.stack(parts) for parts in zip(*pairs, strict=True))
+        torch.testing.assert_close(listed.round(pairs), stacked.round(both))
+    torch.testing.assert_close(listed.W, stacked.W)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([batch(0)], "a round of 2 learners needs 2 batches, got 1; pass None"),
+        ([batch(0)] * 3, "needs 2 batches, got 3"),
+        (batch(0), r"tensors \[2, batch, ...\], got one of shape \(5, 6\); give one batch per learner"),
+        ((torch.zeros(2, 5, 6), torch.zeros((), dtype=torch.int64)), r"got one of shape \(\)"),
+        (iter([]), "got list_iterator"),
+        (None, "got NoneType"),
+        ({}, "got dict"),
+    ],
+    ids=["few", "many", "one batch", "scalar", "iterator", "none", "empty"],
+)
+def test_batches_that_are_not_one_per_learner_are_refused(batches: Any, message: str) -> None:
+    trained = replicas()
+    with pytest.raises(SettingError, match=message):
+        trained.round(batches)
+    assert trained.rounds == 0
+
+
+def test_running_from_an_iterator_is_round_after_round() -> None:
+    by_rounds, running = replicas(), replicas()
+    expected = [by_rounds.round([batch(seed), batch(seed + 1)]) for seed in range(0, 12, 2)]
+    source = stream()
+    assert torch.equal(running.run(source, 6), torch.stack(expected))
+    assert torch.equal(running.W, by_rounds.W)
+    assert torch.equal(next(source)[0], batch(12)[0]), "no batch is taken that is not used"
+
+
+def test_running_ends_with_the_batches_and_the_last_round_may_be_short() -> None:
+    trained = replicas()
+    losses = trained.run(iter([batch(seed) for seed in range(5)]), 10)
+    assert losses.isnan().tolist() == [[False, False], [False, False], [False, True]]
+    assert trained.run(iter([]), 10).shape == (0, 2)
+
+
+def test_running_goes_through_a_list_once() -> None:
+    listed, iterated = replicas(), replicas()
+    batches = [batch(seed) for seed in range(6)]
+    listed.run(batches, 3)  # type: ignore[arg-type]
+    iterated.run(iter(batches), 3)
+    assert torch.equal(listed.W, iterated.W)
+
+
+def test_learners_come_and_go_between_rounds() -> None:
+    trained = replicas(2, sync=bow.SMA(mu=0.0))
+    trained.run(stream(), 3)
+    trained.add_learner()
+    assert trained.learners == 3
+    assert torch.equal(trained.W[2], trained.z)
+    before_w, before_z = trained.W.clone(), trained.z.clone()
+    trained.round([None] * 3)
+    corrections = (before_w - before_z) / 3
+    torch.testing.assert_close(trained.z, before_z + corrections.sum(0))
+    torch.testing.assert_close(trained.W, before_w - corrections)
+    trained.remove_learner()
+    before_w, before_z = trained.W.clone(), trained.z.clone()
+    trained.round([None] * 2)
+    torch.testing.assert_close(trained.z, before_z + ((before_w - before_z) / 2).sum(0))
+
+
+def test_a_learner_that_comes_has_fresh_optimizer_state() -> None:
+    trained = replicas(2, optimizer=functools.partial(torch.optim.AdamW, lr=0.01))
+    trained.run(stream(), 3)
+    trained.add_learner()
+    trained.run(stream(), 1)
+    steps = [float(state["step"]) for state in trained.optimizer.state.values()]
+    assert steps == [4, 4, 1]
+
+
+def test_a_learner_that_would_make_averaging_unstable_is_refused_before_anything_changes() -> None:
+    trained = replicas(2, sync=bow.SMA(alpha=0.8, mu=0.5))
+    trained.run(stream(), 3)
+    weights, z = trained.W.clone(), trained.z.clone()
+    with pytest.raises(SettingError, match=r"alpha=0.8 is unstable with 3 learners and mu=0.5: .* below 0.6667"):
+        trained.add_learner()
+    assert trained.learners == 2
+    assert torch.equal(trained.W, weights)
+    assert torch.equal(trained.z, z)
+    assert trained.round([batch(0), batch(1)]).isfinite().all()
+
+
+def test_an_unstable_alpha_is_refused_at_the_start() -> None:
+    with pytest.raises(SettingError, match=r"alpha=0.9 is unstable with 4 learners"):
+        replicas(4, sync=bow.SMA(alpha=0.9))
+
+
+def test_the_only_learner_stays() -> None:
+    trained = replicas(1)
+    with pytest.raises(SettingError, match="learners must be at least 1"):
+        trained.remove_learner()
+    assert trained.learners == 1
+
+
+@pytest.mark.parametrize(
+    "sync", [bow.SMA(), bow.SMA(every=3), bow.SSGD(), bow.DiLoCo(every=4), bow.LocalSGD(every=3), bow.ASGD()], ids=repr
+)
+@pytest.mark.parametrize("optimizer", [SGD, functools.partial(torch.optim.AdamW, lr=0.01)], ids=["SGD", "AdamW"])
+def test_a_training_state_goes_on_exactly(sync: Any, optimizer: Any) -> None:
+    first = replicas(3, sync=sync, optimizer=optimizer)
+    first.run(stream(), 5)
+    state = first.training_state()
+    second = replicas(2, sync=sync, optimizer=optimizer)
+    second.run(stream(500), 2)
+    expected = first.run(stream(20), 5)
+    second.load_training_state(state)
+    assert (second.learners, second.rounds) == (3, 5)
+    assert torch.equal(second.run(stream(20), 5), expected)
+    assert torch.equal(second.W, first.W)
+    assert all(torch.equal(second.state_dict()[name], value) for name, value in first.state_dict().items())
+
+
+def test_a_training_state_is_tensors_and_plain_values(tmp_path: Any) -> None:
+    trained = replicas()
+    trained.run(stream(), 2)
+    torch.save(trained.training_state(), tmp_path / "state.pt")
+    trained.load_training_state(torch.load(tmp_path / "state.pt", weights_only=True))
+
+
+def test_a_training_state_is_a_copy() -> None:
+    trained = replicas()
+    state = trained.training_state()
+    weights = trained.W.clone()
+    trained.run(stream(), 2)
+    trained.load_training_state(state)
+    assert torch.equal(trained.W, weights)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"sync": bow.SSGD()}, "sync 'SMA', this training has 'SSGD'"),
+        ({"optimizer": torch.optim.AdamW}, "optimizer 'SGD', this training has 'AdamW'"),
+        ({"model": nn.Linear(6, 3)}, "parameters 51, this training has 21"),
+        ({"optimizer": lambda ps: SGD([{"params": [p]} for p in ps])}, "resume with the same model"),
+        ({"learners": 2, "sync": bow.SMA(alpha=0.75)}, "alpha=0.75 is unstable with 3 learners"),
+    ],
+    ids=["sync", "optimizer", "model", "groups", "alpha"],
+)
+def test_a_training_state_of_another_training_is_refused_before_anything_changes(
+    other: dict[str, Any], message: str
+) -> None:
+    state = replicas(3).training_state()
+    trained = replicas(**other)
+    trained.run(stream(), 2)
+    weights = trained.W.clone()
+    with pytest.raises((CheckpointError, SettingError), match=message):
+        trained.load_training_state(state)
+    assert torch.equal(trained.W, weights)
+
+
+def test_the_export_has_storage_of_its_own() -> None:
+    trained = replicas()
+    trained.run(stream(), 2)
+    exported = trained.export()
+    before = exported[0].weight.clone()
+    assert exported[0].weight.untyped_storage().nbytes() == exported[0].weight.nbytes
+    trained.run(stream(), 2)
+    assert torch.equal(exported[0].weight, before)
+
+
+def test_independent_learners_are_averaged_when_they_settle() -> None:
+    trained = replicas(sync=bow.Independent())
+    before = trained.z.clone()
+    trained.run(stream(), 3)
+    assert torch.equal(trained.z, before)
+    trained.settle()
+    torch.testing.assert_close(trained.z, trained.W.mean(0))
+
+
+def test_auto_is_four_learners_on_a_cpu() -> None:
+    with torch.compiler.set_stance("force_eager"):
+        trained = replicas("auto", engine="auto")
+    assert trained.learners == 4
+    assert trained.engine.split()[0] == "fused", "the model is small, and the length of the training unknown"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learners": 0}, 'learners must be at least 1, or "auto", got 0'),
+        ({"learners": True}, "got True"),
+        ({"learners": 2.0}, "got 2.0"),
+        ({"engine": "eagre"}, "engine must be one of auto, eager, fused, got 'eagre'"),
+        ({"sync": bow.SMA}, r"sync must be a synchroniser such as bow.SMA\(\)"),
+        ({"device": "tpu"}, "device must be"),
+        ({"device": "cuda:99"}, 'use device="cpu"'),
+        ({"step": cross_entropy}, "give either loss= or step=, got both"),
+        ({"on_nan": "ignore"}, 'on_nan must be "restart" or "error"'),
+        ({"precision": "float16"}, 'precision must be "bfloat16" or None'),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0"),
+        ({"buffers": "sum"}, "buffers must be one of average, recalibrate, first"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        replicas(**settings)
+
+
+def test_neither_loss_nor_step_is_refused() -> None:
+    with pytest.raises(SettingError, match="give either loss= or step=, got neither"):
+        bow.Replicas(nn.Linear(2, 2))

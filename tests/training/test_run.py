@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, load_model
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
+
+import bow
+from bow.errors import DivergenceError, SettingError
+
+Train = Callable[..., bow.Result]
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+class Recorder:
+    """A logger that remembers."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.closed = 0
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        assert not self.closed
+        self.records.append(dict(record))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+
+class Rates:
+    """Notes the learning rate that each round was trained with."""
+
+    def __init__(self) -> None:
+        self.lrs: list[float] = []
+
+    def on_round_end(self, run: Any) -> None:
+        self.lrs.append(round(run.replicas.optimizer.param_groups[0]["lr"], 6))
+
+
+def test_the_central_model_is_evaluated_after_every_epoch(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    seen: list[nn.Module] = []
+
+    class Keep:
+        def on_epoch_end(self, run: Any, record: Any) -> None:
+            seen.append(copy.deepcopy(run.replicas.central))
+
+    validation = (data[0][:20], data[1][:20])
+    result = train(model, data, epochs=3, validation=validation, callbacks=[Keep()])
+    assert len(result.history) == 3
+    for record, central in zip(result.history, seen, strict=True):
+        with torch.no_grad():
+            outputs = central(validation[0])
+        assert record["loss"] == pytest.approx(float(cross_entropy(outputs, validation[1])), rel=1e-5)
+        assert record["accuracy"] == pytest.approx(float((outputs.argmax(1) == validation[1]).float().mean()))
+    assert torch.equal(result.model.weight, seen[-1].weight)
+
+
+def test_training_loss_is_the_mean_over_all_learning_tasks_of_the_epoch(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    losses: list[float] = []
+
+    class Keep:
+        def on_round_end(self, run: Any) -> None:
+            losses.extend(run.replicas.last.losses.tolist())
+
+    result = train(model, data, epochs=2, callbacks=[Keep()])
+    for epoch, record in enumerate(result.history):
+        assert record["train_loss"] == pytest.approx(sum(losses[epoch * 12 : (epoch + 1) * 12]) / 12)
+
+
+def test_evaluation_does_not_change_the_training(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 3))
+    runs = [
+        train(model, data, epochs=2, sync=sync, validation=validation, run_dir=tmp_path / f"{i}{validation is None}")
+        for i, sync in enumerate((bow.SMA(), bow.Independent()))
+        for validation in (None, data)
+    ]
+    for without, evaluated in zip(runs[::2], runs[1::2], strict=True):
+        for name, value in without.model.state_dict().items():
+            assert torch.equal(evaluated.model.state_dict()[name], value), name
+
+
+def test_a_target_ends_the_training_and_the_time_is_kept(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    recorder = Recorder()
+    result = train(model, data, epochs=50, validation=data, target={"accuracy": 0.7}, loggers=[recorder])
+    assert len(result.history) < 50
+    assert result.metrics["accuracy"] >= 0.7
+    assert all(record["accuracy"] < 0.7 for record in result.history[:-1])
+    assert result.time_to_target is not None
+    assert result.history[-1]["time_s"] <= result.time_to_target <= result.seconds
+    (event,) = recorder.of_kind("event")
+    assert (event["event"], event["round"]) == ("target reached", result.history[-1]["round"])
+    assert recorder.of_kind("end")[0]["time_to_target_s"] == result.time_to_target
+
+
+def test_a_loss_is_a_target_reached_from_above(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    result = train(model, data, epochs=50, validation=data, target={"loss": 0.5})
+    assert result.time_to_target is not None
+    assert result.history[-1]["loss"] <= 0.5
+    assert all(record["loss"] > 0.5 for record in result.history[:-1])
+
+
+def test_all_targets_must_be_reached(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    result = train(model, data, epochs=3, validation=data, target={"accuracy": 0.1, "loss": 1e-9})
+    assert result.time_to_target is None
+    assert len(result.history) == 3
+
+
+def test_a_target_that_the_step_does_not_measure_is_an_error(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    with pytest.raises(SettingError, match="target names 'accuracy', which is not measured; choose from loss"):
+        train(model, data, step=lambda m, b: cross_entropy(m(b[0]), b[1]), validation=data, target={"accuracy": 0.5})
+
+
+@pytest.mark.parametrize(("interval", "expected"), [("epoch", [0.1] * 6 + [0.05] * 6), ("round", [0.1, 0.05, 0.025])])
+def test_the_scheduler_is_stepped_per_epoch_or_round(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], interval: str, expected: list[float]
+) -> None:
+    rates = Rates()
+    halved = functools.partial(StepLR, step_size=1, gamma=0.5)
+    result = train(model, data, epochs=2, optimizer=SGD, lr_scheduler=halved, lr_interval=interval, callbacks=[rates])
+    assert rates.lrs[: len(expected)] == expected
+    assert len(rates.lrs) == 12
+    assert result.history[0]["lr"] == (0.1 if interval == "epoch" else pytest.approx(0.1 / 2**6))
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_reduce_on_plateau_follows_the_validation_loss(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], validated: bool
+) -> None:
+    seen: list[float] = []
+
+    class Plateau(ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: int | None = None) -> None:
+            seen.append(metrics)
+            super().step(metrics, epoch)
+
+    result = train(
+        model, data, epochs=4, lr_scheduler=lambda o: Plateau(o, threshold=10.0, threshold_mode="abs", patience=0),
+        validation=data if validated else None,
+    )  # fmt: skip
+    assert seen == [record["loss" if validated else "train_loss"] for record in result.history]
+    assert [round(record["lr"], 6) for record in result.history] == [0.1, 0.1, 0.01, 0.001], "no loss is better by 10"
+
+
+def test_reduce_on_plateau_per_round_follows_the_training_loss(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    rates = Rates()
+    plateau = functools.partial(ReduceLROnPlateau, threshold=10.0, threshold_mode="abs", patience=2)
+    train(model, data, lr_scheduler=plateau, lr_interval="round", callbacks=[rates])
+    assert rates.lrs == [0.1, 0.1, 0.1, 0.1, 0.01, 0.01]
+
+
+def test_a_learning_rate_drop_restarts_the_learners_and_says_so(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    apart: list[bool] = []
+
+    class Compare:
+        def on_round_end(self, run: Any) -> None:
+            apart.append(not torch.equal(run.replicas.W[0], run.replicas.z))
+
+    recorder = Recorder()
+    drop = functools.partial(LambdaLR, lr_lambda=lambda epoch: 0.1 if epoch == 2 else 1.0)
+    settings = {"epochs": 3, "lr_scheduler": drop, "batch_size": 8, "callbacks": [Compare()], "loggers": [recorder]}
+    train(model, data, **settings)
+    assert apart == [True] * 6 + [False] + [True] * 2, "in the first round of the third epoch"
+    (event,) = recorder.of_kind("event")
+    assert event["event"] == "restart"
+    assert "learning rate dropped" in event["message"]
+
+
+def test_without_restart_a_drop_changes_nothing(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    recorder = Recorder()
+    train(
+        model, data, epochs=3, sync=bow.SMA(restart=None), loggers=[recorder],
+        lr_scheduler=functools.partial(StepLR, step_size=1, gamma=0.1),
+    )  # fmt: skip
+    assert recorder.of_kind("event") == []
+
+
+def test_loggers_get_all_records_in_order_and_are_closed_once(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.training.run.RECORD_INTERVAL_S", 0.0)
+    recorder = Recorder()
+    result = train(model, data, batch_size=12, epochs=2, validation=data, loggers=[recorder])
+    kinds = [record["kind"] for record in recorder.records]
+    assert kinds == ["start", "rounds", "rounds", "epoch", "rounds", "rounds", "epoch", "end"]
+    assert recorder.closed == 1
+    times = [record["time_s"] for record in recorder.records]
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert recorder.of_kind("epoch") == result.history
+    start = recorder.records[0]
+    assert {key: start[key] for key in ("learners", "engine", "rounds", "epochs", "parameters", "model", "device")} == {
+        "learners": 2, "engine": "eager", "rounds": 4, "epochs": 2, "parameters": 18, "model": "Linear",
+        "device": "cpu",
+    }  # fmt: skip
+    end = recorder.records[-1]
+    assert (end["round"], end["samples"], end["learner_restarts"]) == (4, 96, 0)
+    assert end["accuracy"] == result.metrics["accuracy"]
+    lines = (result.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == kinds
+
+
+class Failing(Recorder):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        super().log(record)
+        if self.where == "log":
+            raise OSError("disk full")
+
+    def close(self) -> None:
+        super().close()
+        if self.where == "close":
+            raise OSError("disk full")
+
+
+@pytest.mark.parametrize("where", ["log", "close"])
+def test_a_logger_that_fails_does_not_end_the_training(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], where: str
+) -> None:
+    failing, recorder = Failing(where), Recorder()
+    with pytest.warns(UserWarning, match="Failing failed and is not used any more .*disk full"):
+        result = train(model, data, epochs=2, loggers=[failing, recorder])
+    assert len(result.history) == 2
+    assert recorder.of_kind("end")
+    assert len(failing.records) == (1 if where == "log" else len(recorder.records))
+    assert failing.closed == recorder.closed == 1
+
+
+def test_loggers_are_closed_when_training_fails(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    class Broken:
+        def on_round_end(self, run: Any) -> None:
+            raise ZeroDivisionError
+
+    recorder = Recorder()
+    with pytest.raises(ZeroDivisionError):
+        train(model, data, callbacks=[Broken()], loggers=[recorder])
+    assert recorder.closed == 1
+
+
+def test_the_run_directory_holds_settings_records_report_and_model(
+    model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    result = bow.train(
+        model, data, cross_entropy, learners=2, engine="eager", batch_size=4, epochs=2, seed=5, validation=data,
+        run_dir=tmp_path / "a" / "run", progress=False, devices="cpu",
+    )  # fmt: skip
+    assert result.run_dir == tmp_path / "a" / "run"
+    assert {path.name for path in result.run_dir.iterdir()} == {
+        "config.yaml", "metrics.jsonl", "report.html", "model.safetensors",
+    }  # fmt: skip
+    config = yaml.safe_load((result.run_dir / "config.yaml").read_text())
+    assert (config["learners"], config["batch_size"], config["seed"], config["epochs"]) == (2, 4, 5, 2)
+    assert config["sync"].startswith("SMA(")
+    assert "lr=0.1" in config["optimizer"]
+    assert (result.run_dir / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("kind", ["batch norm", "tied", "channels last"])
+def test_the_saved_model_loads_into_the_plain_model(train: Train, data: tuple[Tensor, Tensor], kind: str) -> None:
+    def build() -> nn.Module:
+        if kind == "channels last":
+            net = nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv2d(5, 3, (3, 2), padding=1), nn.AvgPool2d((1, 2)))
+            return nn.Sequential(net, nn.Flatten()).to(memory_format=torch.channels_last)
+        net = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 5))
+        if kind == "tied":
+            net[2].weight = net[0].weight
+        return net
+
+    result = train(build(), data, epochs=2)
+    loaded = build()
+    load_model(loaded, str(result.run_dir / "model.safetensors"))
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    if kind == "tied":
+        saved = set(load_file(result.run_dir / "model.safetensors"))
+        assert len({"0.weight", "2.weight"} & saved) == 1, "tied weights are written once"
+
+
+def poison(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    inputs = data[0].clone()
+    inputs[30] = torch.nan
+    return inputs, data[1]
+
+
+def test_a_learner_that_diverges_starts_again_and_training_goes_on(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    recorder = Recorder()
+    with pytest.warns(UserWarning, match="it starts again from the central model"):
+        result = train(model, poison(data), epochs=5, validation=data, loggers=[recorder])
+    assert result.num_restarts == 5, "once an epoch"
+    assert result.metrics["accuracy"] > 0.7
+    assert [event["event"] for event in recorder.of_kind("event")] == ["learner restarted"] * 5
+    assert recorder.of_kind("end")[0]["learner_restarts"] == 5
+    assert all(0 < record["train_loss"] < 10 for record in result.history)
+
+
+def test_divergence_may_be_an_error(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(DivergenceError, match=r"learner \d's loss was nan in round \d; lower the learning rate"):
+        train(model, poison(data), on_nan="error")
+
+
+def test_throughput_leaves_warm_up_and_evaluation_out(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    class Slow:
+        def on_round_end(self, run: Any) -> None:
+            wait({1: 10.0, 2: 9.0, 3: 8.0, 4: 2.5}.get(run.round, 0.5))  # a quarter of twelve rounds is warm-up
+
+    def slow_evaluation(*args: Any) -> dict[str, float]:
+        wait(100.0)
+        return {}
+
+    monkeypatch.setattr("time.perf_counter", clock)
+    monkeypatch.setattr("bow.training.evaluation.Evaluator.__call__", slow_evaluation)
+    result = train(model, data, epochs=2, validation=data, callbacks=[Slow()])
+    assert result.throughput == pytest.approx(9 * 8 / (2.5 + 8 * 0.5))
+    assert result.seconds == pytest.approx(27 + 2.5 + 8 * 0.5 + 2 * 100)
