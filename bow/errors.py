@@ -1,5 +1,9 @@
 """Everything that bow raises on purpose: one tree, so that one `except` catches a user's mistake."""
 
+import re
+
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
 
 class BowError(Exception):
     """Base of bow's errors. The message is one sentence: what is wrong, the value, the remedy."""
@@ -23,10 +27,6 @@ class DataError(BowError, ValueError):
 
 class LossError(BowError, ValueError):
     """A loss or step function whose result is not a scalar that depends on the parameters."""
-
-
-class VectorizationError(BowError, RuntimeError):
-    """A model that `vmap` cannot run for all learners at once."""
 
 
 class CaptureError(BowError, RuntimeError):
@@ -54,12 +54,14 @@ class MissingDependencyError(BowError, ImportError):
 
 
 def reason(error: BaseException) -> str:
-    r"""What an error says, in one line: the first one that is not merely `... raised:`.
+    r"""What an error says, in one line: the first one that is not merely `... raised:`, without terminal colours.
 
     Example:
         >>> reason(ValueError("backend raised:\nToo many dimensions: 5.\n\nHint: ..."))
         'Too many dimensions: 5'
+        >>> reason(ValueError("\x1b[1mno such key\x1b[0m"))
+        'no such key'
     """
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in _TERMINAL_CODE.sub("", str(error)).splitlines()]
     telling = [line for line in lines if line and not line.endswith("raised:")]
     return (telling or [type(error).__name__])[0].rstrip(".")

@@ -14,6 +14,7 @@ from bow.cli.suggestion import suggestion
 from bow.data import DataSplits
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
+from bow.training.checks import check_learners, check_seed
 from bow.training.metrics import Accuracy
 
 AUTO = "auto"
@@ -44,12 +45,9 @@ def build(composition: Composition) -> dict[str, Any]:
     Raises:
         BowError: a setting that does not exist or has a wrong value, or data that are missing.
     """
-    if composition.given("epochs") and composition.given("steps"):
-        epochs, steps = composition.settings["epochs"], composition.settings["steps"]
-        raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
+    check_values(composition)
     settings = dict(composition.settings)
     objects = {key: settings.pop(key, None) for key in OBJECTS}
-    check_arguments(bow.train, settings)
     arguments = {key: build_one(objects[key]) for key, build_one in BUILDERS.items()}
     splits = _data(objects["data"])
     return (
@@ -62,6 +60,22 @@ def build(composition: Composition) -> dict[str, Any]:
             "validation": _validation(objects["validation"], splits),
         }
     )
+
+
+def check_values(composition: Composition) -> None:
+    """Check the settings whose values are plain, before any object is made of the others.
+
+    Raises:
+        SettingError: a setting that does not exist or has a wrong value.
+    """
+    if composition.given("epochs") and composition.given("steps"):
+        epochs, steps = composition.settings["epochs"], composition.settings["steps"]
+        raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
+    settings = {key: value for key, value in composition.settings.items() if key not in OBJECTS}
+    check_arguments(bow.train, settings)
+    check_seed(settings["seed"])
+    if settings["learners"] != AUTO:
+        check_learners(settings["learners"])
 
 
 def _data(settings: Any) -> DataSplits:

@@ -20,10 +20,15 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], pre
         values: its arguments.
         prefix: where they stand in the configuration, such as `"optimizer."`.
 
+    What has no signature, as some classes written in C, is not checked.
+
     Raises:
         SettingError: the function has no such argument, lacks one, or takes values of another kind.
     """
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (ValueError, TypeError):
+        return
     named = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
     hints = _hints(function)
     for name, value in values.items():

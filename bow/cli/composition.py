@@ -56,7 +56,8 @@ def compose(overrides: Sequence[str]) -> Composition:
     """Compose the settings of one run.
 
     A group that the command line chooses comes without what the recipe says about that group: values that suit
-    the recipe's own optimizer mean nothing to another one.
+    the recipe's own optimizer mean nothing to another one. For the same reason `lr_scheduler={_target_: NAME, ...}`
+    is the whole scheduler, and nothing of the recipe's stays in it.
 
     Args:
         overrides: hydra's grammar: `learners=4`, `model=mlp`, `sync.mu=0.5`.
@@ -67,13 +68,14 @@ def compose(overrides: Sequence[str]) -> Composition:
     with _hydra():
         parsed = _parse(overrides)
         _refuse_doubtful(parsed)
-        lines = [_line(override) for override in parsed]
+        lines = [_line(override) for override in parsed if not _is_whole(override)]
         config = _compose(lines)
         choices = _choices(config)
         if foreign := _foreign_to_recipe(parsed, choices):
             base = _compose([*_as_overrides(choices, lines), *_without_recipe(lines)])
             for group in foreign:
                 config[group] = base[group]
+        _replace_whole(parsed, config, choices)
         return Composition(_plain(config), choices, tuple(overrides))
 
 
@@ -205,9 +207,34 @@ def _explain(override: Override, reason: Exception, groups: Sequence[str]) -> Se
     known = set(_flat_keys(OmegaConf.to_container(config, resolve=False)))
     if override.is_add() and key in known:
         return SettingError(f"{line} adds a setting that exists; write {line.removeprefix('+')} to change it")
+    if key.endswith("._target_") and key not in known:
+        return SettingError(f"{line} sets {key}, which does not exist; {_as_whole(override, config)}")
     if key in known or key in _groups():
         return SettingError(f"{line} cannot be used: {_first_line(reason)}")
     return SettingError(f"{line} sets {key}, which does not exist; {_instead_of(key, known, _choices(config))}")
+
+
+def _replace_whole(parsed: Sequence[Override], config: DictConfig, choices: Mapping[str, str]) -> None:
+    """Let what the command line describes as a whole, by its `_target_`, stand alone."""
+    for override in parsed:
+        key = str(override.key_or_group)
+        if _is_whole(override):
+            OmegaConf.update(config, key, override.value(), merge=False, force_add=True)
+        elif key.endswith("._target_") and key.split(".")[0] not in choices:
+            line = override.input_line
+            raise SettingError(f"{line} leaves the rest of another object as it is; {_as_whole(override, config)}")
+
+
+def _is_whole(override: Override) -> bool:
+    value = None if override.is_sweep_override() else override.value()
+    return isinstance(value, dict) and "_target_" in value
+
+
+def _as_whole(override: Override, config: DictConfig) -> str:
+    """How to write a `_target_` where nothing is made by default."""
+    home = str(override.key_or_group).removesuffix("._target_")
+    new = "+" if "." in home and OmegaConf.select(config, home) is None else ""
+    return f"write '{new}{home}={{_target_: {override.value()}, ...}}'"
 
 
 def _instead_of(key: str, known: set[str], choices: Mapping[str, str]) -> str:

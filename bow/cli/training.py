@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 import bow
-from bow.cli.arguments import build
+from bow.cli.arguments import build, check_values
 from bow.cli.composition import Composition, compose, options, sweep
 from bow.errors import SettingError
 from bow.observe.text import metric_text, rate_text
@@ -42,6 +42,8 @@ def run(words: Sequence[str]) -> int:
     runs = sweep(overrides) if flags & set(SWEEP) else [overrides]
     compositions = [compose(each) for each in runs]
     _check_run_dirs(compositions)
+    for each in compositions:
+        check_values(each)
     if SHOW in flags:
         print("---\n".join(yaml.safe_dump(each.settings, sort_keys=False) for each in compositions), end="")
     elif len(compositions) == 1:

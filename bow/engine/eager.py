@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.random import task_random
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
-from bow.errors import BowError, DataError, LossError, reason
+from bow.errors import BowError, DataError, LossError, ModelError, reason
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
@@ -94,6 +94,13 @@ class InTurn:
             raise DataError(
                 f"an index is out of range in the learning task ({error}); if it is a label or token, check it "
                 "against the number of classes of the model"
+            ) from error
+        except RuntimeError as error:
+            if "sparse" not in str(error):
+                raise
+            raise ModelError(
+                f"a layer of the model has sparse gradients, which a row cannot hold ({reason(error)}); "
+                "make it with sparse=False"
             ) from error
         learner.gradient.copy_(gradient)
         return loss.detach(), {name: value.detach() for name, value in metrics.items()}

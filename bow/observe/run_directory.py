@@ -35,15 +35,19 @@ class RunDirectory:
             resume: the run in `path` goes on, so its files may be there.
 
         Raises:
-            RunDirectoryError: the directory cannot be made or written, or another run is in it.
+            RunDirectoryError: the directory cannot be made or written, or it holds another run or a file that this
+                run would overwrite.
         """
         directory = cls(_make_unique(Path(root), name) if path is None else _make(Path(path)))
-        if not resume and directory.metrics_path.exists():
-            raise RunDirectoryError(
-                f'run_dir {path} already holds a run; continue it with resume="auto", or name another run_dir'
-            )
+        if not resume:
+            directory._check_vacant()
         _check_writable(directory.path)
         return directory
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has left records or checkpoints here."""
+        return self.metrics_path.exists() or self.checkpoints.is_dir()
 
     def discard(self) -> None:
         """Take back what a training that never got going has written: settings, records, the empty directory."""
@@ -96,6 +100,18 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
             return {}
         return settings if isinstance(settings, Mapping) else {}
+
+    def _check_vacant(self) -> None:
+        if self.holds_run:
+            raise RunDirectoryError(
+                f'run_dir {self.path} already holds a run; continue it with resume="auto", or name another run_dir'
+            )
+        for file in (self.config_path, self.report_path, self.model_path):
+            if file.exists():
+                raise RunDirectoryError(
+                    f"run_dir {self.path} already has a file {file.name}, which the run would overwrite; move it away, "
+                    "or name another run_dir"
+                )
 
 
 def _make_unique(root: Path, name: str) -> Path:

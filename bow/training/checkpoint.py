@@ -1,11 +1,13 @@
 """Checkpoints of a training: written whole or not at all."""
 
 import contextlib
+import copy
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bow.errors import CheckpointError, SettingError, reason
@@ -21,6 +23,8 @@ _NAME = re.compile(r"round_(\d+)\.pt")
 def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) -> Path:
     """Write a checkpoint under a temporary name, rename it, and delete all but the newest.
 
+    NumPy's numbers are written as Python's: `load_checkpoint` reads nothing but tensors and plain values.
+
     Raises:
         CheckpointError: it cannot be written.
     """
@@ -29,7 +33,7 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
     try:
         directory.mkdir(exist_ok=True)
         with temporary.open("wb") as file:
-            torch.save(state, file)
+            torch.save(_without_numpy(state), file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -86,6 +90,23 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
+def delete_checkpoints_after(directory: Path, round_index: int) -> None:
+    """Delete the checkpoints of later rounds: a training that goes on from this round has left their path.
+
+    Raises:
+        CheckpointError: one cannot be deleted.
+    """
+    for path in _checkpoints(directory):
+        try:
+            if _round_of(path) > round_index:
+                path.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} is of a later round than the one resumed from and cannot be deleted "
+                f"({error.strerror or reason(error)}); delete it or use another run_dir"
+            ) from error
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """The run directory that a checkpoint lies in; None where it was copied elsewhere."""
     return checkpoint.parent.parent if checkpoint.parent.name == DIRECTORY else None
@@ -94,4 +115,20 @@ def run_of(checkpoint: Path) -> Path | None:
 def _checkpoints(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
+    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_round_of)
+
+
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("round_"))
+
+
+def _without_numpy(value: Any) -> Any:
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        return value.item()
+    if isinstance(value, dict):
+        entries = {_without_numpy(key): _without_numpy(entry) for key, entry in value.items()}
+        same = copy.copy(value)  # a Counter of a scheduler stays one
+        same.clear()
+        same.update(entries)
+        return same
+    return type(value)(map(_without_numpy, value)) if type(value) in (list, tuple) else value

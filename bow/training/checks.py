@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,7 +20,7 @@ from bow.training.metrics import IGNORED_LABEL, Metric
 from bow.training.replicas import resolve_device
 
 
-def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: object, checkpoint_every: object) -> None:
+def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: object, checkpoint_every: Any) -> None:
     """Refuse values that do not exist, and settings that this version does not carry out."""
     if lr_interval not in ("epoch", "round"):
         raise SettingError(f'lr_interval must be "epoch" or "round", got {lr_interval!r}')
@@ -29,8 +30,25 @@ def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: obje
         raise SettingError(f"tuner={tuner!r}: this version does not tune while training; leave tuner out")
     if strategy is not None:
         raise SettingError(f"strategy={strategy!r}: this version has no planner; leave strategy out")
-    if checkpoint_every is not None and (not isinstance(checkpoint_every, int) or checkpoint_every < 1):
+    if checkpoint_every is not None and (not _is_whole(checkpoint_every) or checkpoint_every < 1):
         raise SettingError(f"checkpoint_every must be at least 1 round, or None, got {checkpoint_every!r}")
+
+
+def check_seed(seed: Any) -> int:
+    """The seed as a plain integer.
+
+    Raises:
+        SettingError: it is none, or one that torch's generators do not take.
+    """
+    if not _is_whole(seed) or not -(2**63) <= seed < 2**64:
+        raise SettingError(f"seed must be a whole number from -2**63 to 2**64 - 1, got {seed!r}")
+    return int(seed)
+
+
+def check_learners(learners: Any) -> None:
+    """Refuse what is no number of learners."""
+    if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
+        raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
 
 
 def check_target(target: Mapping[str, float] | None, validation: object, metrics: Sequence[Metric] | None) -> None:
@@ -95,10 +113,9 @@ def choose_device(devices: int | str) -> torch.device:
     return resolve_device(devices)
 
 
-def check_round(stream: BatchStream, learners: object) -> None:
+def check_round(stream: BatchStream, learners: int) -> None:
     """Refuse data that do not fill one round."""
-    if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
-        raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
+    check_learners(learners)
     samples, batch = stream.samples_per_epoch, stream.batch_size
     if samples is not None and batch is not None and samples < batch * learners:
         raise DataError(
@@ -191,16 +208,18 @@ def _check_loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor
 def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
     """Refuse class indices that the model has no output for, where the loss is known to take indices.
 
+    The `ignore_index` of the loss is no class, whatever it is.
+
     Raises:
         DataError: with the range of the labels.
     """
-    dimension = _class_dimension(loss)
+    dimension, ignored = _classes_of(loss)
     if dimension is None or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return
     if targets.is_floating_point() or not targets.numel() or outputs.dim() != targets.dim() + 1:
         return
     classes = outputs.shape[dimension]
-    labels = targets[targets != IGNORED_LABEL]
+    labels = targets[targets != ignored]
     if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise DataError(
             f"labels run from {int(labels.min())} to {int(labels.max())} and the model has {classes} outputs "
@@ -208,12 +227,18 @@ def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
         )
 
 
-def _class_dimension(loss: Loss) -> int | None:
-    while isinstance(loss, functools.partial):
+def _classes_of(loss: Loss) -> tuple[int | None, int]:
+    """The dimension of the classes in the outputs, None where that is unknown, and the label that is ignored."""
+    ignored = IGNORED_LABEL
+    if isinstance(loss, functools.partial):  # of a partial, partial makes one
+        ignored = loss.keywords.get("ignore_index", ignored)
         loss = loss.func
-    if getattr(loss, "__name__", "") == "sequence_cross_entropy":
-        return -1
-    torch_losses = (nn.functional.cross_entropy, nn.functional.nll_loss)
-    if loss in torch_losses or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
-        return 1
-    return None
+    if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+        return 1, loss.ignore_index
+    if loss in (nn.functional.cross_entropy, nn.functional.nll_loss):
+        return 1, ignored
+    return (-1 if getattr(loss, "__name__", "") == "sequence_cross_entropy" else None), ignored
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -1,15 +1,19 @@
 """Evaluating the central model: one pass over the validation data."""
 
-from collections.abc import Sequence
+import contextlib
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import DataLoader, IterableDataset
 
-from bow.data import evaluation_batches
+from bow.data import Batch, evaluation_batches, open_stream
 from bow.engine import Loss, autocast
-from bow.errors import DataError
+from bow.errors import DataError, SettingError
 from bow.replica import recalibrate
 from bow.training.metrics import Metric
 from bow.training.replicas import Replicas
@@ -22,7 +26,9 @@ class Evaluator:
     """Computes loss and metrics of the central model on the validation data.
 
     With `loss=`, the metrics that apply to the outputs are computed and the loss is the mean over samples. With
-    `step=`, loss and metrics are what the step returns, averaged over samples.
+    `step=`, loss and metrics are what the step returns, averaged over samples. The loss of a batch is taken to be a
+    mean over its samples: each batch counts by its size, so of a sum, or of a mean over something else such as tokens
+    that are not ignored, the value depends on how the data are cut into batches.
 
     Args:
         validation: like the training data.
@@ -75,7 +81,7 @@ class Evaluator:
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * size
         means = {name: total / max(count, 1) for name, total in sums.items()}
-        return means | {metric.name: metric.compute() for metric in applying or []}
+        return means | {metric.name: _computed(metric) for metric in applying or []}
 
 
 def batch_length(batch: Any) -> int:
@@ -83,18 +89,59 @@ def batch_length(batch: Any) -> int:
     return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
-def recalibrate_central(replicas: Replicas, data: Any, batch_size: int | None) -> None:
-    """Measure the central model's batch-norm statistics on some batches of training data."""
+def recalibrate_central(replicas: Replicas, data: Any, batch_size: int | None, seed: int) -> None:
+    """Measure the central model's batch-norm statistics on some batches of training data, drawn at random.
+
+    A `DataLoader` is iterated with its own sampler, which decides whether it shuffles. What is iterated is a second
+    loader over the same dataset with copies of sampler and generators, so that a pass of the training that is under
+    way is not disturbed. Two things are shared all the same: a sampler that cannot be copied, and a dataset, which,
+    if it has a `set_epoch`, is told another epoch until the next pass.
+
+    Args:
+        replicas: hold the central model.
+        data: the training data.
+        batch_size: of the training; None where a loader decides it batch by batch.
+        seed: of the draw.
+    """
     model = replicas.central
 
-    def forwards() -> Any:
-        for _, batch in zip(range(RECALIBRATION_BATCHES), evaluation_batches(data, batch_size), strict=False):
+    def forwards() -> Iterator[None]:
+        for batch in _some_batches(data, batch_size, seed):
             batch = tree_map_only(Tensor, lambda t: t.to(replicas.device), batch)
             with autocast(replicas.device, replicas.precision):
                 replicas.step(model, batch)
             yield
 
     recalibrate(model, forwards())
+
+
+def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batch]:
+    """Batches from one shuffled pass over the data, at most `RECALIBRATION_BATCHES`."""
+    size = {} if batch_size is None else {"batch_size": batch_size}
+    endless = isinstance(data.dataset if isinstance(data, DataLoader) else data, IterableDataset)
+    source = _second_loader(data) if isinstance(data, DataLoader) else data
+    stream = open_stream(source, **size, steps=RECALIBRATION_BATCHES if endless else None, seed=seed)
+    deals = iter(lambda: stream.deal(1), None)
+    for deal in itertools.islice(deals, RECALIBRATION_BATCHES):
+        yield tree_map_only(Tensor, lambda t: t[0], deal.batches) if deal.stacked else deal.batches[0]
+
+
+def _second_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    second = copy.copy(loader)
+    shared = {id(loader.dataset): loader.dataset}
+    vars(second)["_iterator"] = None  # persistent workers stay with the first
+    for name in ("sampler", "batch_sampler", "generator"):
+        with contextlib.suppress(Exception):  # whatever a sampler raises that cannot be copied
+            vars(second)[name] = copy.deepcopy(vars(loader)[name], shared)  # by vars, since a loader refuses new ones
+    return second
+
+
+def _computed(metric: Metric) -> float:
+    value = metric.compute()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise SettingError(f"the metric {metric.name} must compute a number, got {value!r}") from None
 
 
 def _step_values(result: Tensor | tuple[Tensor, dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 IGNORED_LABEL = -100
-"""What torch's cross entropy ignores by default."""
+"""The target that torch's cross entropy ignores by default."""
 
 
 class Metric(abc.ABC):
@@ -46,7 +46,10 @@ class Accuracy(Metric):
     """The share of targets whose class has the largest output.
 
     Outputs are `[batch, classes, ...]` with targets `[batch, ...]`, as for `cross_entropy`, or `[batch, ..., classes]`
-    as language models give them. Targets of -100, which `cross_entropy` ignores, are not counted.
+    as language models give them. Where both fit, classes are dimension 1.
+
+    Args:
+        ignore: targets of this value are not counted; give what the loss has as `ignore_index`.
 
     Example:
         >>> accuracy = Accuracy()
@@ -57,8 +60,12 @@ class Accuracy(Metric):
 
     name = "accuracy"
 
-    def __init__(self) -> None:
+    def __init__(self, ignore: int = IGNORED_LABEL) -> None:
+        self.ignore = ignore
         self.reset()
+
+    def __repr__(self) -> str:
+        return "Accuracy()" if self.ignore == IGNORED_LABEL else f"Accuracy(ignore={self.ignore})"
 
     def reset(self) -> None:  # noqa: D102
         self._correct = 0
@@ -74,10 +81,11 @@ class Accuracy(Metric):
         )
 
     def update(self, outputs: Any, targets: Any) -> None:  # noqa: D102
-        classes_last = outputs.shape[:-1] == targets.shape
-        predicted = outputs.argmax(-1 if classes_last else 1)
-        self._correct += int((predicted == targets).sum())
-        self._count += int((targets != IGNORED_LABEL).sum())
+        classes_second = outputs.dim() > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+        predicted = outputs.argmax(1 if classes_second else -1)
+        counted = targets != self.ignore
+        self._correct += int(((predicted == targets) & counted).sum())
+        self._count += int(counted.sum())
 
     def compute(self) -> float:  # noqa: D102
         return self._correct / max(self._count, 1)
@@ -95,5 +103,5 @@ def reached(values: Mapping[str, float], target: Mapping[str, float], metrics: M
 
 
 def mean_of(values: list[Tensor]) -> float:
-    """The mean of finite entries over a list of per-learner tensors; NaN when there is none."""
+    """The mean over a list of per-learner tensors, without the NaN of learners that sat out; NaN where all are."""
     return float(torch.cat([v.detach().float().reshape(-1) for v in values]).nanmean()) if values else float("nan")

@@ -1,6 +1,7 @@
 """One training as it goes: rounds, epochs, records, evaluation, checkpoints."""
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_model
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
 from bow.engine import Stacked
 from bow.errors import SettingError
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
+from bow.seeds import derive_seed
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import save_checkpoint
 from bow.training.evaluation import Evaluator, recalibrate_central
@@ -24,6 +27,9 @@ from bow.training.result import Result
 
 RECORD_INTERVAL_S = 0.5
 """Seconds of training between two records of kind `rounds`."""
+
+RECALIBRATION = 1
+"""Tells the seed of recalibration's batches from those of training."""
 
 WARMUP_ROUNDS = 20
 """Rounds that throughput leaves out, or a quarter of a short training: the first ones compile and allocate."""
@@ -45,7 +51,10 @@ class Plan:
     learners: int
     """How many were asked for; callbacks may have changed their number since."""
     fresh: bool
-    """Whether the run directory is this training's own, and not that of a run to be resumed."""
+    """Whether nothing of a run was in the run directory before."""
+    seed: int
+    started_with: list[dict[str, Any]]
+    """The optimizer's settings when training began, before any resume."""
 
 
 @dataclass
@@ -153,7 +162,7 @@ class Run:
         try:
             self._train(first)
         except Exception:
-            if self.round == 0 and self._plan.fresh:
+            if not self._meter.samples and self._plan.fresh:
                 self._plan.directory.discard()
             raise
         finally:
@@ -186,6 +195,7 @@ class Run:
             "stream": self._stream.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "learners": self._plan.learners,
+            "started_with": self._plan.started_with,
             "round": self.round,
             "samples": self.samples,
             "epoch": self.epoch,
@@ -199,6 +209,7 @@ class Run:
         self.round, self.samples, self.epoch = state["round"], state["samples"], state["epoch"]
         self.history = list(state["history"])
         self._elapsed_before = state["elapsed_s"]
+        self._last_record = (0.0, self.samples)
         self._epoch_losses = [state["epoch_losses"].to(self.replicas.device)]
         if self.history:
             self._evaluated_round = self.history[-1]["round"]
@@ -260,7 +271,8 @@ class Run:
         }
         self.replicas.settle()
         if self._plan.recalibrate_on is not None:
-            recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size)
+            seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
+            recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
         values = {} if self._plan.evaluate is None else self._plan.evaluate(self.replicas)
         record.update(values)
         self._evaluated_round = self.round
@@ -382,10 +394,16 @@ def restore(
         learners: how many are asked for. If that is another number than the checkpoint's training was started with,
             so many go on, new ones from the central model; otherwise, and with None, as many as there were.
 
+    Warns:
+        UserWarning: the optimizer was made with other settings than the checkpoint's; those of the checkpoint, which
+            scheduler and callbacks may have changed since, are used.
+
     Raises:
         BowError: the checkpoint is of another model, optimizer, synchroniser, seed or data.
     """
+    given = optimizer_settings(replicas.optimizer)
     replicas.load_training_state(state["replicas"])
+    _warn_of_other_settings(state["started_with"], given)
     stream.load_state_dict(state["stream"])
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])
@@ -394,3 +412,24 @@ def restore(
         replicas.add_learner()
     while replicas.learners > wanted:
         replicas.remove_learner()
+
+
+def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The plain hyper-parameters of every group, such as `{"lr": 0.1, "momentum": 0.9}`."""
+    settings = []
+    for group in optimizer.param_groups:
+        values = {k: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for k, v in group.items()}
+        settings.append({k: v for k, v in values.items() if isinstance(v, (int, float, str, tuple))})
+    return settings
+
+
+def _warn_of_other_settings(saved: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:
+    for old, new in zip(saved, given, strict=False):
+        names = [name for name in old if name in new and old[name] != new[name]]
+        if names:
+            was, now = (", ".join(f"{name}={values[name]}" for name in names) for values in (old, new))
+            warnings.warn(
+                f"the training to be resumed was started with {was}, got {now}; it goes on with the optimizer settings "
+                "of its checkpoint, start a new training to change them",
+                stacklevel=4,
+            )

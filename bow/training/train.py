@@ -15,13 +15,14 @@ from bow.observe import Logger, Progress, RunDirectory
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
-from bow.training.checkpoint import find_checkpoint, load_checkpoint, run_of
+from bow.training.checkpoint import delete_checkpoints_after, find_checkpoint, load_checkpoint, run_of
 from bow.training.checks import (
     all_labels,
     check_choices,
     check_first_batch,
     check_objects,
     check_round,
+    check_seed,
     check_target,
     choose_device,
     first_batch,
@@ -31,7 +32,7 @@ from bow.training.evaluation import Evaluator
 from bow.training.metrics import Accuracy, Metric
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, Replicas, check_step, check_sync
 from bow.training.result import Result
-from bow.training.run import Plan, Run, restore
+from bow.training.run import Plan, Run, optimizer_settings, restore
 
 DEFAULT_METRICS = (Accuracy(),)
 
@@ -80,7 +81,8 @@ def train(
         model: the model, or a function of no arguments that builds it. It is read, not changed.
         data: tensors `[samples, ...]` in a pair `(inputs, targets)` or any pytree, a `Dataset`, a `DataLoader` (keeps
             its own batch size and workers), or an `IterableDataset` (needs `steps`).
-        loss: `loss(outputs, targets) -> scalar`.
+        loss: `loss(outputs, targets) -> scalar`, a mean over samples: the central model's loss on the validation data
+            is the mean over its batches, each counted by its samples.
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`; batch is any pytree.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         lr_scheduler: makes a `torch.optim.lr_scheduler` from the optimizer.
@@ -101,15 +103,19 @@ def train(
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner.
-        buffers: what the central model's batch-norm statistics are, see `Replicas`.
+        buffers: what the central model's batch-norm statistics are, see `Replicas`; `"recalibrate"` measures them
+            on up to 50 shuffled batches of the training data before every evaluation.
         callbacks: objects with some of the hooks of `bow.Callback`.
         loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written.
         run_dir: None is `runs/<date>_<time>_<model>`.
         checkpoint_every: rounds between checkpoints; None writes none.
-        resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from.
+        resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from. The
+            run directory is the checkpoint's own, where checkpoints of later rounds are deleted, or one without a run.
+            Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
         strategy: None; there is no planner in this version.
         compile: compile the learning task with `torch.compile` (`fused` always does).
-        seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function.
+        seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function; a whole
+            number of at most 64 bits.
         progress: show a progress bar, or plain lines away from a terminal.
 
     Raises:
@@ -130,6 +136,7 @@ def train(
         Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019.
     """
     settings = dict(locals())
+    seed = check_seed(seed)
     check_sync(sync)
     chosen_step = check_step(loss, step)
     check_objects("metrics", metrics, Metric)
@@ -171,11 +178,12 @@ def train(
         seed=seed,
     )
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
+    started_with = optimizer_settings(replicas.optimizer)
     if state is not None:
         restore(state, replicas, stream, scheduler, None if learners == "auto" else count)
-    if run_dir is None and checkpoint is not None:
-        run_dir = run_of(checkpoint)
-    directory = RunDirectory.create(run_dir, type(template).__name__.lower(), resume=resume is not None)
+        started_with = state["started_with"]
+    directory = _open_directory(run_dir, type(template).__name__.lower(), resume, checkpoint)
+    fresh = not directory.holds_run
     directory.write_config(settings)
     plan = Plan(
         epochs=epochs,
@@ -188,10 +196,28 @@ def train(
         recalibrate_on=data if buffers == "recalibrate" else None,
         directory=directory,
         learners=count,
-        fresh=resume is None,
+        fresh=fresh,
+        seed=seed,
+        started_with=started_with,
     )
     run = Run(replicas, stream, scheduler, plan, loggers, Progress(enabled=progress), Hooks(callbacks))
     if state is not None:
         run.load_state(state)
+        delete_checkpoints_after(directory.checkpoints, run.round)
     run.go(first if state is None else None)
     return run.finish()
+
+
+def _open_directory(
+    run_dir: str | Path | None, name: str, resume: str | Path | None, checkpoint: Path | None
+) -> RunDirectory:
+    """A directory without a run, or that of the very run that is resumed."""
+    own = run_of(checkpoint) if checkpoint is not None else None
+    path = own if run_dir is None else Path(run_dir)
+    if path is None:
+        goes_on = False
+    elif checkpoint is None:  # a run that ended before its first checkpoint begins again
+        goes_on = resume == "auto" and RunDirectory(path).holds_run
+    else:
+        goes_on = own is not None and path.resolve() == own.resolve()
+    return RunDirectory.create(path, name, resume=goes_on)

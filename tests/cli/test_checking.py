@@ -48,3 +48,7 @@ def test_wrong_type_is_refused_with_what_is_right() -> None:
 
 def test_any_name_is_right_for_a_function_that_takes_any() -> None:
     check_arguments(lambda **anything: None, {"whatever": 1})
+
+
+def test_what_has_no_signature_is_not_checked() -> None:
+    check_arguments(int, {"whatever": 1})

@@ -137,3 +137,11 @@ def test_mistakes_do_not_leave_hydra_in_a_bad_state() -> None:
     with pytest.raises(SettingError):
         compose(["model=vgg"])
     assert compose(["model=mlp"]).choices["model"] == "mlp"
+
+
+def test_a_scheduler_that_is_described_whole_keeps_nothing_of_the_recipes() -> None:
+    scheduler = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 7}
+    settings = compose(
+        ["recipe=lenet", "seed=7", f"lr_scheduler={{_target_: {scheduler['_target_']}, step_size: ${{seed}}}}"]
+    )
+    assert settings.settings["lr_scheduler"] == scheduler

@@ -88,3 +88,8 @@ def test_threads_wait_without_spinning_unless_told_otherwise(monkeypatch: pytest
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     main(["--help"])
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_help_of_bench_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "engines, sweep, accuracy, readme" in capsys.readouterr().out

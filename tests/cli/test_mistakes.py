@@ -41,6 +41,21 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "negative learning rate": (["optimizer.lr=-1"], ["optimizer", "learning rate", "-1"]),
     "unstable alpha": (["learners=4", "sync.alpha=1.5"], ["alpha=1.5", "4 learners", "must be below 0.5455"]),
     "mu out of range": (["sync.mu=1.5"], ["mu must be at least 0 and below 1", "got 1.5"]),
+    "huge seed": (["seed=99999999999999999999"], ["seed must be a whole number", "got 99999999999999999999"]),
+    "callback that is none": (["callbacks=[{_target_: builtins.int}]"], ["callbacks must be objects with", "got 0"]),
+    "scheduler without its form": (
+        ["recipe=none", "lr_scheduler._target_=torch.optim.lr_scheduler.StepLR"],
+        ["'lr_scheduler={_target_: torch.optim.lr_scheduler.StepLR, ...}'"],
+    ),
+    "half of another scheduler": (
+        ["lr_scheduler._target_=torch.optim.lr_scheduler.StepLR"],
+        ["'lr_scheduler={_target_: torch.optim.lr_scheduler.StepLR, ...}'"],
+    ),
+    "logger without its form": (
+        ["loggers.x._target_=builtins.int"],
+        ["'+loggers.x={_target_: builtins.int, ...}'"],
+    ),
+    "misspelt object": (["lr_schedular={_target_: a.b}"], ["lr_schedular=", "did you mean lr_scheduler?"]),
     "epochs and steps": (["epochs=2", "steps=3"], ["epochs=2 and steps=3", "keep one of them"]),
     "target without validation": (["validation=null", "target.accuracy=0.9"], ["target", "accuracy", "validation"]),
     "target that nothing measures": (["target.f1=0.9"], ["target", "f1", "accuracy"]),
@@ -110,6 +125,8 @@ def test_mistake_is_one_sentence_and_leaves_nothing(
         (["bench", "engine"], ["'engine'", "engines"]),
         (["doctor", "lerners=2"], ["lerners=2", "did you mean learners?"]),
         (["train", "-m", "learners=1,2", "run_dir=there"], ["run_dir=there", "2 runs"]),
+        (["train", "-m", "learners=2,0"], ["learners must be at least 1", "got 0"]),
+        (["train", "-m", "epochs=1,x"], ["epochs must be a whole number", "got x"]),
         (["train", "-m", "learners=1,2", "model=lenett"], ["model=lenett", "did you mean lenet?"]),
     ],
 )

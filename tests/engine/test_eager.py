@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bow import SMA, SSGD, LocalSGD, Replicas
-from bow.errors import DataError, DivergenceError, LossError
+from bow.errors import DataError, DivergenceError, LossError, ModelError
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -217,3 +217,10 @@ def test_a_central_model_that_was_never_synchronised_is_told_of() -> None:
     trained.round([batch(), batch(1)])
     with pytest.warns(UserWarning, match=r"LocalSGD\(every=100\) has not synchronised in 1 rounds"):
         trained.export()
+
+
+def test_sparse_gradients_are_refused_with_the_remedy() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 3))
+    tokens, labels = torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
+    with pytest.raises(ModelError, match="sparse=False"):
+        replicas(model).round([(tokens, labels)] * 2)

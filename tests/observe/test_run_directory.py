@@ -88,3 +88,20 @@ def test_files_have_the_names_that_the_documentation_gives(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in files] == names
     assert directory.checkpoints == tmp_path / "checkpoints"
     assert not directory.checkpoints.exists()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "model.safetensors"])
+def test_a_file_that_the_run_would_overwrite_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(
+        RunDirectoryError, match=rf"already has a file {name}, .*; move it away, or name another run_dir"
+    ):
+        RunDirectory.create(tmp_path, "run")
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_checkpoints_alone_are_a_run_too(tmp_path):
+    assert not RunDirectory(tmp_path).holds_run
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        RunDirectory.create(tmp_path, "run")

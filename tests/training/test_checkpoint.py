@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import functools
+import json
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
+from bow.training.checkpoint import load_checkpoint, save_checkpoint
 
 Train = Callable[..., bow.Result]
 
@@ -266,3 +271,146 @@ def test_training_goes_on_with_another_number_of_learners(
     resumed = train(model, data, learners=learners, resume="auto", epochs=2)
     assert (first.learners, resumed.learners) == (2, learners)
     assert resumed.history[-1]["samples"] == 2 * len(data[0])
+
+
+class NumpyShare(bow.Metric):
+    """What scikit-learn's functions return is a number of NumPy's."""
+
+    name = "share"
+
+    def reset(self) -> None: ...
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        return True
+
+    def update(self, outputs: Any, targets: Any) -> None: ...
+
+    def compute(self) -> float:
+        return np.float64(0.5)
+
+
+def test_numpys_numbers_do_not_make_a_checkpoint_unreadable(train: Train, data: tuple[Tensor, Tensor]) -> None:
+    settings: dict[str, Any] = {
+        "optimizer": functools.partial(torch.optim.SGD, lr=np.logspace(-2, -1, 3)[1]),
+        "lr_scheduler": functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=np.array([1, 2])),
+        "metrics": [NumpyShare()],
+        "validation": data,
+    }
+    first = train(net(), data, checkpoint_every=6, **settings)
+    assert type(first.history[0]["share"]) is float
+    assert len(train(net(), data, epochs=2, resume="auto", **settings).history) == 2
+
+
+def test_numpys_numbers_are_saved_as_pythons_wherever_they_are(tmp_path: Path) -> None:
+    counts = Counter({np.int64(5): 2})
+    state = {"replicas": [(np.float32(0.5), {"a": np.array(3)})], np.str_("b"): counts, "c": torch.ones(2)}
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, state))
+    assert loaded["replicas"] == [(0.5, {"a": 3})]
+    assert loaded["b"] == counts
+    assert type(loaded["b"]) is Counter
+    assert type(state["replicas"][0][0]) is np.float32, "the state itself is not changed"
+
+
+def test_a_run_is_not_continued_in_the_directory_of_another(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    train(net(), data, checkpoint_every=6, run_dir=tmp_path / "a")
+    train(net(), data, run_dir=tmp_path / "b")
+    records = (tmp_path / "b" / "metrics.jsonl").read_text()
+    with pytest.raises(RunDirectoryError, match="b already holds a run"):
+        train(net(), data, epochs=2, resume=tmp_path / "a", run_dir=tmp_path / "b")
+    assert (tmp_path / "b" / "metrics.jsonl").read_text() == records
+    (tmp_path / "empty").mkdir()
+    result = train(net(), data, epochs=2, resume=tmp_path / "a", run_dir=tmp_path / "empty")
+    assert result.run_dir == tmp_path / "empty"
+    assert train(net(), data, epochs=2, resume=tmp_path / "a", run_dir=tmp_path / "b" / ".." / "a").history
+
+
+def test_going_on_from_an_older_checkpoint_deletes_the_newer_ones_of_that_run(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    train(net(), data, epochs=5, checkpoint_every=15)
+    older = tmp_path / "run" / "checkpoints" / "round_00000015.pt"
+    train(net(), data, epochs=5, resume=older, run_dir=tmp_path / "other", checkpoint_every=5)
+    assert checkpoints(tmp_path / "run") == ["round_00000015.pt", "round_00000030.pt"]
+    seen: list[list[str]] = []
+
+    class Look:
+        def on_round_end(self, run: Any) -> None:
+            seen.append(checkpoints(tmp_path / "run"))
+
+    train(net(), data, epochs=3, resume=older, checkpoint_every=1, callbacks=[Look()])
+    assert seen[0] == ["round_00000015.pt"]
+    assert checkpoints(tmp_path / "run") == ["round_00000017.pt", "round_00000018.pt"]
+
+
+def test_the_first_throughput_after_resuming_counts_new_samples_only(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.training.run.RECORD_INTERVAL_S", 0.0)
+    train(net(), data, epochs=2, checkpoint_every=12)
+    seconds: list[float] = []
+
+    class Clock:
+        def on_round_end(self, run: Any) -> None:
+            seconds.append(run._meter.now)
+
+    train(net(), data, epochs=3, resume="auto", callbacks=[Clock()])
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    first = next(record for record in records if record["kind"] == "rounds" and record["round"] == 13)
+    assert first["samples_per_s"] <= 8 / seconds[0]
+
+
+@pytest.mark.parametrize("scheduler", [None, warm_up])
+def test_other_optimizer_settings_on_resuming_are_the_checkpoints_and_a_warning_says_so(
+    train: Train, data: tuple[Tensor, Tensor], scheduler: Any
+) -> None:
+    settings = {"lr_scheduler": scheduler, "lr_interval": "round"}
+    train(net(), data, checkpoint_every=6, optimizer=MOMENTUM, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(net(), data, epochs=2, checkpoint_every=6, resume="auto", optimizer=MOMENTUM, **settings)
+    other = functools.partial(torch.optim.SGD, lr=0.025, momentum=0.5)
+    with pytest.warns(
+        UserWarning, match=r"started with .*momentum=0\.9.*, got .*momentum=0\.5.*; it goes on with"
+    ) as said:
+        result = train(net(), data, epochs=3, resume="auto", optimizer=other, **settings)
+    assert len(said) == 1
+    if scheduler is None:
+        assert [record["lr"] for record in result.history] == [0.1] * 3
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_first_round_that_fails_leaves_nothing_in_a_new_directory_and_everything_in_that_of_a_run(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, resume: str | None
+) -> None:
+    def fail(model: nn.Module, batch: Any) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(net(), data, step=fail, resume=resume)
+    assert list(tmp_path.iterdir()) == []
+    train(net(), data, checkpoint_every=6)
+    with pytest.raises(ZeroDivisionError):
+        train(net(), data, step=fail, epochs=2, resume=tmp_path / "run", run_dir=tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(ZeroDivisionError):
+        train(net(), data, step=fail, epochs=2, resume="auto")
+    assert {"config.yaml", "metrics.jsonl"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_a_run_without_a_checkpoint_yet_begins_again_in_its_directory(
+    train: Train, data: tuple[Tensor, Tensor]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(net(), data, checkpoint_every=6, callbacks=[StopAfter(2)])
+    assert train(net(), data, resume="auto").history[-1]["round"] == 6
+
+
+def test_a_file_of_the_users_own_is_not_overwritten(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("mine")
+    for resume in (None, "auto"):
+        with pytest.raises(RunDirectoryError, match=r"already has a file config\.yaml"):
+            train(net(), data, resume=resume)
+    assert (tmp_path / "run" / "config.yaml").read_text() == "mine"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,13 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"tuner": 1}, SettingError, "leave tuner out"),
     ({"strategy": "auto"}, SettingError, "leave strategy out"),
     ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be at least 1 round, or None, got 0"),
+    ({"checkpoint_every": True}, SettingError, "checkpoint_every must be at least 1 round, or None, got True"),
+    (
+        {"seed": 2**64},
+        SettingError,
+        r"seed must be a whole number from -2\*\*63 to 2\*\*64 - 1, got 18446744073709551616",
+    ),
+    ({"seed": 0.5}, SettingError, "seed must be a whole number .*, got 0.5"),
     ({"engine": "graf"}, SettingError, "engine must be one of auto, eager, fused, got 'graf'"),
     ({"learners": 0}, SettingError, 'learners must be at least 1, or "auto", got 0'),
     ({"learners": "many"}, SettingError, "got 'many'"),
@@ -197,6 +205,31 @@ def test_labels_that_cross_entropy_ignores_are_in_range(train: Train, model: nn.
     labels = Y.clone()
     labels[::5] = -100
     assert train(model, (X, labels)).history[0]["train_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        (nn.CrossEntropyLoss(ignore_index=255), 255),
+        (functools.partial(cross_entropy, ignore_index=-1), -1),
+        (functools.partial(nn.functional.nll_loss, ignore_index=7), 7),
+        (nn.NLLLoss(ignore_index=9), 9),
+    ],
+    ids=["module", "partial", "nll_loss", "NLLLoss"],
+)
+def test_labels_that_the_loss_is_told_to_ignore_are_in_range_and_others_are_not(
+    train: Train, model: nn.Module, loss: Any, ignored: int, tmp_path: Path
+) -> None:
+    labels = torch.where(torch.arange(48) % 5 == 0, ignored, Y)
+    assert train(model, (X, labels), loss).history
+    labels[3] = -100
+    with pytest.raises(DataError, match="labels run from -100 to"):
+        train(model, (X, labels), loss, run_dir=tmp_path / "other")
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**64 - 1, np.int64(3)])
+def test_seeds_of_64_bits_are_taken(train: Train, seed: Any) -> None:
+    assert train(lambda: nn.Linear(5, 3), (X, Y), seed=seed).history
 
 
 def test_labels_are_not_checked_where_the_loss_is_not_known_to_take_classes(train: Train, model: nn.Module) -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import bow
 from bow.errors import DataError, SettingError
@@ -85,13 +86,88 @@ def test_metrics_are_reset_between_evaluations(model: nn.Module, data: tuple[Ten
 
 
 def test_recalibration_measures_batch_norm_statistics_on_training_data(data: tuple[Tensor, Tensor]) -> None:
-    trained = replicas(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), buffers="recalibrate")
-    recalibrate_central(trained, data, 12)
+    parts: list[Tensor] = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        parts.append(batch[0])
+        return model(batch[0]).mean()
+
+    trained = replicas(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), buffers="recalibrate", step=step)
+    recalibrate_central(trained, data, 12, seed=0)
     norm = trained.central[0]
+    assert [len(part) for part in parts] == [12] * 4
     torch.testing.assert_close(norm.running_mean, data[0].mean(0))
-    torch.testing.assert_close(norm.running_var, torch.stack([part.var(0) for part in data[0].split(12)]).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack([part.var(0) for part in parts]).mean(0))
     assert not norm.training
     assert norm.momentum == 0.1
+
+
+def sorted_data(kind: str) -> Any:
+    inputs = torch.linspace(0, 20, 2000)[:, None].repeat(1, 5)
+    samples = (inputs, (inputs[:, 0] > 10).long())
+    return samples if kind == "tensors" else DataLoader(TensorDataset(*samples), batch_size=4, shuffle=True)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "loader"])
+def test_recalibration_of_sorted_data_sees_all_parts_of_them(kind: str) -> None:
+    trained = replicas(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), buffers="recalibrate")
+    means = []
+    for seed in (3, 3, 4):
+        recalibrate_central(trained, sorted_data(kind), 4, seed)
+        means.append(float(trained.central[0].running_mean[0]))
+    assert means[0] == pytest.approx(10, abs=2)
+    assert means[0] == means[1] != means[2]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_recalibration_leaves_the_pass_of_a_loader_that_is_under_way_alone(workers: int) -> None:
+    dataset = TensorDataset(torch.arange(200.0)[:, None].repeat(1, 5), torch.zeros(200, dtype=torch.long))
+
+    def read(disturb: bool) -> list[float]:
+        generator = torch.Generator().manual_seed(0)
+        sampler = RandomSampler(dataset, replacement=True, generator=generator)  # draws while it goes
+        loader = DataLoader(
+            dataset, batch_size=10, sampler=sampler, num_workers=workers, persistent_workers=workers > 0
+        )
+        batches = iter(loader)
+        values = [next(batches)[0][:, 0]]
+        if disturb:
+            trained = replicas(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), buffers="recalibrate")
+            recalibrate_central(trained, loader, 10, seed=1)
+            assert 50 < float(trained.central[0].running_mean[0]) < 150
+        return torch.cat([*values, *(batch[0][:, 0] for batch in batches)]).tolist()
+
+    assert read(disturb=True) == read(disturb=False)
+
+
+def test_recalibration_shares_a_sampler_that_cannot_be_copied(data: tuple[Tensor, Tensor]) -> None:
+    class Locked(RandomSampler):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("no copies")
+
+    loader = DataLoader(TensorDataset(*data), batch_size=12, sampler=Locked(data[0]))
+    trained = replicas(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), buffers="recalibrate")
+    recalibrate_central(trained, loader, 12, seed=1)
+    torch.testing.assert_close(trained.central[0].running_mean, data[0].mean(0))
+
+
+def test_recalibration_on_iterable_data_takes_some_batches() -> None:
+    class Endless(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return ((torch.full((5,), float(number)), torch.tensor(0)) for number in itertools.count())
+
+    trained = replicas(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), buffers="recalibrate")
+    recalibrate_central(trained, Endless(), 4, seed=1)
+    assert float(trained.central[0].running_mean[0]) == pytest.approx(99.5)
+
+
+def test_a_metric_that_computes_no_number_is_an_error(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    class Nothing(bow.Accuracy):
+        def compute(self) -> Any:
+            return None
+
+    with pytest.raises(SettingError, match="the metric accuracy must compute a number, got None"):
+        Evaluator(data, cross_entropy, [Nothing()], None)(replicas(model))
 
 
 @pytest.mark.parametrize(

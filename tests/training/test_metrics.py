@@ -39,6 +39,27 @@ def test_accuracy_does_not_count_targets_that_cross_entropy_ignores() -> None:
     assert accuracy.compute() == 0.5
 
 
+@pytest.mark.parametrize("ignore", [255, -1, 0])
+def test_accuracy_does_not_count_targets_that_it_is_told_to_ignore(ignore: int) -> None:
+    accuracy = bow.Accuracy(ignore=ignore)
+    accuracy.update(torch.eye(3)[[0, 1, 2]], torch.tensor([ignore, 1, 1]))
+    assert accuracy.compute() == 0.5
+    assert repr(accuracy) == f"Accuracy(ignore={ignore})"
+
+
+def test_accuracy_takes_classes_to_be_dimension_1_where_the_last_fits_too() -> None:
+    targets = torch.tensor([[0, 1, 2], [2, 2, 2]])
+    accuracy = bow.Accuracy()
+    accuracy.update(nn.functional.one_hot(targets, 3).transpose(1, 2), targets)
+    assert accuracy.compute() == 1.0
+
+
+def test_accuracy_of_a_single_sample_without_a_batch() -> None:
+    accuracy = bow.Accuracy()
+    accuracy.update(torch.tensor([0.1, 0.9]), torch.tensor(1))
+    assert accuracy.compute() == 1.0
+
+
 @pytest.mark.parametrize(
     ("outputs", "targets", "applies"),
     [

@@ -357,7 +357,7 @@ class StopAtOnce:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "steps", "engine"), [(4, 10, "eager"), (4, 10_000, "fused"), (4_000, 10_000, "eager")]
+    ("hidden", "steps", "engine"), [(4, 10, "eager"), (4, 10_000, "fused"), (40_000, 10_000, "eager")]
 )
 def test_auto_engine_is_fused_for_long_trainings_of_small_models(
     train: Train, data: tuple[Tensor, Tensor], hidden: int, steps: int, engine: str
