@@ -267,7 +267,7 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
     with torch.compiler.set_stance("force_eager"):
         trained = replicas("auto", engine="auto")
     assert trained.learners == 4
-    assert trained.engine.split()[0] == "fused", "the model is small, and the length of the training unknown"
+    assert trained.engine.split()[0] == "eager", "how long the training will be is not known"
 
 
 @pytest.mark.parametrize(
