@@ -5,8 +5,9 @@ Until there is a tuner that measures, "auto" is a rule:
 * learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
 * engine: `fused` for models without convolutions and of at most 250,000 parameters that are known to train for at
   least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `eager` otherwise. It rests on
-  `benchmarks/results/engines.md`, where `fused` is at least as fast as `eager` for logistic regression and the MLP
-  of 200,000 parameters, and mostly not for LeNet.
+  `benchmarks/results/engines.md`, where `fused` is faster than `eager` for logistic regression and the MLP of 200,000
+  parameters. Of convolutional networks only LeNet has been measured; vectorised, convolutions become grouped ones,
+  which are known to be slow in larger networks, so that these are left to `eager`.
 """
 
 from typing import Literal, TypeAlias, get_args
