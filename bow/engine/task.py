@@ -166,7 +166,12 @@ UNCHANGING = (
 
 
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-    return [not (guard.name.startswith(UNCHANGING) or "._layout" in guard.name) for guard in guards]
+    return [not (guard.name.startswith(UNCHANGING) or _of_the_layout(guard.name)) for guard in guards]
+
+
+def _of_the_layout(name: str) -> bool:
+    """Whether this is the row layout of `PureTask`, and not an attribute of that name in a user's model or step."""
+    return "._layout" in name and "._task" not in name
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
