@@ -1,0 +1,89 @@
+"""The cores of this machine, and how executors share them."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from bow.errors import SettingError
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def available_cores() -> tuple[int, ...]:
+    """The cores that this process may use, in ascending order.
+
+    Example:
+        >>> len(available_cores()) >= 1
+        True
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[int, ...]]:
+    """Disjoint sets of neighbouring cores, one per executor.
+
+    Two hardware threads of one physical core share its arithmetic units, so that second ones are taken only when
+    every physical core has given its first.
+
+    Args:
+        executors: how many, each with as many threads; or, where they differ, the threads of each.
+        threads: of each executor.
+
+    Raises:
+        SettingError: the executors need more cores than there are.
+    """
+    sizes = [threads] * executors if isinstance(executors, int) else list(executors)
+    cores = physical_first(available_cores())
+    if sum(sizes) > len(cores):
+        raise SettingError(
+            f"{len(sizes)} executors with {_listed(sizes)} threads need {sum(sizes)} cores, this process has "
+            f"{len(cores)}; use fewer executors or threads"
+        )
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return [tuple(cores[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def physical_first(cores: Sequence[int]) -> list[int]:
+    """The cores with one hardware thread of every physical core in front of all second ones.
+
+    What the system does not tell counts as a physical core.
+    """
+    taken: dict[tuple[int, ...], int] = {}
+    rank = {}
+    for core in cores:
+        siblings = siblings_of(core)
+        rank[core] = taken.get(siblings, 0)
+        taken[siblings] = rank[core] + 1
+    return sorted(cores, key=lambda core: (rank[core], core))
+
+
+def siblings_of(core: int) -> tuple[int, ...]:
+    """The hardware threads of the physical core that this one belongs to, itself included."""
+    try:
+        text = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text(encoding="ascii")
+        return parse_cores(text)
+    except (OSError, ValueError):
+        return (core,)
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Read a list of cores as Linux writes it.
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> parse_cores("0-2,8")
+        (0, 1, 2, 8)
+    """
+    cores: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cores.extend(range(int(first), int(last or first) + 1))
+    return tuple(cores)
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))

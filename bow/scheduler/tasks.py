@@ -1,0 +1,168 @@
+"""Which learner takes which batch, and where."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Dispatch: TypeAlias = Literal["fixed", "first_come"]
+"""Whether batches are dealt to learners in a fixed order or to the learner that is free first."""
+
+
+@dataclass(frozen=True)
+class Learn:
+    """A learning task.
+
+    Attributes:
+        learner: whose.
+        batch: its number in the period, `round * learners + position in the round`, both counted from 0.
+    """
+
+    learner: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Synchronise:
+    """The synchronisation task behind the learning tasks of a round of the period."""
+
+    round: int
+
+
+Task: TypeAlias = Learn | Synchronise
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a task on a place, after some events.
+
+    A place runs what it is given in the order in which it was given it, so that only tasks of other places stand
+    in `after`.
+    """
+
+    task: Task
+    place: int
+    after: tuple[Task, ...] = ()
+
+
+class TaskScheduler:
+    """Schedules one period after another: some rounds, the last of which may end with a synchronisation task.
+
+    With `fixed`, learner j takes batch j of every round, on place `j % places`. Everything is known beforehand, and
+    `start` says all of it: a device that queues work (a CUDA stream) needs nobody to wait for events.
+
+    With `first_come`, a free place takes the learner that has been free for longest, and that learner the next
+    batch. Only the number of batches in a period is fixed. The round in front of a synchronisation task is kept back:
+    it has one batch for each learner, which the learner takes when there is nothing else left, so that every learner
+    has a step in the round that is averaged. Where a period is one round, every learner so takes its own batch.
+
+    No learner and no place ever runs two tasks at once, and everything of a period comes before anything of the next.
+
+    Args:
+        learners: how many there are.
+        places: how many tasks can run at once.
+        dispatch: how batches are dealt.
+
+    Example:
+        >>> scheduler = TaskScheduler(learners=2, places=2)
+        >>> for run in scheduler.start([[True, True]], synchronise=True):
+        ...     print(run.place, run.task)
+        0 Learn(learner=0, batch=0)
+        1 Learn(learner=1, batch=1)
+        0 Synchronise(round=0)
+
+    References:
+        Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019, section 4.
+    """
+
+    def __init__(self, learners: int, places: int, dispatch: Dispatch = "fixed") -> None:
+        assert learners >= 1
+        assert places >= 1
+        self.learners = learners
+        self.places = places
+        self.dispatch = dispatch
+        self._running: dict[Task, int] = {}  # by task: its place
+        self._idle_learners = deque(range(learners))
+        self._idle_places = deque(range(places))
+        self._shared: deque[int] = deque()  # batches for whoever is free
+        self._kept: dict[int, int] = {}  # by learner: the batch that is kept back for it
+        self._synchronise: Synchronise | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether every task of the period has finished."""
+        return not (self._running or self._shared or self._kept or self._synchronise)
+
+    def start(self, rounds: Sequence[Sequence[bool]], synchronise: bool) -> list[Run]:
+        """Begin a period.
+
+        Args:
+            rounds: for each round, which of its batches there are, one per learner.
+            synchronise: whether the last round ends with a synchronisation task.
+
+        Returns:
+            What can be run at once.
+        """
+        assert self.done
+        assert all(len(batches) == self.learners for batches in rounds)
+        if not rounds:
+            return []
+        self._synchronise = Synchronise(len(rounds) - 1) if synchronise else None
+        return self._all_in_order(rounds) if self.dispatch == "fixed" else self._first(rounds)
+
+    def finished(self, task: Task) -> list[Run]:
+        """Hear that a task has finished, and say what can be run now."""
+        place = self._running.pop(task)
+        if self.dispatch == "fixed":
+            return []
+        self._idle_places.append(place)
+        if isinstance(task, Learn):
+            self._idle_learners.append(task.learner)
+        return self._take()
+
+    def _all_in_order(self, rounds: Sequence[Sequence[bool]]) -> list[Run]:
+        runs = [
+            Run(Learn(learner, index * self.learners + learner), learner % self.places)
+            for index, batches in enumerate(rounds)
+            for learner, there in enumerate(batches)
+            if there
+        ]
+        if self._synchronise is not None:
+            last = {run.place: run.task for run in runs if run.place != 0}
+            runs.append(Run(self._synchronise, 0, tuple(last[place] for place in sorted(last))))
+            self._synchronise = None
+        self._running = {run.task: run.place for run in runs}
+        return runs
+
+    def _first(self, rounds: Sequence[Sequence[bool]]) -> list[Run]:
+        free = rounds if self._synchronise is None else rounds[:-1]
+        self._shared = deque(
+            index * self.learners + position
+            for index, batches in enumerate(free)
+            for position, there in enumerate(batches)
+            if there
+        )
+        kept = [] if self._synchronise is None else rounds[-1]
+        self._kept = {j: len(free) * self.learners + j for j, there in enumerate(kept) if there}
+        self._idle_learners, self._idle_places = deque(range(self.learners)), deque(range(self.places))
+        return self._take()
+
+    def _take(self) -> list[Run]:
+        """Give free places to free learners; when all have finished, synchronise."""
+        runs = []
+        while self._idle_places and (task := self._next()) is not None:
+            runs.append(Run(task, self._idle_places.popleft()))
+            self._running[task] = runs[-1].place
+        if self._synchronise is not None and not self._running:
+            runs.append(Run(self._synchronise, self._idle_places.popleft()))
+            self._running[self._synchronise] = runs[-1].place
+            self._synchronise = None
+        return runs
+
+    def _next(self) -> Learn | None:
+        """The next task of the learner that has been free for longest and has one."""
+        for learner in self._idle_learners:
+            if self._shared or learner in self._kept:
+                self._idle_learners.remove(learner)
+                return Learn(learner, self._shared.popleft() if self._shared else self._kept.pop(learner))
+        return None

@@ -1,0 +1,5 @@
+"""What was decided and what came of it, as plain data: schedules and timelines."""
+
+from bow.strategy.schedule import Schedule as Schedule
+from bow.strategy.timeline import Span as Span
+from bow.strategy.timeline import Timeline as Timeline
