@@ -37,6 +37,18 @@ class GraphError(BowError, ValueError):
     """A step graph that is damaged, or that does not fit the tensors it is run on."""
 
 
+class RuntimeUnavailableError(BowError, RuntimeError):
+    """The native runtime, or a compiled region, cannot be built or loaded on this machine."""
+
+
+class ScheduleError(BowError, ValueError):
+    """A schedule that does not fit its operators, or that is damaged."""
+
+
+class TimelineError(BowError, ValueError):
+    """A timeline that is damaged or cannot be read."""
+
+
 class DivergenceError(BowError, ArithmeticError):
     """Training that left the finite numbers and cannot go on."""
 

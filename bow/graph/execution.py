@@ -1,7 +1,7 @@
 """Runs a step graph operator by operator, in the order of capture."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,33 +31,68 @@ def run(
     optimizer: Optimizer | None,
 ) -> StepOutputs:
     """What `StepGraph.run` does."""
-    live = {
-        **_bound("parameter ", graph.parameters, parameters, graph),
-        **_bound("buffer ", graph.buffers, buffers, graph),
-        **_bound("batch", graph.batch, batch_tensors(batch), graph),
-        **graph.constants,
-    }
-    with _generator(graph.device, seed is not None) as generator:
-        for operator, finished in zip(graph.operators, graph.last_uses, strict=True):
-            if kinds.is_update(operator.kind):
-                continue
-            if operator.is_random and seed is not None:
-                generator.manual_seed(derive_seed(seed, operator.index))
-            _call(operator, live, graph)
-            for value in finished:
-                live.pop(value, None)
-    outputs = StepOutputs(
-        live[graph.loss],
-        {name: live[value] for name, value in graph.gradients.items()},
-        {name: live[value] for name, value in graph.new_buffers.items()},
-        {name: live[value] for name, value in graph.metrics.items()},
-    )
+    live = inputs_of(graph, parameters, buffers, batch)
+    run_operators(graph, live, seed)
+    outputs = outputs_of(graph, live.__getitem__)
     if optimizer is not None:
         _update(graph, parameters, outputs.gradients, optimizer)
     return outputs
 
 
-def _call(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
+def run_operators(graph: "StepGraph", live: dict[int, Tensor], seed: int | None) -> None:
+    """Run all operators but the updates, in the order of capture.
+
+    Args:
+        graph: the graph.
+        live: what the operators are given, by value; in the end, the results as well.
+        seed: of the random numbers, or None.
+
+    Raises:
+        GraphError: an operator fails; the message names it.
+    """
+    with lent_generator(graph.device, seed is not None) as generator:
+        for operator, finished in zip(graph.operators, graph.last_uses, strict=True):
+            if kinds.is_update(operator.kind):
+                continue
+            if operator.is_random and seed is not None:
+                generator.manual_seed(derive_seed(seed, operator.index))
+            run_operator(operator, live, graph)
+            for value in finished:
+                live.pop(value, None)
+
+
+def inputs_of(
+    graph: "StepGraph", parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+) -> dict[int, Tensor]:
+    """All that the operators of a graph are given, by value.
+
+    Raises:
+        GraphError: a tensor is missing, or does not fit what the graph was captured with.
+    """
+    return {
+        **_bound("parameter ", graph.parameters, parameters, graph),
+        **_bound("buffer ", graph.buffers, buffers, graph),
+        **_bound("batch", graph.batch, batch_tensors(batch), graph),
+        **graph.constants,
+    }
+
+
+def outputs_of(graph: "StepGraph", tensor_of: Callable[[int], Tensor]) -> StepOutputs:
+    """What a graph was run for."""
+    groups = (graph.gradients, graph.new_buffers, graph.metrics)
+    return StepOutputs(
+        tensor_of(graph.loss),
+        *({name: tensor_of(value) for name, value in names.items()} for names in groups),
+    )
+
+
+def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
+    """Call one operator on live values and put what it makes among them.
+
+    Raises:
+        GraphError: it fails; the message names it and its shapes.
+    """
+
     def tensor(ref: Ref) -> Tensor:
         return live[ref.value]
 
@@ -66,14 +101,17 @@ def _call(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> No
     try:
         made = kinds.kernel_of(operator.kind)(*arguments, **keywords)
     except Exception as error:
-        shapes = ", ".join(str(graph.values[value]) for value in operator.reads)
-        where = f" of {operator.module}" if operator.module else ""
-        raise GraphError(
-            f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}"
-        ) from error
+        raise failure(operator, graph, error) from error
     for value, result in zip(operator.results, _flat(made), strict=True):
         if value is not None:
             live[value] = result
+
+
+def failure(operator: Operator, graph: "StepGraph", error: Exception) -> GraphError:
+    """What to raise where an operator fails."""
+    shapes = ", ".join(str(graph.values[value]) for value in operator.reads)
+    where = f" of {operator.module}" if operator.module else ""
+    return GraphError(f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}")
 
 
 def _flat(made: Any) -> Iterator[Any]:
@@ -112,8 +150,8 @@ def _update(
 
 
 @contextlib.contextmanager
-def _generator(name: str, seeded: bool) -> Iterator[torch.Generator]:
-    """The default generator of a device; where it is seeded, its state is put back afterwards."""
+def lent_generator(name: str, seeded: bool) -> Iterator[torch.Generator]:
+    """The default generator of a device; where it is going to be seeded, its state is put back afterwards."""
     device = torch.device(name)
     on_gpu = device.type == "cuda"
     generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator

@@ -1,0 +1,68 @@
+"""The native runtime: built from `kernels/` when it is first used."""
+
+import functools
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from bow.errors import RuntimeUnavailableError
+from bow.runtime.build import built, compile_extension, content_hash
+
+MODULE = "bow_native"
+MAIN_SOURCE = "bindings.cpp"
+
+NativeJob: TypeAlias = Any
+"""`bow_native.Job`: nodes with a schedule."""
+
+NativeTeam: TypeAlias = Any
+"""`bow_native.Team`: executors."""
+
+
+def native() -> ModuleType:
+    """The compiled module.
+
+    Raises:
+        RuntimeUnavailableError: it cannot be compiled or loaded here; the message says why and what helps.
+    """
+    module = _attempt()
+    if isinstance(module, RuntimeUnavailableError):
+        raise module
+    return module
+
+
+def is_available() -> bool:
+    """Whether there is a native runtime; builds it if need be."""
+    return isinstance(_attempt(), ModuleType)
+
+
+@functools.cache
+def _attempt() -> ModuleType | RuntimeUnavailableError:
+    """One attempt a process: what failed once would fail again, slowly."""
+    try:
+        return _load()
+    except RuntimeUnavailableError as error:
+        return error
+
+
+def _load() -> ModuleType:
+    folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
+    sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
+    key = content_hash(*(path.name + path.read_text(encoding="utf-8") for path in sources))
+
+    def make(target: Path) -> None:
+        compile_extension(folder / MAIN_SOURCE, target, MODULE)
+
+    library = built(f"runtime-{key}", f"{MODULE}.so", make)
+    spec = importlib.util.spec_from_file_location(MODULE, library)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"the compiled runtime cannot be loaded ({error}); delete {library.parent} and try again"
+        ) from error
+    return module

@@ -1,0 +1,272 @@
+"""Runs a step graph by a schedule: several executors of this machine, each with cores of its own."""
+
+import heapq
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bow.device import core_sets
+from bow.errors import BowError
+from bow.graph import Operator, StepGraph
+from bow.graph.execution import failure, inputs_of, lent_generator, outputs_of, run_operator
+from bow.graph.kinds import is_update
+from bow.graph.learning_step import StepOutputs
+from bow.runtime.job import JobBuilder
+from bow.runtime.loading import is_available, native
+from bow.seeds import derive_seed
+from bow.strategy import Schedule, Span, Timeline
+
+Dependencies: TypeAlias = Sequence[frozenset[int]]
+"""By operator: those that must have run before it."""
+
+
+class LocalRuntime:
+    """Runs the operators of a step graph on executors.
+
+    Executors are threads of the native runtime, pinned to disjoint cores; they hold no lock of Python's. Without a
+    C++ compiler the same schedule is carried out in Python, one operator after another.
+
+    Args:
+        graph: a step graph, without updates or with updates that are left out.
+        schedule: which executor runs which operators, in which order or by which priority; None: one executor, in the
+            order of capture.
+        use_native: None: the native runtime where there is one.
+
+    Raises:
+        ScheduleError: the schedule does not fit the graph.
+        SettingError: the schedule needs more cores than there are.
+        RuntimeUnavailableError: `use_native=True`, and there is none.
+
+    Example:
+        >>> import bow
+        >>> batch = torch.randn(4, 3), torch.randn(4, 1)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> graph = bow.capture(model, batch, torch.nn.functional.mse_loss)
+        >>> with LocalRuntime(graph, use_native=False) as runtime:
+        ...     outputs = runtime.run(dict(model.named_parameters()), {}, batch)
+        >>> sorted(outputs.gradients)
+        ['bias', 'weight']
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4 and 5.
+    """
+
+    def __init__(self, graph: StepGraph, schedule: Schedule | None = None, *, use_native: bool | None = None) -> None:
+        operators = [op for op in graph.operators if not is_update(op.kind)]
+        schedule = schedule or Schedule.sequential(len(operators))
+        dependencies = dependencies_of(operators)
+        schedule.check(dependencies)
+        wanted = is_available() if use_native is None else use_native
+        make = _NativeExecutors if wanted else _PythonExecutors
+        self._executors: _Executors = make(graph, operators, schedule, dependencies)
+        self.timeline: Timeline | None = None
+        """Of the last run that was recorded."""
+
+    def run(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        batch: Any,
+        *,
+        seed: int | None = None,
+        record: bool = False,
+    ) -> StepOutputs:
+        """Run a step: the same numbers as `StepGraph.run` with this seed, bit for bit, whatever the schedule.
+
+        That holds where operators use as many threads here as there.
+
+        Args:
+            parameters: tensors by the names of `model.named_parameters()`.
+            buffers: tensors by the names of `model.named_buffers()`; they are not written to.
+            batch: like the one that the graph was captured with.
+            seed: of the random numbers; None takes one from torch's generator.
+            record: whether `timeline` shall have start and end of every operator.
+
+        Raises:
+            GraphError: a tensor is missing or does not fit; an operator fails, and the message names it.
+        """
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
+        outputs, spans = self._executors.run(parameters, buffers, batch, seed, record)
+        if record:
+            self.timeline = Timeline(spans)
+        return outputs
+
+    def close(self) -> None:
+        """End the executors' threads; the next run starts them again."""
+        self._executors.close()
+
+    def __enter__(self) -> "LocalRuntime":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def dependencies_of(operators: Sequence[Operator]) -> list[frozenset[int]]:
+    """By operator: those whose results it reads."""
+    maker = {value: op.index for op in operators for value in op.results if value is not None}
+    return [frozenset(maker[value] for value in op.reads if value in maker) for op in operators]
+
+
+class _Executors(Protocol):
+    def run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
+    ) -> tuple[StepOutputs, list[Span]]: ...
+
+    def close(self) -> None: ...
+
+
+class _NativeExecutors:
+    def __init__(
+        self,
+        graph: StepGraph,
+        operators: Sequence[Operator],
+        schedule: Schedule,
+        dependencies: Sequence[frozenset[int]],
+    ) -> None:
+        self._graph = graph
+        self._builder = JobBuilder([graph], [None])
+        job = self._builder.job
+        inputs = (*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants)
+        job.keep([*inputs, *graph.results])
+        job.schedule(
+            order=[list(lane) for lane in schedule.order or ()],
+            priority=list(schedule.priority or ()),
+            num_lanes=len(schedule.threads),
+        )
+        self._team = native().Team(core_sets(list(schedule.threads)), list(schedule.threads))
+
+    def run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
+    ) -> tuple[StepOutputs, list[Span]]:
+        graph, job = self._graph, self._builder.job
+        inputs = inputs_of(graph, parameters, buffers, batch)
+        job.feed(0, list(inputs), list(inputs.values()), seed)
+        try:
+            job.run(self._team, record)
+        except BowError:
+            raise
+        except Exception as error:
+            raise named(error, job.failed_node, self._builder) from error
+        outputs = outputs_of(graph, job.value)
+        job.release(sorted(graph.results - set(inputs)))
+        return outputs, spans_of(self._builder) if record else []
+
+    def close(self) -> None:
+        self._team.close()
+
+
+class _PythonExecutors:
+    """Carries out a schedule on the calling thread."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        operators: Sequence[Operator],
+        schedule: Schedule,
+        dependencies: Sequence[frozenset[int]],
+    ) -> None:
+        self._graph = graph
+        self._operators = operators
+        self._order = in_turn(schedule, dependencies)
+        uses: dict[int, int] = {}
+        for position, (_, index) in enumerate(self._order):
+            made = (value for value in operators[index].results if value is not None)
+            uses.update(dict.fromkeys([*operators[index].reads, *made], position))
+        self._finished: list[list[int]] = [[] for _ in self._order]
+        for value in uses.keys() - graph.results:
+            self._finished[uses[value]].append(value)
+
+    @torch.no_grad()
+    def run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
+    ) -> tuple[StepOutputs, list[Span]]:
+        live = inputs_of(self._graph, parameters, buffers, batch)
+        spans = []
+        with lent_generator(self._graph.device, seeded=True) as generator:
+            for (executor, index), finished in zip(self._order, self._finished, strict=True):
+                operator = self._operators[index]
+                began = time.perf_counter_ns()
+                if operator.is_random:
+                    generator.manual_seed(derive_seed(seed, operator.index))
+                run_operator(operator, live, self._graph)
+                if record:
+                    spans.append(span_of(operator, executor, began, time.perf_counter_ns()))
+                for value in finished:
+                    live.pop(value, None)
+        return outputs_of(self._graph, live.__getitem__), spans
+
+    def close(self) -> None:
+        pass
+
+
+def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, int]]:
+    """One order in which a schedule can be carried out: (executor, operator).
+
+    Args:
+        schedule: one that fits the dependencies.
+        dependencies: by operator.
+    """
+    order: list[tuple[int, int]] = []
+    done: set[int] = set()
+    if schedule.order is None:
+        assert schedule.priority is not None
+        waiting = {index: len(before) for index, before in enumerate(dependencies)}
+        followers: dict[int, list[int]] = {}
+        for index, before in enumerate(dependencies):
+            for earlier in before:
+                followers.setdefault(earlier, []).append(index)
+        ready = [(-schedule.priority[index], index) for index, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        while ready:
+            _, index = heapq.heappop(ready)
+            order.append((len(order) % len(schedule.threads), index))
+            for follower in followers.get(index, ()):
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    heapq.heappush(ready, (-schedule.priority[follower], follower))
+        return order
+    positions = [0] * len(schedule.order)
+    while len(order) < len(dependencies):
+        for executor, lane in enumerate(schedule.order):
+            while positions[executor] < len(lane) and dependencies[lane[positions[executor]]] <= done:
+                index = lane[positions[executor]]
+                order.append((executor, index))
+                done.add(index)
+                positions[executor] += 1
+    return order
+
+
+def named(error: Exception, node: int, builder: JobBuilder) -> Exception:
+    """What to raise for a node that failed: an error that names the operator and its shapes."""
+    operator = builder.labels[node].operator
+    if operator is None:
+        return error
+    program = builder.program_of(node)
+    assert program is not None
+    return failure(operator, program.graph, error)
+
+
+def spans_of(builder: JobBuilder) -> list[Span]:
+    """The recorded times of the last run of a job."""
+    spans = []
+    for executor, node, start_ns, end_ns in builder.job.spans():
+        label = builder.labels[node]
+        details: dict[str, str | int | float] = {"learner": label.learner} if label.learner >= 0 else {}
+        if label.operator is not None and label.operator.module:
+            details["module"] = label.operator.module
+        spans.append(Span(label.name, f"executor {executor}", start_ns, end_ns, label.category, details))
+    return spans
+
+
+def span_of(operator: Operator, executor: int, start_ns: int, end_ns: int) -> Span:
+    """The recorded time of one operator that ran in Python."""
+    details: dict[str, str | int | float] = {"module": operator.module} if operator.module else {}
+    return Span(operator.kind, f"executor {executor}", start_ns, end_ns, operator.phase, details)

@@ -1,0 +1,127 @@
+"""Compiled regions: a step graph as one library, made by torch's ahead-of-time compiler and kept on disk."""
+
+import operator as python_operator
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bow.errors import RuntimeUnavailableError, reason
+from bow.graph import Operator, Ref, StepGraph
+from bow.graph.kinds import is_update, kernel_of
+from bow.graph.operator import map_refs
+from bow.runtime.build import built, content_hash
+
+SHAPE_ONLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}
+"""Operators whose results nobody reads, only their shapes: random operators fill tensors anew."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A compiled step graph.
+
+    Random numbers are drawn before it, operator by operator: torch's compiler would draw them from a generator that
+    all learners share.
+    """
+
+    library: Path
+    draws: tuple[Operator, ...]
+    """Random operators that run first; what they read only gives them its shape."""
+    reads: tuple[int, ...]
+    """Values that the region is given, in its order."""
+    makes: tuple[int, ...]
+    """Values that it returns."""
+
+
+def compile_region(graph: StepGraph) -> Region:
+    """Compile all of a step graph but its updates and random operators, for one thread.
+
+    Takes ten to thirty seconds, unless the same graph has been compiled on this machine before.
+
+    Raises:
+        RuntimeUnavailableError: torch's compiler cannot compile it, or there is no C++ compiler.
+
+    References:
+        `torch._inductor.aot_compile` (AOTInductor).
+    """
+    draws = _draws(graph)
+    drawn = {value for draw in draws for value in draw.results}
+    inside = [op for op in graph.operators if op not in draws and not is_update(op.kind)]
+    inside = _needed(inside, graph.results)
+    made = {value for op in inside for value in op.results}
+    given = [*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants, *drawn]
+    used = {value for op in inside for value in op.reads}
+    reads = tuple(value for value in dict.fromkeys(given) if value in used)
+    makes = tuple(value for value in sorted(graph.results) if value in made)
+    key = content_hash(graph.to_json())
+
+    def make(target: Path) -> None:
+        _compile(graph, inside, reads, makes, target)
+
+    return Region(built(f"region-{key}", "region.so", make), draws, reads, makes)
+
+
+def _draws(graph: StepGraph) -> tuple[Operator, ...]:
+    shaped = {value for op in graph.operators if op.kind in SHAPE_ONLY for value in op.results}
+    draws = tuple(op for op in graph.operators if op.is_random)
+    for draw in draws:
+        if not shaped.issuperset(draw.reads):
+            raise RuntimeUnavailableError(
+                f"the step cannot be one compiled region, because {draw.kind} draws random numbers that depend on "
+                "computed values; it runs operator by operator"
+            )
+    return draws
+
+
+def _needed(operators: Sequence[Operator], wanted: frozenset[int]) -> list[Operator]:
+    live, kept = set(wanted), []
+    for op in reversed(operators):
+        if not live.isdisjoint(op.results) or all(value is None for value in op.results):
+            live.update(op.reads)
+            kept.append(op)
+    return kept[::-1]
+
+
+def _compile(
+    graph: StepGraph, operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int], target: Path
+) -> None:
+    module = as_module(operators, reads, makes)
+    example = tuple(_example(graph, value) for value in reads)
+    options: dict[str, Any] = {"cpp.threads": 1, "aot_inductor.output_path": str(target)}
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # what torch's compiler says about itself
+            torch._inductor.aot_compile(module, example, options=options)
+    except Exception as error:
+        raise RuntimeUnavailableError(f"torch's compiler cannot compile the step ({reason(error)})") from error
+
+
+def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int]) -> fx.GraphModule:
+    """Operators as a graph of torch.fx: a function from the values of `reads` to those of `makes`."""
+    graph = fx.Graph()
+    nodes: dict[int, fx.Node] = {value: graph.placeholder(f"value_{value}") for value in reads}
+
+    def node(ref: Ref) -> fx.Node:
+        return nodes[ref.value]
+
+    for op in operators:
+        arguments = map_refs(node, op.arguments)
+        keywords = {name: map_refs(node, value) for name, value in op.keywords.items()}
+        made = graph.call_function(kernel_of(op.kind), arguments, keywords)
+        if len(kernel_of(op.kind)._schema.returns) == 1 and len(op.results) == 1 and op.results[0] is not None:
+            nodes[op.results[0]] = made
+            continue
+        for position, value in enumerate(op.results):
+            if value is not None:
+                nodes[value] = graph.call_function(python_operator.getitem, (made, position))
+    graph.output(tuple(nodes[value] for value in makes))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _example(graph: StepGraph, value: int) -> Tensor:
+    spec = graph.values[value]
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).zero_()

@@ -1,0 +1,1 @@
+"""C++ sources of the native runtime; `bow.runtime` builds them when they are first used."""

@@ -1,0 +1,128 @@
+// One step of SGD with momentum for every learner and, when it is due, the synchronisation task of SMA, in one pass:
+//
+//     g   = g_j + weight_decay * w_j
+//     v_j = momentum * v_j + g                     step_j = lr * (nesterov ? g + momentum * v_j : v_j)
+//     c_j = alpha * (w_j - z)                      w_j before its step
+//     w_j = w_j - step_j - c_j
+//     z'  = z + sum_j c_j + mu * (z - z_prev);     z_prev = z;     z = z'
+//
+// Layout: w and v are rows `[learners, stride]`; a gradient is one piece of memory per parameter, as the learning task
+// left it, so that it is never copied into a row. Columns are independent of each other: executors share them out.
+// Moved per column and learner: w and v read and written, g read; per column z and z_prev read and written.
+//
+// Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, Algorithm 2.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace bow {
+
+// Numbers that may change from round to round.
+struct Averaging {
+  double lr = 0, momentum = 0, weight_decay = 0;
+  bool nesterov = false;
+  double alpha = 0, mu = 0;
+  bool synchronise = false;
+};
+
+// A parameter's place in the row and its gradient.
+template <typename T>
+struct Piece {
+  int64_t offset;
+  int64_t numel;
+  const T* gradient;
+};
+
+template <typename T>
+struct LearnerRow {
+  T* weights;
+  T* momenta;                     // unused where momentum is 0
+  const std::vector<Piece<T>>* pieces;  // by offset, without gaps up to the padding of the row
+  bool steps;                     // false: sat out or diverged, takes part in the averaging only
+};
+
+constexpr int64_t kBlock = 1024;  // columns whose central model and sums stay in the first-level cache
+
+// `n` columns of one learner that takes its step; `c` adds up the corrections. Without momentum or without averaging,
+// memory that is not needed is not touched.
+template <bool kMomentum, bool kAverage, typename T>
+void step_and_correct(
+    T* __restrict__ w, T* __restrict__ v, const T* __restrict__ g, const T* __restrict__ z, T* __restrict__ c, int64_t n,
+    const Averaging& a) {
+  const T lr = static_cast<T>(a.lr), momentum = static_cast<T>(a.momentum), decay = static_cast<T>(a.weight_decay);
+  const T alpha = static_cast<T>(a.alpha);
+  const T look_ahead = a.nesterov ? momentum : T(1), own = a.nesterov ? T(1) : T(0);
+  for (int64_t i = 0; i < n; ++i) {
+    T step = g[i] + decay * w[i];
+    if constexpr (kMomentum) {
+      const T velocity = momentum * v[i] + step;
+      v[i] = velocity;
+      step = own * step + look_ahead * velocity;
+    }
+    T moved = w[i] - lr * step;
+    if constexpr (kAverage) {
+      const T correction = alpha * (w[i] - z[i]);
+      c[i] += correction;
+      moved -= correction;
+    }
+    w[i] = moved;
+  }
+}
+
+template <typename T>
+auto step_kernel(const Averaging& a) {
+  if (a.momentum != 0) return a.synchronise ? step_and_correct<true, true, T> : step_and_correct<true, false, T>;
+  return a.synchronise ? step_and_correct<false, true, T> : step_and_correct<false, false, T>;
+}
+
+// `n` columns of one learner that takes no step.
+template <typename T>
+void correct(T* __restrict__ w, const T* __restrict__ z, T* __restrict__ c, int64_t n, T alpha) {
+  for (int64_t i = 0; i < n; ++i) {
+    const T correction = alpha * (w[i] - z[i]);
+    c[i] += correction;
+    w[i] -= correction;
+  }
+}
+
+// `n` columns of the central model.
+template <typename T>
+void move_central(T* __restrict__ z, T* __restrict__ z_prev, const T* __restrict__ c, int64_t n, T mu) {
+  for (int64_t i = 0; i < n; ++i) {
+    const T next = z[i] + c[i] + mu * (z[i] - z_prev[i]);
+    z_prev[i] = z[i];
+    z[i] = next;
+  }
+}
+
+// Columns `begin` to `end` of all learners. `z_prev` is only touched when synchronising. The padding at the end of a
+// row belongs to no parameter: it is zero everywhere and stays so.
+template <typename T>
+void average_columns(
+    const std::vector<LearnerRow<T>>& learners, T* z, T* z_prev, int64_t begin, int64_t end, const Averaging& a) {
+  T sums[kBlock];
+  const auto step = step_kernel<T>(a);
+  for (int64_t from = begin; from < end; from += kBlock) {
+    const int64_t to = std::min(from + kBlock, end);
+    std::fill(sums, sums + (to - from), T(0));
+    for (const LearnerRow<T>& learner : learners) {
+      if (!learner.steps) {
+        if (a.synchronise) correct(learner.weights + from, z + from, sums, to - from, static_cast<T>(a.alpha));
+        continue;
+      }
+      auto after = [](int64_t column, const Piece<T>& piece) { return column < piece.offset + piece.numel; };
+      auto piece = std::upper_bound(learner.pieces->begin(), learner.pieces->end(), from, after);
+      for (; piece != learner.pieces->end() && piece->offset < to; ++piece) {
+        const int64_t first = std::max(from, piece->offset), last = std::min(to, piece->offset + piece->numel);
+        step(
+            learner.weights + first, learner.momenta + first, piece->gradient + (first - piece->offset), z + first,
+            sums + (first - from), last - first, a);
+      }
+    }
+    if (a.synchronise) move_central(z + from, z_prev + from, sums, to - from, static_cast<T>(a.mu));
+  }
+}
+
+}  // namespace bow

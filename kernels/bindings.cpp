@@ -1,0 +1,509 @@
+// The native runtime as Python sees it: a team of executors, and jobs, which are nodes with a schedule.
+#include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "executors.h"
+#include "nodes.h"
+
+namespace py = pybind11;
+
+namespace bow {
+namespace {
+
+// What executors compute with: no autograd, no inference mode (its tensors could not go back to autograd).
+struct ComputeMode {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::NoGradGuard no_grad;
+};
+
+// The number of threads that operators of the calling thread use, put back at the end: for new threads as well, which
+// get the number that any thread has set last.
+class ThreadsHere {
+ public:
+  explicit ThreadsHere(int threads) : before_(at::get_num_threads()) {
+    if (threads != before_) at::set_num_threads(threads);
+  }
+  ~ThreadsHere() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
+class TorchTeam {
+ public:
+  // The caller is executor 0 if that needs no pinned helpers: the threads that operators share their work with are
+  // pinned as the thread is that starts them, and the caller may have started its own before.
+  TorchTeam(std::vector<std::vector<int>> cores, std::vector<int> threads)
+      : threads_(std::move(threads)),
+        caller_takes_part_(threads_.size() == 1 || (!threads_.empty() && threads_[0] == 1)),
+        team_(std::move(cores), caller_takes_part_, [this](int executor) { enter(threads_.at(executor)); }) {
+    TORCH_CHECK(static_cast<int>(threads_.size()) == team_.size(), "one number of threads per executor is needed");
+  }
+
+  // Returns nothing; raises what a node or Ctrl-C raised.
+  void run(Execution& execution, bool record) {
+    bool interrupted = false;
+    {
+      py::gil_scoped_release no_gil;
+      ComputeMode mode;
+      ThreadsHere threads(caller_takes_part_ ? threads_[0] : at::get_num_threads());
+      team_.run(execution, record, [&interrupted] {
+        py::gil_scoped_acquire gil;
+        interrupted = PyErr_CheckSignals() != 0;
+        // What the handler raised stays with this thread until the run has ended.
+        return interrupted;
+      });
+    }
+    if (interrupted) throw py::error_already_set();
+  }
+
+  void post(int executor, Execution& execution, bool record) {
+    py::gil_scoped_release no_gil;
+    execution.begin(record);
+    team_.post(executor, execution, 0);
+  }
+
+  // Waits until an executor of `busy` is idle and returns it.
+  int wait_any(const std::vector<int>& busy) {
+    bool interrupted = false;
+    int found = kNone;
+    {
+      py::gil_scoped_release no_gil;
+      ThreadsHere threads(at::get_num_threads());
+      Watch watch([&interrupted] {
+        py::gil_scoped_acquire gil;
+        return interrupted = PyErr_CheckSignals() != 0;
+      });
+      Patience patience;
+      while (found == kNone && !watch.interrupted()) {
+        for (int executor : busy) {
+          if (team_.idle(executor)) found = executor;
+        }
+        if (found == kNone) patience.pause();
+      }
+    }
+    if (interrupted) throw py::error_already_set();
+    return found;
+  }
+
+  // Waits until all executors are idle, whatever happens.
+  void drain() {
+    py::gil_scoped_release no_gil;
+    Patience patience;
+    for (int executor = 0; executor < team_.size(); ++executor) {
+      while (!team_.idle(executor)) patience.pause();
+    }
+  }
+
+  void close() {
+    py::gil_scoped_release no_gil;
+    team_.close();
+  }
+
+  int num_threads() const { return team_.num_threads(); }
+  int size() const { return team_.size(); }
+
+ private:
+  static void enter(int threads) {
+    at::get_num_threads();  // what is set before a thread has asked for the first time is lost
+    at::set_num_threads(threads);
+    // Lives as long as the thread.
+    thread_local ComputeMode mode;
+    (void)&mode;
+  }
+
+  std::vector<int> threads_;  // by executor
+  bool caller_takes_part_;
+  Team team_;
+};
+
+// Marks an argument as a value.
+struct SlotNumber {
+  int number;
+};
+
+class Job : public Work {
+ public:
+  // Slots hold the values of all learners; those that are `kept` are results.
+  explicit Job(int num_slots) : slots_(num_slots), kept_(num_slots, 0) {}
+
+  int add_operator(
+      const std::string& name, const std::string& overload, const py::list& arguments, const py::dict& keywords,
+      std::vector<int> makes, bool is_view, int group, int random_index) {
+    c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+    const auto& schema = handle.schema().arguments();
+    std::vector<Argument> parsed;
+    std::vector<int> reads;
+    for (size_t i = 0; i < schema.size(); ++i) {
+      py::object given;
+      if (i < arguments.size()) {
+        given = arguments[i];
+      } else if (keywords.contains(schema[i].name().c_str())) {
+        given = keywords[schema[i].name().c_str()];
+      } else {
+        TORCH_CHECK(schema[i].default_value().has_value(), name, " lacks its argument ", schema[i].name());
+        parsed.push_back({Argument::Kind::kConstant, *schema[i].default_value(), {}});
+        continue;
+      }
+      parsed.push_back(parse(given, schema[i].real_type()));
+      for (int slot : parsed.back().slots) {
+        if (slot != kNone) reads.push_back(slot);
+      }
+    }
+    if (random_index == kNone) {
+      return add(
+          std::make_unique<Operator>(handle, std::move(parsed), std::move(reads), std::move(makes), is_view), group);
+    }
+    return add(
+        std::make_unique<RandomOperator>(
+            handle, std::move(parsed), std::move(reads), std::move(makes), learner(group).randomness, random_index),
+        group);
+  }
+
+  int add_region(const std::string& library, std::vector<int> reads, std::vector<int> makes, int group) {
+    return add(std::make_unique<Region>(library, std::move(reads), std::move(makes)), group);
+  }
+
+  int add_finish(
+      int group, int loss, std::vector<int> metrics, const std::vector<std::tuple<int, at::Tensor, int64_t>>& gradients,
+      bool into_row) {
+    std::vector<GradientSlot> pieces;
+    std::vector<int> reads = metrics;
+    std::vector<int64_t> offsets;
+    reads.push_back(loss);
+    for (const auto& [slot, view, offset] : gradients) {
+      pieces.push_back({slot, view, offset});
+      reads.push_back(slot);
+      offsets.push_back(offset);
+    }
+    Learner& own = learner(group);
+    own.offsets = offsets;
+    return add(
+        std::make_unique<Finish>(own.outcome, loss, std::move(metrics), std::move(pieces), into_row, std::move(reads)),
+        group);
+  }
+
+  int add_commit(int group, const std::vector<std::pair<int, at::Tensor>>& targets) {
+    std::vector<int> reads;
+    for (const auto& target : targets) reads.push_back(target.first);
+    return add(std::make_unique<Commit>(targets, std::move(reads)), group);
+  }
+
+  int add_average(int part, int parts) { return add(std::make_unique<Average>(rows_, part, parts), kNone); }
+
+  void keep(const std::vector<int>& slots) {
+    for (int slot : slots) kept_.at(slot) = 1;
+  }
+
+  void bind(int slot, at::Tensor tensor) {
+    slots_.at(slot) = std::move(tensor);
+    kept_.at(slot) = 1;
+  }
+
+  // The tensors of a learner's batch, and the seed of its random numbers.
+  void feed(int group, const std::vector<int>& slots, std::vector<at::Tensor> tensors, uint64_t seed) {
+    for (size_t i = 0; i < slots.size(); ++i) bind(slots[i], std::move(tensors.at(i)));
+    learner(group).randomness->seed = seed;
+    learner(group).outcome->active = true;
+  }
+
+  void rest(int group) { *learner(group).outcome = TaskOutcome(); }
+
+  void schedule(
+      std::vector<std::vector<int>> order, std::vector<int64_t> priority, int num_lanes,
+      std::vector<std::vector<int>> commit) {
+    Plan plan;
+    plan.order = std::move(order);
+    plan.commit = std::move(commit);
+    plan.priority = std::move(priority);
+    plan.num_lanes = num_lanes;
+    plan.predecessors = dependencies();
+    plan.prepare();
+    plan_frees(plan);
+    execution_ = std::make_unique<Execution>(std::move(plan), *this);
+  }
+
+  // By node: those whose results it reads.
+  std::vector<std::vector<int>> dependencies() const {
+    std::vector<int> maker(slots_.size(), kNone);
+    for (size_t node = 0; node < nodes_.size(); ++node) {
+      for (int slot : nodes_[node]->makes) {
+        if (slot != kNone) maker.at(slot) = static_cast<int>(node);
+      }
+    }
+    std::vector<std::vector<int>> before(nodes_.size());
+    for (size_t node = 0; node < nodes_.size(); ++node) {
+      for (int slot : nodes_[node]->reads) {
+        if (maker.at(slot) != kNone) before[node].push_back(maker[slot]);
+      }
+    }
+    for (auto& list : before) {
+      std::sort(list.begin(), list.end());
+      list.erase(std::unique(list.begin(), list.end()), list.end());
+    }
+    return before;
+  }
+
+  void run(TorchTeam& team, bool record) {
+    reset_uses();
+    team.run(execution(), record);
+    raise_failure();
+  }
+
+  void post(TorchTeam& team, int executor, bool record) {
+    reset_uses();
+    team.post(executor, execution(), record);
+  }
+
+  void raise_failure() {
+    if (execution().error() == nullptr) return;
+    try {
+      std::rethrow_exception(execution().error());
+    } catch (const c10::IndexError& error) {
+      throw py::index_error(error.what_without_backtrace());
+    } catch (const c10::NotImplementedError& error) {
+      PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
+      throw py::error_already_set();
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(error.what_without_backtrace());
+    }
+  }
+
+  int failed_node() { return execution().failed_node(); }
+
+  // Losses, which of them are finite with their gradients, and metrics [names, learners].
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> outcome(at::ScalarType dtype, int num_metrics) {
+    const int64_t n = static_cast<int64_t>(learners_.size());
+    at::Tensor losses = at::empty({n}, at::kDouble), finite = at::empty({n}, at::kBool);
+    at::Tensor metrics = at::empty({num_metrics, n}, at::kDouble);
+    for (int64_t j = 0; j < n; ++j) {
+      const TaskOutcome& own = *learners_[j].outcome;
+      losses.mutable_data_ptr<double>()[j] = own.active ? own.loss : std::numeric_limits<double>::quiet_NaN();
+      finite.mutable_data_ptr<bool>()[j] = own.active && own.finite;
+      for (int64_t i = 0; i < num_metrics; ++i) {
+        metrics.mutable_data_ptr<double>()[i * n + j] =
+            own.active ? own.metrics.at(i) : std::numeric_limits<double>::quiet_NaN();
+      }
+    }
+    return {losses.to(dtype), finite, metrics.to(at::kFloat)};
+  }
+
+  // What the rows are stepped and averaged with in the next run.
+  void set_rows(
+      at::Tensor weights, std::optional<at::Tensor> momenta, at::Tensor z, std::optional<at::Tensor> z_prev, double lr,
+      double momentum, double weight_decay, bool nesterov, double alpha, double mu, bool synchronise) {
+    rows_->weights = std::move(weights);
+    rows_->momenta = momenta.value_or(at::Tensor());
+    rows_->z = std::move(z);
+    rows_->z_prev = z_prev.value_or(at::Tensor());
+    rows_->numbers = {lr, momentum, weight_decay, nesterov, alpha, mu, synchronise};
+    rows_->outcomes.clear();
+    rows_->offsets.clear();
+    for (const Learner& own : learners_) {
+      rows_->outcomes.push_back(own.outcome);
+      rows_->offsets.push_back(own.offsets);
+    }
+  }
+
+  at::Tensor value(int slot) const { return slots_.at(slot); }
+
+  // Lets go of results that nobody will ask for.
+  void release(const std::vector<int>& slots) {
+    for (int slot : slots) slots_.at(slot).reset();
+    for (Learner& own : learners_) own.outcome->gradients.clear();
+  }
+
+  std::vector<std::tuple<int, int, int64_t, int64_t>> spans() {
+    std::vector<std::tuple<int, int, int64_t, int64_t>> all;
+    for (size_t lane = 0; lane < execution().spans().size(); ++lane) {
+      for (const Span& span : execution().spans()[lane]) {
+        all.emplace_back(static_cast<int>(lane), span.node, span.start_ns, span.end_ns);
+      }
+    }
+    return all;
+  }
+
+  void run_node(int node) override {
+    nodes_[node]->run(slots_);
+    for (int slot : frees_[node]) slots_[slot].reset();
+    for (int slot : shared_frees_[node]) {
+      if (uses_[slot].fetch_sub(1, std::memory_order_acq_rel) == 1) slots_[slot].reset();
+    }
+  }
+
+  bool skips(int node) const override {
+    const int group = groups_[node];
+    return group != kNone && !learners_[group].outcome->active;
+  }
+
+  int num_nodes() const { return static_cast<int>(nodes_.size()); }
+
+ private:
+  struct Learner {
+    std::shared_ptr<TaskOutcome> outcome = std::make_shared<TaskOutcome>();
+    std::shared_ptr<Randomness> randomness = std::make_shared<Randomness>();
+    std::vector<int64_t> offsets;
+  };
+
+  Learner& learner(int group) {
+    while (static_cast<int>(learners_.size()) <= group) learners_.emplace_back();
+    return learners_[group];
+  }
+
+  int add(std::unique_ptr<Node> node, int group) {
+    if (group != kNone) learner(group);
+    for (int slot : node->reads) slots_.at(slot);
+    nodes_.push_back(std::move(node));
+    groups_.push_back(group);
+    return num_nodes() - 1;
+  }
+
+  static Argument parse(const py::handle& given, const c10::TypePtr& type) {
+    if (py::isinstance<SlotNumber>(given)) {
+      return {Argument::Kind::kTensor, {}, {given.cast<SlotNumber>().number}};
+    }
+    if (py::isinstance<py::tuple>(given) || py::isinstance<py::list>(given)) {
+      std::vector<int> slots;
+      bool any = false, all = true;
+      for (const py::handle& part : py::reinterpret_borrow<py::sequence>(given)) {
+        const bool is_slot = py::isinstance<SlotNumber>(part);
+        any = any || is_slot;
+        all = all && (is_slot || part.is_none());
+        slots.push_back(is_slot ? part.cast<SlotNumber>().number : kNone);
+      }
+      if (any && all) {
+        const bool optional = type->isSubtypeOf(*c10::ListType::ofOptionalTensors());
+        const bool tensors = type->isSubtypeOf(*c10::ListType::ofTensors());
+        return {
+            optional && !tensors ? Argument::Kind::kOptionalTensors : Argument::Kind::kTensors, {}, std::move(slots)};
+      }
+      const py::list list(py::reinterpret_borrow<py::sequence>(given));
+      return {Argument::Kind::kConstant, torch::jit::toIValue(list, type), {}};
+    }
+    const bool is_number = py::isinstance<py::int_>(given) || py::isinstance<py::float_>(given);
+    if (is_number && type->kind() == c10::TypeKind::TensorType) {
+      const c10::IValue number = torch::jit::toIValue(given, c10::NumberType::get());
+      return {Argument::Kind::kConstant, at::native::wrapped_scalar_tensor(number.toScalar()), {}};
+    }
+    return {Argument::Kind::kConstant, torch::jit::toIValue(given, type), {}};
+  }
+
+  // A value goes when its last reader has run. Where one lane has them all, the last one is known beforehand;
+  // otherwise the readers count.
+  void plan_frees(const Plan& plan) {
+    frees_.assign(nodes_.size(), {});
+    shared_frees_.assign(nodes_.size(), {});
+    std::vector<std::vector<int>> users(slots_.size());
+    for (int node = 0; node < num_nodes(); ++node) {
+      for (const auto* list : {&nodes_[node]->reads, &nodes_[node]->makes}) {
+        for (int slot : *list) {
+          if (slot != kNone && (users[slot].empty() || users[slot].back() != node)) users[slot].push_back(node);
+        }
+      }
+    }
+    std::vector<int> position(nodes_.size(), 0);
+    for (const auto& lane : plan.order) {
+      for (size_t i = 0; i < lane.size(); ++i) position[lane[i]] = static_cast<int>(i);
+    }
+    num_uses_.assign(slots_.size(), 0);
+    uses_ = std::vector<std::atomic<int>>(slots_.size());
+    for (size_t slot = 0; slot < slots_.size(); ++slot) {
+      const std::vector<int>& own = users[slot];
+      if (own.empty() || kept_[slot]) continue;
+      const bool one_lane = !plan.by_priority() && std::all_of(own.begin(), own.end(), [&](int node) {
+        return plan.lane_of[node] == plan.lane_of[own.front()];
+      });
+      if (one_lane) {
+        const int last = *std::max_element(
+            own.begin(), own.end(), [&](int a, int b) { return position[a] < position[b]; });
+        frees_[last].push_back(static_cast<int>(slot));
+      } else {
+        num_uses_[slot] = static_cast<int>(own.size());
+        shared_.push_back(static_cast<int>(slot));
+        for (int node : own) shared_frees_[node].push_back(static_cast<int>(slot));
+      }
+    }
+  }
+
+  void reset_uses() {
+    for (int slot : shared_) uses_[slot].store(num_uses_[slot], std::memory_order_relaxed);
+  }
+
+  Execution& execution() {
+    TORCH_CHECK(execution_ != nullptr, "the job has no schedule yet");
+    return *execution_;
+  }
+
+  Slots slots_;
+  std::vector<char> kept_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<int> groups_;  // by node: its learner
+  std::vector<Learner> learners_;
+  std::shared_ptr<RowState> rows_ = std::make_shared<RowState>();
+  std::vector<std::vector<int>> frees_, shared_frees_;  // by node
+  std::vector<int> num_uses_, shared_;
+  std::vector<std::atomic<int>> uses_;  // by slot
+  std::unique_ptr<Execution> execution_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "bow's native runtime";
+
+  py::class_<SlotNumber>(m, "Slot").def(py::init<int>(), py::arg("number"));
+
+  py::class_<TorchTeam>(m, "Team")
+      .def(py::init<std::vector<std::vector<int>>, std::vector<int>>(), py::arg("cores"), py::arg("threads"))
+      .def("wait_any", &TorchTeam::wait_any, py::arg("busy"))
+      .def("drain", &TorchTeam::drain)
+      .def("close", &TorchTeam::close)
+      .def_property_readonly("num_threads", &TorchTeam::num_threads)
+      .def("__len__", &TorchTeam::size);
+
+  py::class_<Job>(m, "Job")
+      .def(py::init<int>(), py::arg("num_slots"))
+      .def(
+          "add_operator", &Job::add_operator, py::arg("name"), py::arg("overload"), py::arg("arguments"),
+          py::arg("keywords"), py::arg("makes"), py::arg("is_view") = false, py::arg("group") = kNone,
+          py::arg("random_index") = kNone)
+      .def("add_region", &Job::add_region, py::arg("library"), py::arg("reads"), py::arg("makes"), py::arg("group"))
+      .def(
+          "add_finish", &Job::add_finish, py::arg("group"), py::arg("loss"), py::arg("metrics"), py::arg("gradients"),
+          py::arg("into_row"))
+      .def("add_commit", &Job::add_commit, py::arg("group"), py::arg("targets"))
+      .def("add_average", &Job::add_average, py::arg("part"), py::arg("parts"))
+      .def("keep", &Job::keep, py::arg("slots"))
+      .def("bind", &Job::bind, py::arg("slot"), py::arg("tensor"))
+      .def("feed", &Job::feed, py::arg("group"), py::arg("slots"), py::arg("tensors"), py::arg("seed"))
+      .def("rest", &Job::rest, py::arg("group"))
+      .def(
+          "schedule", &Job::schedule, py::arg("order"), py::arg("priority"), py::arg("num_lanes"),
+          py::arg("commit") = std::vector<std::vector<int>>())
+      .def("run", &Job::run, py::arg("team"), py::arg("record") = false)
+      .def("post", &Job::post, py::arg("team"), py::arg("executor"), py::arg("record") = false)
+      .def("raise_failure", &Job::raise_failure)
+      .def_property_readonly("failed_node", &Job::failed_node)
+      .def("outcome", &Job::outcome, py::arg("dtype"), py::arg("num_metrics"))
+      .def(
+          "set_rows", &Job::set_rows, py::arg("weights"), py::arg("momenta"), py::arg("z"), py::arg("z_prev"),
+          py::arg("lr"), py::arg("momentum"), py::arg("weight_decay"), py::arg("nesterov"), py::arg("alpha"),
+          py::arg("mu"), py::arg("synchronise"))
+      .def("value", &Job::value, py::arg("slot"))
+      .def("release", &Job::release, py::arg("slots"))
+      .def("spans", &Job::spans)
+      .def_property_readonly("num_nodes", &Job::num_nodes);
+
+  m.def("derive_seed", [](uint64_t seed, uint64_t index) { return derive_seed({seed, index}); });
+}
+
+}  // namespace bow

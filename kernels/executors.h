@@ -1,0 +1,528 @@
+// Executors: threads pinned to disjoint cores that run the nodes of a plan, each in the order that a schedule gave it,
+// or all of them by priority. Nothing here knows of torch, so that it can be tested on its own under a thread sanitizer.
+//
+// There is no barrier: a node waits for the nodes that it depends on and for nothing else.
+//
+// Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4 and 5.
+#pragma once
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace bow {
+
+using Clock = std::chrono::steady_clock;
+
+inline int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waiting for another core: a moment without leaving the processor, then in turns with whatever else wants to run, and
+// asleep where it takes long. A core that spins while another process waits for it would make that process wait.
+class Patience {
+ public:
+  void pause() {
+    ++turns_;
+    if (turns_ < kSpins) {
+      relax();
+    } else if (turns_ < kSpins + kYields) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+ private:
+  static constexpr int kSpins = 4000;   // some 100 us
+  static constexpr int kYields = 4000;  // some ms
+  int turns_ = 0;
+};
+
+// A queue between one thread that puts and one that takes. Capacity is fixed and never exceeded by its users.
+template <typename T, size_t kCapacity>
+class SpscQueue {
+ public:
+  void push(T value) {
+    const size_t tail = tail_.load(std::memory_order_relaxed);
+    slots_[tail % kCapacity] = value;
+    tail_.store(tail + 1, std::memory_order_release);  // orders the value before its announcement
+  }
+
+  bool pop(T& value) {
+    const size_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_.load(std::memory_order_acquire)) return false;
+    value = slots_[head % kCapacity];
+    head_.store(head + 1, std::memory_order_release);
+    return true;
+  }
+
+  void clear() { head_.store(tail_.load()); }
+
+ private:
+  std::array<T, kCapacity> slots_{};
+  alignas(64) std::atomic<size_t> head_{0};
+  alignas(64) std::atomic<size_t> tail_{0};
+};
+
+// Nodes, what each waits for, and who runs them. A lane is what one executor runs of a plan.
+//
+// Nodes of `commit` change what outlives the run. They start when every lane has come to them, and then all of them
+// run: whatever fails or is interrupted before leaves everything as it was.
+struct Plan {
+  std::vector<std::vector<int>> predecessors;  // by node
+  std::vector<std::vector<int>> order;         // by lane: nodes; empty where `priority` decides
+  std::vector<std::vector<int>> commit;        // by lane: nodes behind those of `order`; empty if there are none
+  std::vector<int64_t> priority;               // by node, higher first; empty where `order` decides
+  int num_lanes = 1;
+
+  // Derived by `prepare`.
+  std::vector<std::vector<int>> successors;
+  std::vector<std::vector<int>> awaited;  // by node: predecessors that another lane runs
+  std::vector<char> announced;            // by node: whether another lane waits for it
+  std::vector<int> lane_of;               // by node; -1 where priority decides
+
+  int num_nodes() const { return static_cast<int>(predecessors.size()); }
+  bool by_priority() const { return !priority.empty(); }
+
+  void prepare() {
+    const int n = num_nodes();
+    successors.assign(n, {});
+    awaited.assign(n, {});
+    announced.assign(n, 0);
+    lane_of.assign(n, -1);
+    for (const auto* lists : {&order, &commit}) {
+      for (size_t lane = 0; lane < lists->size(); ++lane) {
+        for (int node : (*lists)[lane]) lane_of.at(node) = static_cast<int>(lane);
+      }
+    }
+    for (int node = 0; node < n; ++node) {
+      for (int before : predecessors[node]) {
+        successors.at(before).push_back(node);
+        if (!by_priority() && lane_of[before] != lane_of[node]) {
+          awaited[node].push_back(before);
+          announced[before] = 1;
+        }
+      }
+    }
+  }
+};
+
+// What the nodes do.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void run_node(int node) = 0;
+  // Whether a node does nothing this time.
+  virtual bool skips(int node) const = 0;
+};
+
+// When a node ran, in nanoseconds of the steady clock.
+struct Span {
+  int node;
+  int64_t start_ns;
+  int64_t end_ns;
+};
+
+// Asks from time to time whether to go on: Ctrl-C arrives here. Only on the thread that called.
+class Watch {
+ public:
+  explicit Watch(std::function<bool()> interrupted) : interrupted_(std::move(interrupted)), next_(now_ns() + kPeriod) {}
+
+  bool interrupted() {
+    const int64_t now = now_ns();
+    if (now < next_) return false;
+    next_ = now + kPeriod;
+    return interrupted_();
+  }
+
+ private:
+  static constexpr int64_t kPeriod = 50'000'000;  // 50 ms
+  std::function<bool()> interrupted_;
+  int64_t next_;
+};
+
+// A plan that is run again and again: what its lanes share while they run it.
+class Execution {
+ public:
+  Execution(Plan plan, Work& work)
+      : plan_(std::move(plan)),
+        work_(work),
+        done_(plan_.num_nodes()),
+        pending_(plan_.num_nodes()),
+        lanes_(plan_.num_lanes),
+        spans_(plan_.num_lanes) {}
+
+  const Plan& plan() const { return plan_; }
+
+  // Before the lanes run; no lane of the last run may still be running.
+  void begin(bool record) {
+    ++epoch_;
+    record_ = record;
+    phase_.store(Phase::kRunning, std::memory_order_relaxed);
+    num_arrived_.store(0, std::memory_order_relaxed);
+    failed_node_ = -1;
+    error_ = nullptr;
+    for (auto& spans : spans_) spans.clear();
+    if (plan_.by_priority()) begin_by_priority();
+  }
+
+  // All that one lane has to do. Returns early where another lane failed or the caller was interrupted.
+  void run_lane(int lane, Watch* watch) {
+    if (plan_.by_priority()) {
+      run_by_priority(lane, watch);
+    } else {
+      run_in_order(lane, watch);
+    }
+  }
+
+  // Ends the run, unless its results are being committed by now.
+  void stop() {
+    Phase running = Phase::kRunning;
+    phase_.compare_exchange_strong(running, Phase::kStopped, std::memory_order_acq_rel);
+  }
+  bool stopped() const { return phase_.load(std::memory_order_acquire) == Phase::kStopped; }
+
+  // After all lanes have returned.
+  int failed_node() const { return failed_node_; }
+  std::exception_ptr error() const { return error_; }
+  const std::vector<std::vector<Span>>& spans() const { return spans_; }
+
+ private:
+  enum class Phase { kRunning, kCommitting, kStopped };
+
+  struct alignas(64) Lane {
+    SpscQueue<int, 4> inbox;     // from whoever schedules to the lane
+    SpscQueue<int, 4> finished;  // from the lane to whoever schedules
+    bool busy = false;           // guarded by `scheduling_`
+  };
+
+  void run_in_order(int lane, Watch* watch) {
+    for (int node : plan_.order[lane]) {
+      for (int before : plan_.awaited[node]) {
+        if (!await(before, watch)) return;
+      }
+      if (stopped() || (watch != nullptr && interrupted(*watch))) return;
+      if (!run_node(node, lane)) return;
+      if (plan_.announced[node]) done_[node].store(epoch_, std::memory_order_release);  // orders its results before it
+    }
+    if (!plan_.commit.empty() && all_arrived(watch)) {
+      for (int node : plan_.commit[lane]) run_node(node, lane);
+    }
+  }
+
+  // Whether every lane has come to its commit: the last one decides it for all. A lane that was stopped does not come.
+  bool all_arrived(Watch* watch) {
+    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == plan_.num_lanes) {
+      Phase running = Phase::kRunning;
+      phase_.compare_exchange_strong(running, Phase::kCommitting, std::memory_order_acq_rel);
+    }
+    Patience patience;
+    while (phase_.load(std::memory_order_acquire) == Phase::kRunning) {
+      if (watch != nullptr) interrupted(*watch);
+      patience.pause();
+    }
+    return phase_.load(std::memory_order_acquire) == Phase::kCommitting;
+  }
+
+  bool await(int node, Watch* watch) {
+    Patience patience;
+    while (done_[node].load(std::memory_order_acquire) != epoch_) {
+      if (stopped() || (watch != nullptr && interrupted(*watch))) return false;
+      patience.pause();
+    }
+    return true;
+  }
+
+  bool interrupted(Watch& watch) {
+    if (!watch.interrupted()) return false;
+    stop();
+    return true;
+  }
+
+  bool run_node(int node, int lane) {
+    if (work_.skips(node)) return true;
+    const int64_t start = record_ ? now_ns() : 0;
+    try {
+      work_.run_node(node);
+    } catch (...) {
+      std::lock_guard<std::mutex> guard(failing_);
+      if (error_ == nullptr) {
+        failed_node_ = node;
+        error_ = std::current_exception();
+      }
+      stop();
+      return false;
+    }
+    if (record_) spans_[lane].push_back({node, start, now_ns()});
+    return true;
+  }
+
+  void begin_by_priority() {
+    ready_ = {};
+    remaining_.store(plan_.num_nodes(), std::memory_order_relaxed);
+    for (Lane& lane : lanes_) {
+      lane.inbox.clear();
+      lane.finished.clear();
+      lane.busy = false;
+    }
+    for (int node = 0; node < plan_.num_nodes(); ++node) {
+      pending_[node] = static_cast<int>(plan_.predecessors[node].size());
+      if (pending_[node] == 0) make_ready(node);
+    }
+  }
+
+  // Whoever is free schedules for all: there is no thread that does nothing else, as it would need a core.
+  void run_by_priority(int index, Watch* watch) {
+    Lane& lane = lanes_[index];
+    Patience patience;
+    while (remaining_.load(std::memory_order_acquire) > 0 && !stopped()) {
+      if (watch != nullptr && interrupted(*watch)) return;
+      int node;
+      if (lane.inbox.pop(node)) {
+        if (!run_node(node, index)) return;
+        lane.finished.push(node);
+        patience = Patience();
+        schedule();
+      } else if (!schedule()) {
+        patience.pause();
+      }
+    }
+  }
+
+  // Returns whether it handed out anything. Where another lane is at it, that lane may have passed over what this one
+  // has just finished; every lane therefore keeps trying until all is done.
+  bool schedule() {
+    if (scheduling_.test_and_set(std::memory_order_acquire)) return false;
+    int num_finished = 0;
+    for (Lane& lane : lanes_) {
+      int node;
+      while (lane.finished.pop(node)) {
+        lane.busy = false;
+        ++num_finished;
+        for (int next : plan_.successors[node]) {
+          if (--pending_[next] == 0) make_ready(next);
+        }
+      }
+    }
+    bool handed_out = false;
+    for (Lane& lane : lanes_) {
+      if (ready_.empty()) break;
+      if (lane.busy) continue;
+      lane.inbox.push(-ready_.top().second);
+      lane.busy = true;
+      handed_out = true;
+      ready_.pop();
+    }
+    scheduling_.clear(std::memory_order_release);
+    if (num_finished > 0) remaining_.fetch_sub(num_finished, std::memory_order_acq_rel);
+    return handed_out;
+  }
+
+  // Equal priorities: the node with the lower index first.
+  void make_ready(int node) { ready_.emplace(plan_.priority[node], -node); }
+
+  Plan plan_;
+  Work& work_;
+  uint32_t epoch_ = 0;
+  bool record_ = false;
+  std::vector<std::atomic<uint32_t>> done_;  // by node: the last run in which it was done
+  std::atomic<Phase> phase_{Phase::kRunning};
+  std::atomic<int> num_arrived_{0};  // lanes that wait to commit
+  std::mutex failing_;
+  int failed_node_ = -1;
+  std::exception_ptr error_;
+
+  std::atomic_flag scheduling_ = ATOMIC_FLAG_INIT;
+  std::vector<int> pending_;                                // guarded by `scheduling_`
+  std::priority_queue<std::pair<int64_t, int>> ready_;      // guarded by `scheduling_`
+  std::atomic<int> remaining_{0};
+  std::vector<Lane> lanes_;
+  std::vector<std::vector<Span>> spans_;  // by lane
+};
+
+inline bool pin(const std::vector<int>& cores) {
+  if (cores.empty()) return true;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int core : cores) CPU_SET(core, &set);
+  return sched_setaffinity(0, sizeof(set), &set) == 0;
+}
+
+// Pins the calling thread for as long as it lives.
+class PinnedHere {
+ public:
+  explicit PinnedHere(const std::vector<int>& cores) {
+    restore_ = !cores.empty() && sched_getaffinity(0, sizeof(before_), &before_) == 0 && pin(cores);
+  }
+  ~PinnedHere() {
+    if (restore_) sched_setaffinity(0, sizeof(before_), &before_);
+  }
+  PinnedHere(const PinnedHere&) = delete;
+  PinnedHere& operator=(const PinnedHere&) = delete;
+
+ private:
+  cpu_set_t before_;
+  bool restore_;
+};
+
+// A fixed number of executors. With `caller_takes_part` the thread that calls `run` is executor 0, which saves waking a
+// thread and being woken by it; the others have threads of their own.
+class Team {
+ public:
+  // `enter` runs once in every thread of the team, with the index of its executor.
+  Team(std::vector<std::vector<int>> cores, bool caller_takes_part, std::function<void(int)> enter)
+      : cores_(std::move(cores)), caller_takes_part_(caller_takes_part), enter_(std::move(enter)), pid_(getpid()) {
+    if (cores_.empty()) throw std::invalid_argument("a team needs at least one executor, got none");
+    for (size_t i = 0; i < cores_.size(); ++i) seats_.push_back(std::make_unique<Seat>());
+  }
+
+  ~Team() { close(); }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const { return static_cast<int>(cores_.size()); }
+
+  int num_threads() const {
+    return static_cast<int>(std::count_if(seats_.begin(), seats_.end(), [](auto& s) { return s->thread.joinable(); }));
+  }
+
+  // Ends the threads; they start again with the next run.
+  void close() {
+    if (pid_ != getpid()) {  // the threads stayed behind in the process that forked
+      for (auto& seat : seats_) {
+        if (seat->thread.joinable()) seat->thread.detach();
+      }
+      return;
+    }
+    for (auto& seat : seats_) {
+      if (!seat->thread.joinable()) continue;
+      seat->closing = true;
+      announce(*seat);
+      seat->thread.join();
+      seat->closing = false;
+    }
+  }
+
+  // Runs all lanes and returns when they are done; lane i on executor i.
+  void run(Execution& execution, bool record, const std::function<bool()>& interrupted) {
+    const int lanes = execution.plan().num_lanes;
+    if (lanes > size()) throw std::invalid_argument("the plan has more lanes than the team has executors");
+    Watch watch(interrupted);
+    execution.begin(record);
+    const int first = caller_takes_part_ ? 1 : 0;
+    for (int lane = first; lane < lanes; ++lane) post(lane, execution, lane);
+    if (caller_takes_part_) {
+      if (lanes > 1) {
+        PinnedHere pinned(cores_[0]);
+        execution.run_lane(0, &watch);
+      } else {
+        execution.run_lane(0, &watch);
+      }
+    }
+    Patience patience;
+    for (int lane = first; lane < lanes; ++lane) {
+      while (!idle(lane)) {
+        if (!execution.stopped() && watch.interrupted()) execution.stop();
+        patience.pause();
+      }
+    }
+  }
+
+  // Starts one lane on one executor, which must be idle, and returns at once.
+  void post(int executor, Execution& execution, int lane) {
+    if (pid_ != getpid()) throw std::runtime_error("the executors' threads stayed in the process that was forked");
+    Seat& seat = *seats_.at(executor);
+    if (!idle(executor)) throw std::logic_error("the executor is still at work");
+    if (!seat.thread.joinable()) {
+      seat.served = seat.posted.load();
+      seat.thread = std::thread([this, executor] { serve(executor); });
+    }
+    seat.execution = &execution;
+    seat.lane = lane;
+    announce(seat);
+  }
+
+  bool idle(int executor) const {
+    const Seat& seat = *seats_.at(executor);
+    return seat.finished.load(std::memory_order_acquire) == seat.posted.load(std::memory_order_relaxed);
+  }
+
+ private:
+  // One executor's place: what it is to do next is handed over by a counter that only the team increments.
+  struct Seat {
+    std::thread thread;
+    Execution* execution = nullptr;
+    int lane = 0;
+    bool closing = false;
+    uint32_t served = 0;  // only the executor's, once its thread runs
+    alignas(64) std::atomic<uint32_t> posted{0};
+    alignas(64) std::atomic<uint32_t> finished{0};
+  };
+
+  static void announce(Seat& seat) {
+    seat.posted.fetch_add(1, std::memory_order_release);  // orders what is to be done before its announcement
+    seat.posted.notify_one();
+  }
+
+  void serve(int executor) {
+    Seat& seat = *seats_[executor];
+    pin(cores_[executor]);
+    if (enter_) enter_(executor);
+    for (;;) {
+      await_work(seat);
+      ++seat.served;
+      if (seat.closing) {
+        seat.finished.store(seat.served, std::memory_order_release);
+        return;
+      }
+      seat.execution->run_lane(seat.lane, nullptr);
+      seat.finished.store(seat.served, std::memory_order_release);
+    }
+  }
+
+  // Rounds follow each other within a fraction of a millisecond: an executor that slept at once would be woken late.
+  static void await_work(Seat& seat) {
+    const int64_t until = now_ns() + kAwakeNs;
+    while (seat.posted.load(std::memory_order_acquire) == seat.served) {
+      if (now_ns() < until) {
+        for (int i = 0; i < 16; ++i) relax();
+      } else {
+        seat.posted.wait(seat.served, std::memory_order_acquire);
+      }
+    }
+  }
+
+  static constexpr int64_t kAwakeNs = 200'000;
+
+  std::vector<std::vector<int>> cores_;  // by executor
+  bool caller_takes_part_;
+  std::function<void(int)> enter_;
+  pid_t pid_;
+  std::vector<std::unique_ptr<Seat>> seats_;
+};
+
+}  // namespace bow

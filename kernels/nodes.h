@@ -1,0 +1,392 @@
+// What a node of a job does with torch: call an ATen operator, run a compiled region, finish a learning task, step and
+// average. A node reads and makes values, which lie in slots.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "averaging.h"
+
+namespace bow {
+
+using Slots = std::vector<at::Tensor>;
+
+constexpr int kNone = -1;  // in the place of a slot: no tensor
+
+// The seed of a stream of random numbers, as bow.seeds.derive_seed makes it.
+inline uint64_t derive_seed(std::initializer_list<uint64_t> parts) {
+  uint64_t state = 0;
+  for (uint64_t part : parts) {
+    state += part + 0x9E3779B97F4A7C15ull;
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EBull;
+    state ^= state >> 31;
+  }
+  return state >> 1;
+}
+
+// One learner's random numbers in one learning task.
+struct Randomness {
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
+  uint64_t seed = 0;
+};
+
+class Node {
+ public:
+  Node(std::vector<int> reads, std::vector<int> makes) : reads(std::move(reads)), makes(std::move(makes)) {}
+  virtual ~Node() = default;
+  virtual void run(Slots& slots) = 0;
+
+  const std::vector<int> reads;
+  const std::vector<int> makes;  // kNone for a result that nobody reads
+};
+
+// An argument of an operator: a constant, or one or several slots.
+struct Argument {
+  enum class Kind { kConstant, kTensor, kTensors, kOptionalTensors };
+  Kind kind = Kind::kConstant;
+  c10::IValue constant;
+  std::vector<int> slots;
+};
+
+// An ATen operator, called as torch's own dispatcher calls it.
+class Operator : public Node {
+ public:
+  Operator(
+      c10::OperatorHandle handle, std::vector<Argument> arguments, std::vector<int> reads, std::vector<int> makes,
+      bool is_view)
+      : Node(std::move(reads), std::move(makes)),
+        handle_(std::move(handle)),
+        arguments_(std::move(arguments)),
+        is_view_(is_view && this->makes.size() == 1 && this->reads.size() == 1) {}
+
+  void run(Slots& slots) override {
+    if (is_view_ && view_again(slots)) return;
+    thread_local torch::jit::Stack stack;
+    stack.clear();
+    for (const Argument& argument : arguments_) push(argument, slots, stack);
+    handle_.callBoxed(stack);
+    size_t next = 0;
+    for (c10::IValue& result : stack) store(result, slots, next);
+    stack.clear();
+    if (is_view_) remember_view(slots);
+  }
+
+ protected:
+  std::vector<Argument> arguments_;
+
+ private:
+  static void push(const Argument& argument, const Slots& slots, torch::jit::Stack& stack) {
+    switch (argument.kind) {
+      case Argument::Kind::kConstant:
+        stack.push_back(argument.constant);
+        break;
+      case Argument::Kind::kTensor:
+        stack.emplace_back(slots[argument.slots[0]]);
+        break;
+      case Argument::Kind::kTensors: {
+        c10::List<at::Tensor> list;
+        list.reserve(argument.slots.size());
+        for (int slot : argument.slots) list.push_back(slots[slot]);
+        stack.emplace_back(std::move(list));
+        break;
+      }
+      case Argument::Kind::kOptionalTensors: {
+        c10::List<std::optional<at::Tensor>> list;
+        list.reserve(argument.slots.size());
+        for (int slot : argument.slots) {
+          list.push_back(slot == kNone ? std::optional<at::Tensor>() : std::optional<at::Tensor>(slots[slot]));
+        }
+        stack.emplace_back(std::move(list));
+        break;
+      }
+    }
+  }
+
+  void store(c10::IValue& result, Slots& slots, size_t& next) {
+    if (result.isTensorList()) {
+      for (const at::Tensor& tensor : result.toTensorVector()) keep(tensor, slots, next);
+    } else if (result.isTensor()) {
+      keep(std::move(result).toTensor(), slots, next);
+    } else {
+      ++next;
+    }
+  }
+
+  void keep(at::Tensor tensor, Slots& slots, size_t& next) {
+    const int slot = makes.at(next++);
+    if (slot != kNone) slots[slot] = std::move(tensor);
+  }
+
+  // A view is the same each time that its source lies the same: then making it costs a tenth of calling the operator.
+  bool view_again(Slots& slots) {
+    const at::Tensor& source = slots[reads[0]];
+    if (!remembered_ || source.sizes() != source_sizes_ || source.strides() != source_strides_) return false;
+    auto view = at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(source.storage()), source.key_set(), source.dtype());
+    c10::TensorImpl* impl = view.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(sizes_, strides_, source.storage_offset() + shift_);
+    slots[makes[0]] = std::move(view);
+    return true;
+  }
+
+  void remember_view(const Slots& slots) {
+    const at::Tensor& source = slots[reads[0]];
+    const at::Tensor& view = slots[makes[0]];
+    if (!view.is_alias_of(source) || view.dtype() != source.dtype() || view.key_set() != source.key_set()) {
+      is_view_ = false;
+      return;
+    }
+    source_sizes_ = source.sizes().vec();
+    source_strides_ = source.strides().vec();
+    sizes_ = view.sizes().vec();
+    strides_ = view.strides().vec();
+    shift_ = view.storage_offset() - source.storage_offset();
+    remembered_ = true;
+  }
+
+  c10::OperatorHandle handle_;
+  bool is_view_;
+  bool remembered_ = false;
+  std::vector<int64_t> source_sizes_, source_strides_, sizes_, strides_;
+  int64_t shift_ = 0;
+};
+
+// An operator that draws random numbers, from a stream of its own: (seed of the learning task, index of the operator).
+class RandomOperator : public Operator {
+ public:
+  RandomOperator(
+      c10::OperatorHandle handle, std::vector<Argument> arguments, std::vector<int> reads, std::vector<int> makes,
+      std::shared_ptr<Randomness> randomness, uint64_t index)
+      : Operator(handle, std::move(arguments), std::move(reads), std::move(makes), false),
+        randomness_(std::move(randomness)),
+        index_(index) {
+    const auto& schema = handle.schema().arguments();
+    for (size_t i = 0; i < schema.size(); ++i) {
+      if (schema[i].name() != "generator") continue;
+      arguments_[i].constant = c10::IValue(randomness_->generator);
+      has_generator_ = true;
+    }
+  }
+
+  void run(Slots& slots) override {
+    const uint64_t seed = derive_seed({randomness_->seed, index_});
+    if (has_generator_) {
+      randomness_->generator.set_current_seed(seed);
+      Operator::run(slots);
+      return;
+    }
+    // It knows torch's own generator only, which all executors share.
+    static std::mutex turns;
+    std::lock_guard<std::mutex> guard(turns);
+    at::Generator shared = at::detail::getDefaultCPUGenerator();
+    const at::Tensor state = shared.get_state();
+    shared.set_current_seed(seed);
+    try {
+      Operator::run(slots);
+    } catch (...) {
+      shared.set_state(state);
+      throw;
+    }
+    shared.set_state(state);
+  }
+
+ private:
+  std::shared_ptr<Randomness> randomness_;
+  uint64_t index_;
+  bool has_generator_ = false;
+};
+
+// A part of a step graph that torch's compiler (AOTInductor) has made one library of.
+class Region : public Node {
+ public:
+  Region(const std::string& library, std::vector<int> reads, std::vector<int> makes)
+      : Node(std::move(reads), std::move(makes)), runner_(library, /*num_models=*/1) {}
+
+  void run(Slots& slots) override {
+    std::vector<at::Tensor> inputs;
+    inputs.reserve(reads.size());
+    for (int slot : reads) inputs.push_back(slots[slot]);
+    std::vector<at::Tensor> outputs = runner_.run(inputs);
+    for (size_t i = 0; i < makes.size(); ++i) {
+      if (makes[i] != kNone) slots[makes[i]] = std::move(outputs.at(i));
+    }
+  }
+
+ private:
+  torch::inductor::AOTIModelContainerRunnerCpu runner_;
+};
+
+// Whether all numbers are finite, by their exponents: sums would wait for one another.
+template <typename T, typename Bits>
+bool all_finite(const T* data, int64_t n, Bits exponent) {
+  Bits found = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    Bits bits;
+    std::memcpy(&bits, data + i, sizeof(T));
+    found |= static_cast<Bits>((bits & exponent) == exponent);
+  }
+  return found == 0;
+}
+
+inline bool all_finite(const at::Tensor& tensor) {
+  if (!tensor.is_non_overlapping_and_dense()) return all_finite(tensor.contiguous());
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return all_finite<float, uint32_t>(tensor.const_data_ptr<float>(), tensor.numel(), 0x7f800000u);
+    case at::kDouble:
+      return all_finite<double, uint64_t>(tensor.const_data_ptr<double>(), tensor.numel(), 0x7ff0000000000000ull);
+    case at::kBFloat16:
+      return all_finite<uint16_t, uint16_t>(
+          reinterpret_cast<const uint16_t*>(tensor.const_data_ptr<at::BFloat16>()), tensor.numel(), 0x7f80u);
+    default:
+      return tensor.isfinite().all().item<bool>();
+  }
+}
+
+inline void copy_into(const at::Tensor& target, const at::Tensor& source) {
+  if (target.dtype() == source.dtype() && target.is_contiguous() && source.is_contiguous() &&
+      target.numel() == source.numel()) {
+    std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), target.nbytes());
+  } else {
+    target.copy_(source);
+  }
+}
+
+// What a learning task has come to.
+struct TaskOutcome {
+  bool active = false;  // whether the learner has a batch
+  double loss = std::numeric_limits<double>::quiet_NaN();
+  bool finite = false;  // loss and gradient
+  std::vector<double> metrics;
+  std::vector<at::Tensor> gradients;  // by piece, laid out as in the row
+};
+
+// Where the gradient of one parameter goes.
+struct GradientSlot {
+  int slot;
+  at::Tensor view;  // of the row of G
+  int64_t offset;   // in the row
+};
+
+// The end of a learning task: its loss is read, its gradient checked and, where it is asked for, copied into G.
+class Finish : public Node {
+ public:
+  Finish(
+      std::shared_ptr<TaskOutcome> outcome, int loss, std::vector<int> metrics, std::vector<GradientSlot> gradients,
+      bool into_row, std::vector<int> reads)
+      : Node(std::move(reads), {}),
+        outcome_(std::move(outcome)),
+        loss_(loss),
+        metrics_(std::move(metrics)),
+        gradients_(std::move(gradients)),
+        into_row_(into_row) {}
+
+  void run(Slots& slots) override {
+    outcome_->loss = slots[loss_].item<double>();
+    bool finite = std::isfinite(outcome_->loss);
+    outcome_->gradients.clear();
+    for (const GradientSlot& piece : gradients_) {
+      const at::Tensor& made = slots[piece.slot];
+      finite = finite && all_finite(made);
+      // SGD reads the gradient where it was made, if it lies there as it would in the row.
+      const bool in_place = !into_row_ && made.strides() == piece.view.strides() && made.dtype() == piece.view.dtype();
+      if (!in_place) copy_into(piece.view, made);
+      outcome_->gradients.push_back(in_place ? made : piece.view);
+    }
+    outcome_->finite = finite;
+    outcome_->metrics.clear();
+    for (int slot : metrics_) outcome_->metrics.push_back(slots[slot].item<double>());
+  }
+
+  const std::vector<GradientSlot>& gradients() const { return gradients_; }
+
+ private:
+  std::shared_ptr<TaskOutcome> outcome_;
+  int loss_;
+  std::vector<int> metrics_;
+  std::vector<GradientSlot> gradients_;
+  bool into_row_;
+};
+
+// Copies values to where they live from round to round: a learner's buffers, once no learning task can fail any more.
+class Commit : public Node {
+ public:
+  Commit(std::vector<std::pair<int, at::Tensor>> targets, std::vector<int> reads)
+      : Node(std::move(reads), {}), targets_(std::move(targets)) {}
+
+  void run(Slots& slots) override {
+    for (auto& [slot, target] : targets_) copy_into(target, slots[slot]);
+  }
+
+ private:
+  std::vector<std::pair<int, at::Tensor>> targets_;
+};
+
+// What steps and averages the learners of a round; shared by the executors, each of which has its columns.
+struct RowState {
+  Averaging numbers;
+  at::Tensor weights, momenta, z, z_prev;  // rows [learners, parameters]; momenta undefined where momentum is 0
+  std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
+  std::vector<std::vector<int64_t>> offsets;           // by learner: of the pieces of its gradient
+};
+
+class Average : public Node {
+ public:
+  Average(std::shared_ptr<RowState> state, int part, int parts)
+      : Node({}, {}), state_(std::move(state)), part_(part), parts_(parts) {}
+
+  void run(Slots&) override {
+    if (state_->weights.scalar_type() == at::kFloat) {
+      run_as<float>();
+    } else {
+      TORCH_CHECK(state_->weights.scalar_type() == at::kDouble, "rows must be float32 or float64");
+      run_as<double>();
+    }
+  }
+
+ private:
+  template <typename T>
+  void run_as() {
+    const RowState& state = *state_;
+    const int64_t columns = state.z.numel(), stride = state.weights.stride(0);
+    // Whole blocks, so that no two executors write to one line of a cache.
+    const int64_t blocks = (columns + kBlock - 1) / kBlock;
+    const int64_t begin = blocks * part_ / parts_ * kBlock;
+    const int64_t end = std::min(blocks * (part_ + 1) / parts_ * kBlock, columns);
+    T* weights = state.weights.mutable_data_ptr<T>();
+    T* momenta = state.momenta.defined() ? state.momenta.mutable_data_ptr<T>() : weights;
+    const int64_t momenta_stride = state.momenta.defined() ? state.momenta.stride(0) : stride;
+    std::vector<std::vector<Piece<T>>> pieces(state.outcomes.size());
+    std::vector<LearnerRow<T>> rows;
+    for (size_t j = 0; j < state.outcomes.size(); ++j) {
+      const TaskOutcome& outcome = *state.outcomes[j];
+      const bool steps = outcome.active && outcome.finite;
+      for (size_t i = 0; steps && i < outcome.gradients.size(); ++i) {
+        const at::Tensor& gradient = outcome.gradients[i];
+        pieces[j].push_back({state.offsets[j][i], gradient.numel(), gradient.const_data_ptr<T>()});
+      }
+      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps});
+    }
+    T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
+    average_columns<T>(rows, state.z.mutable_data_ptr<T>(), z_prev, begin, end, state.numbers);
+  }
+
+  std::shared_ptr<RowState> state_;
+  int part_;
+  int parts_;
+};
+
+}  // namespace bow

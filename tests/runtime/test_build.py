@@ -1,0 +1,134 @@
+"""Compiled code is made once, by one process at a time, and says what is missing where it cannot be made."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import bow
+from bow.errors import RuntimeUnavailableError
+from bow.runtime import LocalRuntime, native
+from bow.runtime.build import CACHE, built, compile_extension, content_hash
+from bow.seeds import derive_seed
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_is_there_is_not_made_again(cache: Path) -> None:
+    made: list[Path] = []
+
+    def make(target: Path) -> None:
+        made.append(target)
+        target.write_text("content")
+
+    for _ in range(2):
+        path = built("thing-1", "thing.so", make)
+        assert path == cache / "thing-1" / "thing.so"
+        assert path.read_text() == "content"
+    assert len(made) == 1
+
+
+def test_what_fails_leaves_nothing_and_is_tried_again(cache: Path) -> None:
+    def fail(target: Path) -> None:
+        target.write_text("half")
+        raise RuntimeUnavailableError("no")
+
+    with pytest.raises(RuntimeUnavailableError):
+        built("thing-1", "thing.so", fail)
+    assert [path.suffix for path in (cache / "thing-1").iterdir()] == [".lock"]
+    assert built("thing-1", "thing.so", lambda target: target.touch()).exists()
+
+
+BUILDER = textwrap.dedent(
+    """
+    import os, sys, time
+    from pathlib import Path
+    from bow.runtime.build import built
+    def make(target):
+        with open(os.environ["LOG"], "a") as log:
+            log.write("made\\n")
+        target.write_text("ha")
+        time.sleep(float(sys.argv[1]))
+        target.write_text("half and half")
+    print(built("thing-1", "thing.so", make).read_text())
+    """
+)
+
+
+def test_of_several_processes_one_makes_it_and_the_others_wait(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    start = [sys.executable, "-c", BUILDER, "1"]
+    builders = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [builder.communicate()[0].strip() for builder in builders] == ["half and half"] * 3
+    assert (tmp_path / "log").read_text().splitlines() == ["made"]
+
+
+def test_a_process_that_is_killed_while_it_builds_blocks_nobody(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("LOG", str(log))
+    with subprocess.Popen([sys.executable, "-c", BUILDER, "60"]) as first:
+        while not log.exists():
+            time.sleep(0.05)
+        first.kill()
+    done = subprocess.run([sys.executable, "-c", BUILDER, "0"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "half and half"
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE, str(tmp_path / "file"))
+    with pytest.raises(RuntimeUnavailableError, match="set BOW_CACHE to a folder that can be written to"):
+        built("thing-1", "thing.so", Path.touch)
+
+
+def test_other_content_has_another_name() -> None:
+    assert content_hash("a", "b") != content_hash("ab", "")
+    assert content_hash("a") == content_hash("a")
+
+
+def test_without_a_compiler_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(RuntimeUnavailableError, match=r"needs a C\+\+ compiler, .* apt install g\+\+"):
+        compile_extension(tmp_path / "source.cpp", tmp_path / "target.so", "name")
+
+
+def test_what_the_compiler_says_is_passed_on(tmp_path: Path) -> None:
+    source = tmp_path / "source.cpp"
+    source.write_text("#error nothing works today\n")
+    with pytest.raises(RuntimeUnavailableError, match="nothing works today"):
+        compile_extension(source, tmp_path / "target.so", "name")
+
+
+def test_without_a_native_runtime_schedules_run_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable() -> RuntimeUnavailableError:
+        return RuntimeUnavailableError("there is no compiler")
+
+    monkeypatch.setattr("bow.runtime.loading._attempt", unavailable)
+    batch = torch.randn(4, 3), torch.randn(4, 1)
+    model = torch.nn.Linear(3, 1)
+    graph = bow.capture(model, batch, torch.nn.functional.mse_loss)
+    parameters = dict(model.named_parameters())
+    with LocalRuntime(graph) as runtime:
+        assert torch.equal(runtime.run(parameters, {}, batch).loss, graph.run(parameters, {}, batch).loss)
+    with pytest.raises(RuntimeUnavailableError, match="there is no compiler"):
+        LocalRuntime(graph, use_native=True)
+
+
+def test_the_native_runtime_derives_the_seeds_that_python_does() -> None:
+    seeds = [0, 1, 12345, 2**63 - 1]
+    assert [native().derive_seed(seed, index) for seed in seeds for index in (0, 7)] == [
+        derive_seed(seed, index) for seed in seeds for index in (0, 7)
+    ]

@@ -1,0 +1,262 @@
+"""Step graphs on executors: the same numbers whatever the schedule, failures with a name, Ctrl-C."""
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graph.cases import PAPER_MODELS, captured, state
+from torch import Tensor, nn
+
+import bow
+from bow.errors import GraphError
+from bow.graph import StepGraph
+from bow.graph.learning_step import StepOutputs
+from bow.runtime import LocalRuntime, is_available
+from bow.runtime.local import dependencies_of, in_turn
+from bow.strategy import Schedule
+
+NATIVE = [False, True]
+
+
+def test_the_native_runtime_builds_here() -> None:
+    assert is_available()
+
+
+def random_schedule(dependencies: Sequence[frozenset[int]], seed: int, executors: int) -> Schedule:
+    """Operators dealt to executors at random, in a random order that respects the dependencies; or by priority."""
+    draw = random.Random(seed)
+    threads = (1,) * executors
+    if seed % 2:
+        return Schedule(threads, priority=tuple(draw.randrange(100) for _ in dependencies))
+    order: list[list[int]] = [[] for _ in threads]
+    done: set[int] = set()
+    while len(done) < len(dependencies):
+        ready = [i for i, before in enumerate(dependencies) if i not in done and before <= done]
+        chosen = draw.choice(ready)
+        order[draw.randrange(executors)].append(chosen)
+        done.add(chosen)
+    return Schedule(threads, order=tuple(tuple(lane) for lane in order))
+
+
+def assert_same(made: StepOutputs, expected: StepOutputs) -> None:
+    assert torch.equal(made.loss, expected.loss)
+    for own, other in (
+        (made.gradients, expected.gradients),
+        (made.buffers, expected.buffers),
+        (made.metrics, expected.metrics),
+    ):
+        assert own.keys() == other.keys()
+        assert [name for name in own if not torch.equal(own[name], other[name])] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("use_native", NATIVE)
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_any_schedule_gives_the_numbers_of_the_graph(name: str, use_native: bool, seed: int) -> None:
+    model, graph = captured(name)
+    schedule = random_schedule(dependencies_of(graph.operators), seed, executors=2)
+    parameters, buffers = state(model)
+    with LocalRuntime(graph, schedule, use_native=use_native) as runtime:
+        for _ in range(2):
+            batch = PAPER_MODELS[name].batch()
+            assert_same(runtime.run(parameters, buffers, batch, seed=1), graph.run(parameters, buffers, batch, seed=1))
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in operators that take a generator, and in one that knows only torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.RReLU(), nn.Linear(8, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.layers(inputs + torch.rand_like(inputs))
+        return made
+
+
+@pytest.fixture(scope="module")
+def noisy() -> tuple[nn.Module, StepGraph, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    batch = torch.randn(3, 4), torch.randint(2, (3,))
+    model = Noisy()
+    return model, bow.capture(model, batch, F.cross_entropy), batch
+
+
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_random_numbers_follow_the_seed_and_not_the_schedule(
+    noisy: tuple[nn.Module, StepGraph, tuple[Tensor, Tensor]], use_native: bool
+) -> None:
+    model, graph, batch = noisy
+    dependencies = dependencies_of(graph.operators)
+    untouched = torch.get_rng_state()
+    losses = []
+    for seed in range(4):
+        with LocalRuntime(graph, random_schedule(dependencies, seed, 2), use_native=use_native) as runtime:
+            made = runtime.run(*state(model), batch, seed=5)
+            assert_same(made, graph.run(*state(model), batch, seed=5))
+            losses.append(float(runtime.run(*state(model), batch, seed=seed).loss))
+    assert len(set(losses)) == len(losses)
+    assert torch.equal(torch.get_rng_state(), untouched)
+
+
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_without_a_seed_every_run_draws_anew_from_the_generator_of_torch(
+    noisy: tuple[nn.Module, StepGraph, tuple[Tensor, Tensor]], use_native: bool
+) -> None:
+    model, graph, batch = noisy
+    with LocalRuntime(graph, use_native=use_native) as runtime:
+        torch.manual_seed(3)
+        first, second = (runtime.run(*state(model), batch).loss for _ in range(2))
+        torch.manual_seed(3)
+        again = runtime.run(*state(model), batch).loss
+    assert first != second
+    assert first == again
+
+
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_a_recorded_run_has_every_operator_in_its_place(use_native: bool) -> None:
+    model, graph = captured("transformer")
+    dependencies = dependencies_of(graph.operators)
+    schedule = random_schedule(dependencies, 0, executors=2)
+    with LocalRuntime(graph, schedule, use_native=use_native) as runtime:
+        runtime.run(*state(model), PAPER_MODELS["transformer"].batch(), seed=0, record=True)
+    assert runtime.timeline is not None
+    spans = runtime.timeline.spans
+    assert schedule.order is not None
+    for executor, lane in enumerate(schedule.order):
+        own = [span for span in spans if span.place == f"executor {executor}"]
+        assert [span.name for span in own] == [graph.operators[index].kind for index in lane]
+        ends = [0, *(span.end_ns for span in own)]
+        assert all(span.start_ns >= end for span, end in zip(own, ends, strict=False))
+    position = {index: (e, i) for e, lane in enumerate(schedule.order) for i, index in enumerate(lane)}
+    by_executor = [[s for s in spans if s.place == f"executor {e}"] for e in range(2)]
+    placed = {index: by_executor[e][i] for index, (e, i) in position.items()}
+    for index, before in enumerate(dependencies):
+        assert all(placed[earlier].end_ns <= placed[index].start_ns for earlier in before)
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.table(tokens)
+        return found.mean(1)
+
+
+@pytest.mark.parametrize("executors", [1, 2])
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_an_operator_that_fails_is_named_and_the_next_run_works(use_native: bool, executors: int) -> None:
+    good = torch.randint(10, (3, 5)), torch.randint(4, (3,))
+    model = Lookup()
+    graph = bow.capture(model, good, F.cross_entropy)
+    schedule = random_schedule(dependencies_of(graph.operators), 2, executors)
+    with LocalRuntime(graph, schedule, use_native=use_native) as runtime:
+        for _ in range(3):
+            with pytest.raises(GraphError, match=r"aten.embedding.default\(float32\[10, 4\], int64\[3, 5\]\) of table"):
+                runtime.run(*state(model), (good[0] + 10, good[1]))
+            assert_same(runtime.run(*state(model), good), graph.run(*state(model), good))
+
+
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_tensors_that_do_not_fit_are_refused(use_native: bool) -> None:
+    model, graph = captured("transformer")
+    inputs, targets = PAPER_MODELS["transformer"].batch()
+    with (
+        LocalRuntime(graph, use_native=use_native) as runtime,
+        pytest.raises(GraphError, match=r"the graph was captured with int64\[3, 8\]"),
+    ):
+        runtime.run(*state(model), (inputs[:2], targets[:2]))
+
+
+def test_executors_end_when_they_are_told_to_and_start_again() -> None:
+    model, graph = captured("transformer")
+    batch = PAPER_MODELS["transformer"].batch()
+    schedule = random_schedule(dependencies_of(graph.operators), 0, executors=2)
+    runtime = LocalRuntime(graph, schedule, use_native=True)
+    before = num_threads()
+    for _ in range(2):
+        runtime.run(*state(model), batch, seed=0)
+        assert num_threads() == before + 1  # the caller is an executor itself
+        runtime.close()
+        assert num_threads() == before
+
+
+def test_the_calling_thread_keeps_its_cores_and_its_number_of_threads() -> None:
+    model, graph = captured("transformer")
+    schedule = random_schedule(dependencies_of(graph.operators), 0, executors=2)
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with LocalRuntime(graph, schedule, use_native=True) as runtime:
+            runtime.run(*state(model), PAPER_MODELS["transformer"].batch(), seed=0)
+        assert torch.get_num_threads() == 2
+        assert os.sched_getaffinity(0) == cores
+        with_default: list[int] = []
+        other = threading.Thread(target=lambda: with_default.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert with_default == [2]  # what new threads get was not changed either
+    finally:
+        torch.set_num_threads(threads)
+
+
+INTERRUPTED = textwrap.dedent(
+    """
+    import os, signal, threading, torch, bow
+    from torch import nn
+    from bow.runtime import LocalRuntime
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(100)))
+    batch = torch.randn(256, 512), torch.randn(256, 512)
+    graph = bow.capture(model, batch, nn.functional.mse_loss)
+    torch.set_num_threads(1)
+    state = dict(model.named_parameters()), {}
+    with LocalRuntime(graph, use_native=True) as runtime:
+        for _ in range(2):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                while True:
+                    runtime.run(*state, batch)
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+        print(float(runtime.run(*state, batch).loss) == float(graph.run(*state, batch).loss))
+    """
+)
+
+
+def test_ctrl_c_arrives_within_a_run_and_the_next_one_works() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["interrupted", "interrupted", "True"]
+
+
+def num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    before = num_threads()
+    yield
+    deadline = time.monotonic() + 2
+    while num_threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_python_carries_a_schedule_out_in_an_order_that_respects_it() -> None:
+    _, graph = captured("lstm")
+    dependencies = dependencies_of(graph.operators)
+    for seed in range(4):
+        order = in_turn(random_schedule(dependencies, seed, 3), dependencies)
+        place = {index: position for position, (_, index) in enumerate(order)}
+        assert sorted(place) == list(range(len(dependencies)))
+        assert all(place[earlier] < place[index] for index, before in enumerate(dependencies) for earlier in before)
