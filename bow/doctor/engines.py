@@ -23,7 +23,11 @@ class EngineCheck:
 def check_engines(machine: Machine) -> list[EngineCheck]:
     """Check every engine against what this machine has."""
     places = "the CPU and CUDA" if machine.gpus else "the CPU"
-    return [EngineCheck("eager", True, f"on {places}"), _fused(machine, places)]
+    return [
+        EngineCheck("eager", True, f"on {places}"),
+        _fused(machine, places),
+        EngineCheck("streams", True, "on the CPU, one thread per learner"),
+    ]
 
 
 def _fused(machine: Machine, places: str) -> EngineCheck:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Bool, Shaped
@@ -15,7 +15,12 @@ from torch import Tensor
 from bow.engine.task import Batch, Metrics, Step, check_precision
 from bow.errors import DivergenceError, SettingError
 from bow.replica import LearnerGroup
+from bow.scheduler import Dispatch
+from bow.strategy import Span
 from bow.sync import DropRule, Synchroniser, Timing
+
+MAX_ROUNDS_TOGETHER = 64
+"""Rounds that are handed to an engine at once, at most, so that not all batches of an epoch are in memory."""
 
 HOPELESS_ROUNDS = 10
 """After this many rounds in a row in which every learner diverged, training ends with an error."""
@@ -43,6 +48,8 @@ class TaskSettings:
         on_nan: what happens to a learner whose loss or gradient is not finite.
         compile: compile the learning task with `torch.compile` where the engine has a choice.
         seed: from which all random numbers of the learning tasks derive.
+        rounds: how many the training will have, if that is known: whether something that takes time first pays.
+        dispatch: whether batches are dealt to learners in a fixed order, or to the learner that is free first.
 
     Raises:
         SettingError: a value outside its range.
@@ -54,6 +61,8 @@ class TaskSettings:
     on_nan: Literal["restart", "error"] = "restart"
     compile: bool = False
     seed: int = 0
+    rounds: int | None = None
+    dispatch: Dispatch = "fixed"
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -61,6 +70,13 @@ class TaskSettings:
             raise SettingError(f"clip_norm must be above 0, or None for no clipping, got {self.clip_norm}")
         if self.on_nan not in ("restart", "error"):
             raise SettingError(f'on_nan must be "restart" or "error", got {self.on_nan!r}')
+        check_dispatch(self.dispatch)
+
+
+def check_dispatch(dispatch: str) -> None:
+    """Refuse a way of dealing batches that does not exist."""
+    if dispatch not in get_args(Dispatch):
+        raise SettingError(f'dispatch must be "fixed" or "first_come", got {dispatch!r}')
 
 
 @dataclass(frozen=True)
@@ -76,17 +92,21 @@ class Event:
 class Outcome:
     """What the learning tasks of a round left besides the gradients in `G`.
 
+    Batch j of a round is learner j's, unless learners take batches as they come.
+
     Attributes:
         losses: before the step; NaN for learners without a batch.
         finite: whether loss and gradient are finite.
         active: which learners had a batch.
         metrics: what the step returned besides the loss, one value per learner.
+        taken_by: by batch, the learner that took it, where that is not the batch's own.
     """
 
     losses: Shaped[Tensor, " learners"]
     finite: Bool[Tensor, " learners"]
     active: list[bool]
     metrics: Metrics = field(default_factory=dict)
+    taken_by: Sequence[int] | None = None
 
     @functools.cached_property
     def healthy(self) -> list[bool]:
@@ -113,9 +133,16 @@ class Engine(abc.ABC):
         group: the learners of the device.
         sync: what keeps them together.
         settings: what their learning tasks have in common.
+
+    Warns:
+        UserWarning: `dispatch="first_come"` for an engine whose learners keep step.
     """
 
     name: ClassVar[str]
+    device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    """Where it runs."""
+    learners_run_ahead: ClassVar[bool] = False
+    """Whether a learner can start on its next batch while others are still at theirs; needs `learn_ahead`."""
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
         self.group = group
@@ -124,8 +151,16 @@ class Engine(abc.ABC):
         self.round_index = 0
         self.num_restarts = 0
         self.events: list[Event] = []
+        self.spans: list[Span] | None = None
+        """What ran when, since somebody put an empty list here; None: nothing is recorded."""
         self.drop = DropRule()
         self._hopeless_rounds = 0
+        if settings.dispatch == "first_come" and not self.learners_run_ahead:
+            warnings.warn(
+                f'dispatch="first_come" has no effect in engine {self.name}, whose learners keep step; '
+                'use engine="graph" or "streams", or leave it out',
+                stacklevel=4,
+            )
         sync.check(self.num_learners)
         sync.start(group.matrix)
 
@@ -146,33 +181,106 @@ class Engine(abc.ABC):
     def resized(self) -> None:  # noqa: B027 - an engine that keeps nothing per learner has nothing to do
         """Learners were added or removed."""
 
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
+        """End the engine's threads, if it has some; the next round starts them again."""
+
+    @property
+    def period(self) -> int:
+        """How many of the next rounds can be handed to `rounds` at once.
+
+        Where learners take batches as they come, those up to and with the next synchronisation task; otherwise one.
+        """
+        if self.settings.dispatch == "fixed" or not self.learners_run_ahead or self.num_learners == 1:
+            return 1
+        ahead = range(1, MAX_ROUNDS_TOGETHER)
+        return next((n for n in ahead if self._due(self.round_index + n - 1)), MAX_ROUNDS_TOGETHER)
+
+    def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
+        """Some rounds; with `dispatch="first_come"` there is no barrier between synchronisation tasks.
+
+        Args:
+            batches: by round.
+        """
+        outcomes: list[Outcome] = []
+        while left := batches[len(outcomes) :]:
+            together = self.rounds_ahead(left)
+            outcomes += self._rounds_ahead(left[:together]) if together > 1 else [self.round(left[0])]
+        return outcomes
+
+    def rounds_ahead(self, batches: Sequence[Batches]) -> int:
+        """How many of these rounds can be run as one."""
+        return min(self.period, len(batches))
+
+    def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
+        """Run the learning tasks of several rounds, each by the learner that is free first.
+
+        Every task steps its learner with `step_alone`, except in the last round where that is `due` to synchronise:
+        there each learner has its own batch, and its gradient is left in its row of `G`.
+        """
+        raise NotImplementedError
+
+    def step_alone(self, learner: int, finite: bool) -> None:
+        """Step one learner with its gradient while others learn; not for two threads at once.
+
+        A learner that diverged starts again from `z`, which does not move meanwhile, with the buffers that the central
+        model had when these rounds began: those of the others are being written to.
+        """
+        learners = range(self.num_learners)
+        if finite:
+            self._clip(self.group.matrix.gradients[learner : learner + 1])
+            self.group.optimizer.step([j == learner for j in learners])
+        else:
+            self.group.restart([j == learner for j in learners], gather=False)
+
     @torch.no_grad()
     def round(self, batches: Batches) -> Outcome:
         """One learning task of every learner and, when it is due, the synchronisation task."""
-        sync, rows, learners = self.sync, self.group.matrix, self.num_learners
-        due = sync.due(self.round_index, learners)
-        self.drop.observe(float(self.group.optimizer.optimizer.param_groups[0]["lr"]))
+        due = self._due(self.round_index)
+        self._observe_learning_rate()
         outcome = self.learn_and_step(batches, due)
-        if sync.follows(learners):
-            rows.z.copy_(rows.weights[0])
-        if outcome.any_diverged:
-            self._restart(outcome)
-        else:
-            self._hopeless_rounds = 0
-        if sync.restarts_on_drop and due and self.drop.take():
-            self.group.restart_all()
-            self._note("restart", "the learning rate dropped: every learner starts again from the central model")
-        self.round_index += 1
+        self._end_round(outcome, due)
         return outcome
 
     def learn_and_step(self, batches: Batches, due: bool) -> Outcome:
         """Learning tasks, optimizer and, when it is `due`, the synchronisation task, in the order of its timing."""
+        self._before_step(due)
+        outcome = self.learn(batches)
+        self._step(outcome, due)
+        return outcome
+
+    @torch.no_grad()
+    def _rounds_ahead(self, batches: Sequence[Batches]) -> list[Outcome]:
+        due = self._due(self.round_index + len(batches) - 1)
+        self._observe_learning_rate()
+        self.group.gather_buffers()  # for learners that diverge meanwhile
+        outcomes = self.learn_ahead(batches, due)
+        for outcome in outcomes[:-1] if due else outcomes:
+            self._count_divergence(outcome)
+            self.round_index += 1
+        if due:
+            # All learning tasks have ended, and none of this round has stepped: every w_j is what it was before.
+            self._before_step(due)
+            self._step(outcomes[-1], due)
+            self._end_round(outcomes[-1], due)
+        return outcomes
+
+    def _due(self, round_index: int) -> bool:
+        return self.sync.due(round_index, self.num_learners)
+
+    def _observe_learning_rate(self) -> None:
+        self.drop.observe(float(self.group.optimizer.optimizer.param_groups[0]["lr"]))
+
+    def _before_step(self, due: bool) -> None:
+        """What a synchronisation task does with the weights before the step."""
         sync, rows, learners = self.sync, self.group.matrix, self.num_learners
         if due:
             sync.prepare(rows)
         if due and sync.timing is Timing.WITH_STEP:
             sync.contribute(rows, learners, learners)
-        outcome = self.learn(batches)
+
+    def _step(self, outcome: Outcome, due: bool) -> None:
+        """The optimizer, and the rest of a synchronisation task."""
+        sync, rows, learners = self.sync, self.group.matrix, self.num_learners
         stepping = outcome.healthy
         if outcome.any_diverged:
             self._clear_gradients(outcome)
@@ -181,13 +289,25 @@ class Engine(abc.ABC):
             sync.contribute(rows, learners, contributors)
             sync.apply(rows, learners, contributors)
             stepping = [contributors > 0] * len(stepping)
-        self._clip()
+        self._clip(rows.gradients)
         self.group.optimizer.step(stepping)
         if due and sync.timing is Timing.AFTER_STEP:
             sync.contribute(rows, learners, learners)
         if due and sync.timing in (Timing.WITH_STEP, Timing.AFTER_STEP):
             sync.apply(rows, learners, learners)
-        return outcome
+
+    def _end_round(self, outcome: Outcome, due: bool) -> None:
+        """Restarts, of learners that diverged or of all."""
+        rows = self.group.matrix
+        if self.sync.follows(self.num_learners):
+            rows.z.copy_(rows.weights[0])
+        self._count_divergence(outcome)
+        if outcome.any_diverged:
+            self.group.restart(outcome.diverged, weights=self._restarts_weights)
+        if self.sync.restarts_on_drop and due and self.drop.take():
+            self.group.restart_all()
+            self._note("restart", "the learning rate dropped: every learner starts again from the central model")
+        self.round_index += 1
 
     def add_learner(self) -> None:
         """Add a learner that starts from `z`; the synchroniser must be stable with it."""
@@ -216,10 +336,9 @@ class Engine(abc.ABC):
             self.drop.take()
         self.resized()
 
-    def _clip(self) -> None:
+    def _clip(self, gradients: Shaped[Tensor, "learners parameters"]) -> None:
         limit = self.settings.clip_norm
         if limit is not None:
-            gradients = self.group.matrix.gradients
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_((limit / (norms + 1e-6)).clamp(max=1.0))
 
@@ -228,23 +347,31 @@ class Engine(abc.ABC):
             if diverged:
                 learner.gradient.zero_()
 
-    def _restart(self, outcome: Outcome) -> None:
-        """Start diverged learners again from `z`, or end the training where that cannot help."""
+    @property
+    def _restarts_weights(self) -> bool:
+        """Whether a learner that diverged gets new weights; where gradients are averaged, all have the same anyway."""
+        return self.sync.timing is not Timing.BEFORE_STEP
+
+    def _count_divergence(self, outcome: Outcome) -> None:
+        """Tell of learners that diverged, or end the training where starting them again from `z` cannot help."""
+        if not outcome.any_diverged:
+            self._hopeless_rounds = 0
+            return
         which = outcome.diverged.index(True)
         loss = float(outcome.losses[which])
         quantity = "gradient was not finite" if math.isfinite(loss) else f"loss was {loss:g}"
-        cause = f"learner {which}'s {quantity} in round {self.round_index}"
+        learner = which if outcome.taken_by is None else outcome.taken_by[which]
+        cause = f"learner {learner}'s {quantity} in round {self.round_index}"
         if self.settings.on_nan == "error":
             raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
         self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
         if self._hopeless_rounds >= HOPELESS_ROUNDS or not bool(torch.isfinite(self.group.matrix.z).all()):
             raise DivergenceError(f"training diverged: {cause}, and so did every other; lower the learning rate")
-        shared = self.sync.timing is Timing.BEFORE_STEP  # all learners have the same weights as it is
-        message = f"{cause}: it {'is left out of the mean' if shared else 'starts again from the central model'}"
+        what = "starts again from the central model" if self._restarts_weights else "is left out of the mean"
+        message = f"{cause}: it {what}"
         if not self.num_restarts:
-            warnings.warn(f"{message} (said once, then counted)", stacklevel=4)
+            warnings.warn(f"{message} (said once, then counted)", stacklevel=5)
         self.num_restarts += sum(outcome.diverged)
-        self.group.restart(outcome.diverged, weights=not shared)
         self._note("learner restarted", message)
 
     def _note(self, event: str, message: str) -> None:

@@ -18,12 +18,14 @@ from torch import nn
 from bow.engine.base import Engine
 from bow.engine.eager import Eager
 from bow.engine.fused import Fused
+from bow.engine.graph import Graph
+from bow.engine.streams import Streams
 from bow.errors import SettingError
 from bow.replica import num_trainable
 
-EngineName: TypeAlias = Literal["auto", "eager", "fused"]
+EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Eager, Fused)}
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Eager, Fused, Graph, Streams)}
 
 LEARNERS_CPU = 4
 LEARNERS_CUDA = 8
@@ -37,6 +39,15 @@ def check_engine(engine: str) -> None:
     names = get_args(EngineName)
     if engine not in names:
         raise SettingError(f"engine must be one of {', '.join(names)}, got {engine!r}")
+
+
+def check_device(engine: type[Engine], device: torch.device) -> None:
+    """Refuse an engine that does not run on a device."""
+    if device.type not in engine.device_types:
+        raise SettingError(
+            f'engine="{engine.name}" runs on {" and ".join(engine.device_types)} in this version, got device {device}; '
+            'use engine="eager"'
+        )
 
 
 def choose_engine(model: nn.Module, rounds: int | None) -> type[Engine]:

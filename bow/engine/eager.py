@@ -1,7 +1,9 @@
 """The oracle: learners one after another, by ordinary autograd."""
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,12 +11,15 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
-from bow.engine.random import task_random
-from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
-from bow.errors import BowError, DataError, LossError, ModelError, reason
+from bow.engine.random import DrawWatch, task_random
+from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range
+from bow.errors import BowError, LossError, ModelError, reason
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
+
+Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes the context of one forward pass."""
 
 
 class Eager(Engine):
@@ -49,6 +54,59 @@ class InTurn:
 
     def __init__(self, group: LearnerGroup, settings: TaskSettings) -> None:
         self._group = group
+        self._seed = settings.seed
+        self.tasks = LearningTasks(group, settings)
+
+    def resized(self) -> None:
+        """Learners were added or removed."""
+        self.tasks.resized()
+
+    def learn(self, batches: Batches, round_index: int, watch: DrawWatch | None = None) -> Outcome:
+        """Run every learning task up to its gradient.
+
+        Args:
+            batches: one per learner.
+            round_index: tells the seeds of one round from those of another.
+            watch: sees the random numbers that the tasks draw.
+        """
+        group = self._group
+        learned: list[Learned | None] = [None] * len(group)
+        with task_random(group.device) as generator:
+            for index, learner in enumerate(group.learners):
+                batch = batch_of(batches, index)
+                if batch is None:
+                    learner.gradient.zero_()
+                    continue
+                generator.manual_seed(derive_seed(self._seed, round_index, index))
+                if watch is None:
+                    learned[index] = self.tasks.run(index, batch)
+                else:
+                    with watch:
+                        learned[index] = self.tasks.run(index, batch, watch.forward)
+        losses, metrics = self.tasks.collected(learned)
+        finite = torch.isfinite(losses) & torch.isfinite(group.matrix.gradients.sum(1))
+        return Outcome(losses, finite, [each is not None for each in learned], metrics)
+
+
+class Learned(NamedTuple):
+    """What a learning task leaves besides its gradient."""
+
+    loss: Tensor
+    metrics: Metrics
+
+
+class LearningTasks:
+    """The learning tasks of a device's learners, by ordinary autograd or compiled, each when it is asked for.
+
+    Different learners' tasks can run at the same time.
+
+    Args:
+        group: the learners.
+        settings: what their learning tasks have in common.
+    """
+
+    def __init__(self, group: LearnerGroup, settings: TaskSettings) -> None:
+        self._group = group
         self._settings = settings
         self.resized()
         self._compiled = self._compile() if settings.compile else None
@@ -59,42 +117,42 @@ class InTurn:
         modules = [learner.module for learner in self._group.learners]
         self._tasks = [LearningTask(module, settings.step, device, settings.precision) for module in modules]
 
-    def learn(self, batches: Batches, round_index: int) -> Outcome:
-        """Run every learning task up to its gradient."""
-        group, dtype = self._group, self._group.matrix.z.dtype
-        losses = [torch.full((), torch.nan, dtype=dtype, device=group.device)] * len(group)
-        metrics: list[Metrics] = [{}] * len(group)
-        active = [False] * len(group)
-        with task_random(group.device) as generator:
-            for index, (learner, task) in enumerate(zip(group.learners, self._tasks, strict=True)):
-                batch = batch_of(batches, index)
-                if batch is None:
-                    learner.gradient.zero_()
-                    continue
-                generator.manual_seed(derive_seed(self._settings.seed, round_index, index))
-                loss, metrics[index] = self._learn_one(learner, task, batch)
-                losses[index] = loss.to(dtype)
-                active[index] = True
-        stacked = torch.stack(losses)
-        finite = torch.isfinite(stacked) & torch.isfinite(group.matrix.gradients.sum(1))
-        return Outcome(stacked, finite, active, _stack_metrics(metrics))
+    @property
+    def is_compiled(self) -> bool:
+        """Whether tasks run compiled; if they were to and cannot, they do not any more."""
+        return self._compiled is not None
 
-    def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch) -> tuple[Tensor, Metrics]:
+    def run(self, learner: int, batch: Batch, forward: Forward = contextlib.nullcontext) -> Learned:
+        """Run one learning task up to its gradient, which goes to the learner's row of `G`.
+
+        Args:
+            learner: whose.
+            batch: on what.
+            forward: makes the context of the forward pass of a task that is not compiled.
+        """
+        return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)
+
+    def collected(self, learned: Sequence[Learned | None]) -> tuple[Tensor, Metrics]:
+        """Losses and metrics of a round's tasks, each as one tensor; NaN where there was none."""
+        z = self._group.matrix.z
+        nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
+        losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
+        return losses, _stack_metrics([{} if each is None else each.metrics for each in learned])
+
+    def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch, forward: Forward) -> Learned:
         try:
-            if self._compiled is not None:
-                return self._learn_compiled(learner, task, batch)
+            if (compiled := self._compiled) is not None:  # another learner's failure may end compiling meanwhile
+                return self._learn_compiled(compiled, learner, task, batch)
             with torch.enable_grad():
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
                 # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
-                loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
+                with forward():
+                    loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
                 if not loss.requires_grad:
                     raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
                 (gradient,) = torch.autograd.grad(loss, learner.row)
         except IndexError as error:
-            raise DataError(
-                f"an index is out of range in the learning task ({error}); if it is a label or token, check it "
-                "against the number of classes of the model"
-            ) from error
+            raise out_of_range(error) from error
         except RuntimeError as error:
             if "sparse" not in str(error):
                 raise
@@ -103,22 +161,23 @@ class InTurn:
                 "make it with sparse=False"
             ) from error
         learner.gradient.copy_(gradient)
-        return loss.detach(), {name: value.detach() for name, value in metrics.items()}
+        return Learned(loss.detach(), {name: value.detach() for name, value in metrics.items()})
 
-    def _learn_compiled(self, learner: Learner, task: LearningTask, batch: Batch) -> tuple[Tensor, Metrics]:
-        assert self._compiled is not None
+    def _learn_compiled(
+        self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch
+    ) -> Learned:
         try:
-            result = self._compiled(learner.row.detach(), buffer_state(learner.module), batch)
+            result = compiled(learner.row.detach(), buffer_state(learner.module), batch)
         except BowError:
             raise
         except Exception as error:
             self._compiled = None
-            learned = self._learn_one(learner, task, batch)  # raises if the error is the user's
-            warnings.warn(f"the learning task runs without torch.compile ({reason(error)})", stacklevel=7)
+            learned = self._learn_one(learner, task, batch, contextlib.nullcontext)  # raises if the error is the user's
+            warnings.warn(f"the learning task runs without torch.compile ({reason(error)})", stacklevel=8)
             return learned
         learner.gradient.copy_(result.gradient)
         load_buffers(learner.module, result.buffers)
-        return result.loss, result.metrics
+        return Learned(result.loss, result.metrics)
 
     def _compile(self) -> Callable[..., TaskResult]:
         alone = PureTask(self._tasks[0], self._group.layout)

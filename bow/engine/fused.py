@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.eager import Eager, InTurn
 from bow.engine.random import task_random
-from bow.engine.sgd_round import SgdRound, fits
+from bow.engine.sgd_round import SgdRound
+from bow.engine.sgd_state import fits
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, compiled
 from bow.errors import BowError, reason
 from bow.replica import LearnerGroup, buffer_slots

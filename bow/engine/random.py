@@ -1,9 +1,17 @@
 """Random numbers of learning tasks: derived from the seed, and none of the user's own are used up."""
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_DEFAULT_GENERATOR = threading.Lock()
+"""Held while operators of learning tasks use the one default generator that all threads share."""
 
 
 @contextlib.contextmanager
@@ -16,3 +24,133 @@ def task_random(device: torch.device) -> Iterator[torch.Generator]:
         yield generator
     finally:
         generator.set_state(state)
+
+
+class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, operators draw from a generator of their own, the numbers that the default one would give.
+
+    The default generator is one for all threads: what learners that run at the same time draw from it would depend on
+    who comes first.
+
+    Args:
+        seed: of the generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not is_random(func) or given_generator(func, args, kwargs) is not None:
+            return func(*args, **kwargs)
+        position = _position(func)
+        if position is None:
+            return self._lent(func, args, kwargs)
+        if position < len(args):
+            return func(*args[:position], self._generator, *args[position + 1 :], **kwargs)
+        return func(*args, **{**kwargs, "generator": self._generator})
+
+    def _lent(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call an operator that takes no generator while the default one is in the state of this one."""
+        default = torch.default_generator
+        with _DEFAULT_GENERATOR:
+            state = default.get_state()
+            default.set_state(self._generator.get_state())
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._generator.set_state(default.get_state())
+                default.set_state(state)
+
+
+class DrawWatch:
+    """Sees what learning tasks draw from the CPU's default generator; one `with` block for each task.
+
+    Attributes:
+        draws: whether they draw at all.
+        entangled: whether they draw what `OwnNumbers` around a forward pass does not cover: in the backward pass, from
+            a generator of the user's, by an operator that is not declared as random, or after the state was changed
+            (activation checkpointing sets it back to draw a dropout mask for the second time).
+
+    Args:
+        operators: whether to look at every operator. Not possible in compiled code, where all that draws is entangled.
+    """
+
+    def __init__(self, *, operators: bool) -> None:
+        self.draws = False
+        self.entangled = False
+        self._in_forward = False
+        self._left = torch.empty(0)
+        self._mode = _Watching(self) if operators else contextlib.nullcontext()
+
+    def __enter__(self) -> "DrawWatch":
+        self._left = torch.default_generator.get_state()
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+        if self._moved():
+            self.draws = self.entangled = True
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around a task's forward pass."""
+        self._in_forward = True
+        try:
+            yield
+        finally:
+            self._in_forward = False
+
+    def see(self, *, foreign: bool) -> None:
+        """An operator is going to draw, from the default generator or from a foreign one."""
+        self.draws = True
+        if foreign or not self._in_forward or self._moved():
+            self.entangled = True
+
+    def saw(self) -> None:
+        """It has drawn."""
+        self._left = torch.default_generator.get_state()
+
+    def _moved(self) -> bool:
+        return not torch.equal(torch.default_generator.get_state(), self._left)
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, watch: DrawWatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not is_random(func):
+            return func(*args, **kwargs)
+        self._watch.see(foreign=given_generator(func, args, kwargs) is not None)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._watch.saw()
+
+
+@functools.cache
+def is_random(operator: OpOverload) -> bool:
+    """Whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def given_generator(operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The generator that a call names; None where it is the default one."""
+    position = _position(operator)
+    return args[position] if position is not None and position < len(args) else kwargs.get("generator")
+
+
+@functools.cache
+def _position(operator: OpOverload) -> int | None:
+    """Where the generator stands among an operator's arguments; None where it takes none."""
+    names = [argument.name for argument in operator._schema.arguments]
+    return names.index("generator") if "generator" in names else None

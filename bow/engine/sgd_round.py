@@ -6,17 +6,15 @@ separate passes take longer than the learning tasks themselves.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bow.engine.base import Outcome, TaskSettings
+from bow.engine.base import Outcome
+from bow.engine.sgd_state import Numbers, SgdState
 from bow.engine.task import Batch, Metrics, TaskResult, compiled
 from bow.replica import LearnerGroup
-from bow.sync import EASGD, SMA, Synchroniser
-
-HYPERPARAMETERS = ("lr", "momentum", "weight_decay")
+from bow.sync import SMA
 
 
 class SgdRound:
@@ -30,25 +28,22 @@ class SgdRound:
 
     def __init__(self, group: LearnerGroup, sync: SMA, together: Callable[..., TaskResult]) -> None:
         self._group = group
-        self._sync = sync
         self._together = together
+        self._state = SgdState(group, sync)
         z = group.matrix.z
-        self._hyper = torch.zeros(len(HYPERPARAMETERS) + 2, dtype=z.dtype, device=z.device)
-        self._hyper_values: tuple[float, ...] = ()
-        self._momenta = torch.zeros_like(group.matrix.weights)
-        self._rows = list(self._momenta)
+        self._hyper = torch.zeros(len(Numbers._fields), dtype=z.dtype, device=z.device)
+        self._hyper_values: Numbers | None = None
         self._regions = {True: self._region(synchronise=True), False: self._region(synchronise=False)}
 
     def __call__(self, buffers: dict[str, Tensor], batch: Batch, due: bool) -> Outcome:
         """Run one round; `due` is whether it has a synchronisation task."""
-        self._bind_momenta()
+        momenta = self._state.momenta
         self._update_hyperparameters()
-        # What optimizer.step() would tell learning-rate schedulers, which warn when they are stepped before it.
-        self._group.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._state.begin_round()
         matrix = self._group.matrix
         z, z_prev = matrix.z, matrix.state["z_prev"]
         loss, finite, metrics, z_next = self._regions[due](
-            matrix.weights, self._momenta, z, z_prev, self._hyper, buffers, batch
+            matrix.weights, momenta, z, z_prev, self._hyper, buffers, batch
         )
         if due:
             # Not inside the region: torch.compile writes its mutated inputs back in the order of the arguments, so
@@ -57,14 +52,8 @@ class SgdRound:
             z.copy_(z_next)
         return Outcome(loss, finite, [True] * len(self._group), metrics)
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """The optimizer's only group; loading a state puts another dictionary in its place."""
-        settings: dict[str, Any] = self._group.optimizer.optimizer.param_groups[0]
-        return settings
-
     def _region(self, synchronise: bool) -> Callable[..., tuple[Tensor, Tensor, Metrics, Tensor]]:
-        together, nesterov = self._together, self._settings["nesterov"]
+        together, nesterov = self._together, self._state.settings["nesterov"]
 
         def run(
             weights: Tensor,
@@ -75,7 +64,7 @@ class SgdRound:
             buffers: dict[str, Tensor],
             batch: Batch,
         ) -> tuple[Tensor, Tensor, Metrics, Tensor]:
-            lr, momentum, weight_decay, alpha, mu = hyper.unbind()
+            lr, momentum, weight_decay, _, alpha, mu = hyper.unbind()
             result = together(weights, buffers, batch)
             finite = result.finite.unsqueeze(1)
             gradient = result.gradient + weight_decay * weights
@@ -96,34 +85,7 @@ class SgdRound:
         return compiled(run)
 
     def _update_hyperparameters(self) -> None:
-        learners = len(self._group)
-        alpha = 1 / learners if self._sync.alpha is None else self._sync.alpha
-        settings = self._settings
-        values = (*(float(settings[name]) for name in HYPERPARAMETERS), alpha, self._sync.mu)
+        values = self._state.numbers()
         if values != self._hyper_values:
             self._hyper.copy_(torch.tensor(values, dtype=self._hyper.dtype))
             self._hyper_values = values
-
-    def _bind_momenta(self) -> None:
-        """Make the optimizer's momentum buffers rows of one matrix, so that it and the region see the same state.
-
-        A buffer that is not there yet is zero: the first step of `torch.optim.SGD` sets it to the gradient.
-        """
-        optimizer = self._group.optimizer.optimizer
-        for row, parameter in zip(self._rows, self._settings["params"], strict=True):
-            state: dict[str, Any] = optimizer.state[parameter]
-            buffer = state.get("momentum_buffer")
-            if buffer is not row:
-                row.zero_() if buffer is None else row.copy_(buffer)
-                state["momentum_buffer"] = row
-
-
-def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> bool:
-    """Whether a training can run in one region: one group of plain SGD without clipping, averaged by `SMA`."""
-    optimizer = group.optimizer.optimizer
-    plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1
-    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if not plain or hooked or type(sync) not in (SMA, EASGD) or settings.clip_norm is not None:
-        return False
-    only = optimizer.param_groups[0]
-    return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from bow.errors import LossError, SettingError
+from bow.errors import DataError, LossError, SettingError, reason
 from bow.replica import ParameterLayout
 
 Batch: TypeAlias = Any
@@ -97,6 +97,14 @@ def check_metrics(metrics: object) -> None:
             raise LossError(
                 f"the step's {name!r} must be a scalar tensor, got {got}; return a torch.Tensor of its mean"
             )
+
+
+def out_of_range(error: Exception) -> DataError:
+    """What to raise where an index was out of range in a learning task."""
+    return DataError(
+        f"an index is out of range in the learning task ({reason(error)}); if it is a label or token, check it "
+        "against the number of classes of the model"
+    )
 
 
 class TaskResult(NamedTuple):

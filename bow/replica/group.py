@@ -95,9 +95,13 @@ class LearnerGroup:
     @property
     def central(self) -> nn.Module:
         """The central model on `z`, its buffers brought up to date."""
+        self.gather_buffers()
+        return self._central
+
+    def gather_buffers(self) -> None:
+        """Bring the central model's buffers up to date."""
         if self.learners:
             gather_buffers(self._central, [learner.module for learner in self.learners], self.buffer_policy)
-        return self._central
 
     def add(self) -> None:
         """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
@@ -124,16 +128,17 @@ class LearnerGroup:
         self.matrix.remove_row()
 
     @torch.no_grad()
-    def restart(self, diverged: Sequence[bool], *, weights: bool = True) -> None:
+    def restart(self, diverged: Sequence[bool], *, weights: bool = True, gather: bool = True) -> None:
         """Set learners that have left the finite numbers back to the central model.
 
         Args:
             diverged: which ones. Their buffers are made from those of the others; where there are none, they are
                 what the central model's were last.
             weights: whether weights and optimizer state are set back too.
+            gather: whether the buffers of the others are looked at; else they are as the central model's were last.
         """
         healthy = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
-        if healthy:
+        if healthy and gather:
             gather_buffers(self._central, healthy, self.buffer_policy)
         for index, bad in enumerate(diverged):
             if bad:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import TensorDataset
 
 from bow.data import BatchStream, Deal
-from bow.engine import Batch, Loss, Step, check_loss
+from bow.engine import Batch, Loss, Step, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.training.metrics import IGNORED_LABEL, Metric
@@ -24,8 +24,7 @@ def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: obje
     """Refuse values that do not exist, and settings that this version does not carry out."""
     if lr_interval not in ("epoch", "round"):
         raise SettingError(f'lr_interval must be "epoch" or "round", got {lr_interval!r}')
-    if dispatch not in ("fixed", "first_come"):
-        raise SettingError(f'dispatch must be "fixed" or "first_come", got {dispatch!r}')
+    check_dispatch(dispatch)
     if tuner is not None:
         raise SettingError(f"tuner={tuner!r}: this version does not tune while training; leave tuner out")
     if strategy is not None:

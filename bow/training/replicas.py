@@ -1,6 +1,7 @@
 """The module wrapper for those who keep a training loop of their own."""
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
@@ -20,6 +21,7 @@ from bow.engine import (
     Stacked,
     Step,
     TaskSettings,
+    check_device,
     check_engine,
     choose_engine,
     choose_learners,
@@ -27,6 +29,7 @@ from bow.engine import (
 )
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
+from bow.scheduler import Dispatch
 from bow.sync import SMA, DropRule, Synchroniser
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -48,9 +51,13 @@ class Replicas(nn.Module):
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
-        engine: `"eager"`, `"fused"`, or `"auto"`, a rule that `bow.engine.choice` documents.
+        engine: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"streams"` (a thread and
+            cores for each, on a CPU), or `"auto"`, a rule that `bow.engine.choice` documents.
         sync: what keeps the learners together.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
+        dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
+            learner that is free takes the next batch, in `run` and in engines whose learners do not keep step
+            (`"streams"`); faster with stragglers, and what comes of it depends on the time that tasks take.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
         on_nan: a learner whose loss or gradient is not finite starts again from z (`"restart"`), or ends the
@@ -84,6 +91,7 @@ class Replicas(nn.Module):
         engine: EngineName = "auto",
         sync: Synchroniser = DEFAULT_SYNC,
         device: str | torch.device = "auto",
+        dispatch: Dispatch = "fixed",
         precision: str | None = None,
         clip_norm: float | None = None,
         on_nan: Literal["restart", "error"] = "restart",
@@ -94,14 +102,15 @@ class Replicas(nn.Module):
         super().__init__()
         check_engine(engine)
         check_sync(sync)
-        settings = TaskSettings(check_step(loss, step), precision, clip_norm, on_nan, compile, seed)
+        settings = TaskSettings(check_step(loss, step), precision, clip_norm, on_nan, compile, seed, dispatch=dispatch)
         template = prepare_template(model, seed)
         self.device = resolve_device(device)
         count = choose_learners(self.device, None, None) if learners == "auto" else learners
         if isinstance(count, int) and count >= 1:
             sync.check(count)
-        group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
         chosen = choose_engine(template, None) if engine == "auto" else ENGINES[engine]
+        check_device(chosen, self.device)
+        group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
         self._group = group
         self._engine = chosen(group, sync, settings)
         self._modules["central"] = group.central
@@ -154,6 +163,11 @@ class Replicas(nn.Module):
         return self._engine.round_index
 
     @property
+    def period(self) -> int:
+        """How many of the next rounds `rounds_at_once` can run without a barrier, more than one with `"first_come"`."""
+        return self._engine.period
+
+    @property
     def W(self) -> Shaped[Tensor, "learners parameters"]:
         """The replica matrix: one row of weights per learner, in the order of the optimizer's groups."""
         return self._group.matrix.weights
@@ -190,20 +204,40 @@ class Replicas(nn.Module):
         self.last = outcome
         return outcome.losses
 
+    def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
+        """Run several rounds, of `period` or fewer without a barrier between them.
+
+        Args:
+            batches: by round, as for `round`.
+
+        Returns:
+            Losses and metrics of each, by batch.
+        """
+        outcomes = self._engine.rounds([self._prepare(each) for each in batches])
+        self.last = outcomes[-1] if outcomes else self.last
+        return outcomes
+
     def run(self, batches: Iterator[Batch], rounds: int) -> Shaped[Tensor, "rounds learners"]:
         """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
 
+        With `dispatch="first_come"` there is no barrier but the synchronisation tasks.
+
         Returns:
-            The losses of the rounds that were run.
+            The losses of the rounds that were run, by batch.
         """
-        losses = []
+        losses: list[Tensor] = []
         batches = iter(batches)  # a loader or a list would begin anew in every round
-        for _ in range(rounds):
-            dealt = [batch for _, batch in zip(range(self.learners), batches, strict=False)]
+        while len(losses) < rounds:
+            together = range(min(self.period, rounds - len(losses)))
+            dealt = [each for each in (self._dealt(batches) for _ in together) if each]
             if not dealt:
                 break
-            losses.append(self.round(dealt + [None] * (self.learners - len(dealt))))
+            losses += [outcome.losses for outcome in self.rounds_at_once(dealt)]
         return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
+
+    def close(self) -> None:
+        """End the threads of the engine, if it has some; a further round starts them again."""
+        self._engine.close()
 
     def add_learner(self) -> None:
         """Add a learner that starts from z.
@@ -306,6 +340,11 @@ class Replicas(nn.Module):
             "optimizer": type(self.optimizer).__name__,
             "sync": type(self.sync).__name__,
         }
+
+    def _dealt(self, batches: Iterator[Batch]) -> list[Batch | None]:
+        """The next batches, one per learner, None where they have run out; empty where there is none left."""
+        dealt: list[Batch | None] = list(itertools.islice(batches, self.learners))
+        return dealt + [None] * (self.learners - len(dealt)) if dealt else []
 
     def _prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         if isinstance(batches, list):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
-from bow.engine import Stacked
+from bow.engine import Outcome, Stacked
 from bow.errors import SettingError
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
@@ -225,12 +225,13 @@ class Run:
         warm_at = self.round + min(WARMUP_ROUNDS, (rounds or WARMUP_ROUNDS) // 4)
         self._meter.resume()
         while not self._stopped and not self._steps_done():
-            deal = deal or self._stream.deal(self.replicas.learners)
-            if deal is None:
+            deals = self._deal(deal)
+            if not deals:
                 break
-            self._one_round(deal)
             deal = None
-            if self.round == warm_at:
+            cold = self.round < warm_at
+            self._rounds(deals)
+            if cold and self.round >= warm_at:
                 self._meter.mark_steady()
         self._meter.pause()
         if self._evaluated_round != self.round:
@@ -238,26 +239,52 @@ class Run:
         self._seconds = self.elapsed_s
         self._log(self._end_record())
 
-    def _one_round(self, deal: Deal) -> None:
-        losses = self.replicas.round(Stacked(deal.batches) if deal.stacked else deal.batches)
-        self.round += 1
-        self.samples += deal.num_samples
-        self._meter.samples += deal.num_samples
-        self._epoch_losses.append(losses)
-        self._recent_losses.append(losses)
-        self._hooks.call("on_round_end", self)
-        if self._plan.lr_interval == "round":
-            self._step_scheduler([losses])
+    def _deal(self, first: Deal | None) -> list[Deal]:
+        """The batches of the rounds that are run as one; they do not go beyond an epoch, a checkpoint or the end."""
+        deals: list[Deal] = []
+        while len(deals) < self._rounds_together():
+            deal = first or self._stream.deal(self.replicas.learners)
+            if deal is None:
+                break
+            first = None
+            deals.append(deal)
+            if deal.epochs > self.epoch:
+                break
+        return deals
+
+    def _rounds_together(self) -> int:
+        limits = [self.replicas.period]
+        if self._plan.steps is not None:
+            limits.append(self._plan.steps - self.round)
+        if self._plan.checkpoint_every is not None:
+            limits.append(self._plan.checkpoint_every - self.round % self._plan.checkpoint_every)
+        return min(limits)
+
+    def _rounds(self, deals: Sequence[Deal]) -> None:
+        outcomes = self.replicas.rounds_at_once([Stacked(d.batches) if d.stacked else d.batches for d in deals])
+        for deal, outcome in zip(deals, outcomes, strict=True):
+            self._count_round(deal, outcome)
         self._record_rounds()
-        if deal.epochs > self.epoch:
+        if deals[-1].epochs > self.epoch:
             self._meter.pause()
-            self._end_epoch(deal.epochs)
+            self._end_epoch(deals[-1].epochs)
             self._meter.resume()
         every = self._plan.checkpoint_every
         if every is not None and self.round % every == 0:
             self._meter.pause()
             save_checkpoint(self._plan.directory.checkpoints, self.round, self.state())
             self._meter.resume()
+
+    def _count_round(self, deal: Deal, outcome: Outcome) -> None:
+        self.round += 1
+        self.samples += deal.num_samples
+        self._meter.samples += deal.num_samples
+        self._epoch_losses.append(outcome.losses)
+        self._recent_losses.append(outcome.losses)
+        self.replicas.last = outcome
+        self._hooks.call("on_round_end", self)
+        if self._plan.lr_interval == "round":
+            self._step_scheduler([outcome.losses])
 
     def _end_epoch(self, epoch: float) -> None:
         """Evaluate, tell everybody, and step the scheduler."""

@@ -13,6 +13,7 @@ from bow.engine import EngineName, Loss, Step, check_engine, choose_engine, choo
 from bow.errors import DataError
 from bow.observe import Logger, Progress, RunDirectory
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
+from bow.scheduler import Dispatch
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import delete_checkpoints_after, find_checkpoint, load_checkpoint, run_of
@@ -53,7 +54,7 @@ def train(
     engine: EngineName = "auto",
     sync: Synchroniser = DEFAULT_SYNC,
     devices: int | Literal["auto", "cpu", "cuda"] = "auto",
-    dispatch: Literal["fixed", "first_come"] = "fixed",
+    dispatch: Dispatch = "fixed",
     tuner: None = None,
     on_nan: Literal["restart", "error"] = "restart",
     validation: Any = None,
@@ -91,10 +92,11 @@ def train(
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
         learners: per device; `"auto"` follows the rule in `bow.engine.choice`.
-        engine: `"eager"`, `"fused"` or `"auto"`.
+        engine: `"eager"`, `"fused"`, `"streams"` or `"auto"`, see `Replicas`.
         sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
-        dispatch: `"fixed"`; `"first_come"` is the same for engines whose learners keep step, as all here do.
+        dispatch: `"fixed"`, or `"first_come"`: between two synchronisation tasks the learner that is free first takes
+            the next batch, see `Replicas`. Learning rates change, and callbacks hear of rounds, behind such a period.
         tuner: None; learners are not tuned while training in this version.
         on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`).
         validation: like `data`; the central model is evaluated on it after every epoch.
@@ -170,6 +172,7 @@ def train(
         engine=choose_engine(template, rounds).name if engine == "auto" else engine,  # type: ignore[arg-type]
         sync=sync,
         device=device,
+        dispatch=dispatch,
         precision=precision,
         clip_norm=clip_norm,
         on_nan=on_nan,
@@ -204,8 +207,11 @@ def train(
     if state is not None:
         run.load_state(state)
         delete_checkpoints_after(directory.checkpoints, run.round)
-    run.go(first if state is None else None)
-    return run.finish()
+    try:
+        run.go(first if state is None else None)
+        return run.finish()
+    finally:
+        replicas.close()
 
 
 def _open_directory(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,14 @@ import torch
 import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.optim.lr_scheduler import StepLR
 
 import bow
+from tests.engine.pairs import OPTIMIZERS, OTHERS, Pair
 
 # The compiler, when it is first imported, uses what torch itself has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
 
 CLASSES, SIZE, BATCH, ROUNDS = 3, 6, 4, 12
-TOLERANCE = 1e-10
-
-ENGINES = ["fused"]
 
 
 def conv_net(*, norm: bool) -> nn.Module:
@@ -74,11 +71,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": Tied,
 }
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "momentum": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3),
-    "adamw": functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.05),
-}
-
 SYNCHRONISERS: dict[str, Callable[[], Any]] = {
     "sma": lambda: bow.SMA(mu=0.5),
     "sma-every-2": lambda: bow.SMA(alpha=0.2, mu=0.9, every=2),
@@ -102,12 +94,22 @@ class Case:
     def __str__(self) -> str:
         return f"{self.engine}-{self.model}-{self.optimizer}-{self.sync}-k{self.learners}"
 
+    def pair(self, **settings: Any) -> Pair:
+        return Pair(
+            self.engine,
+            MODELS[self.model],
+            optimizer=self.optimizer,
+            learners=self.learners,
+            sync=SYNCHRONISERS[self.sync],
+            **settings,
+        )
+
 
 def cases() -> list[Case]:
     return [
-        *(Case(e, model, optimizer) for e in ENGINES for model in MODELS for optimizer in OPTIMIZERS),
-        *(Case(e, "conv-batch-norm", "momentum", sync, 4) for e in ENGINES for sync in SYNCHRONISERS),
-        *(Case(e, "mlp-batch-norm", optimizer, "sma", 1) for e in ENGINES for optimizer in OPTIMIZERS),
+        *(Case(e, model, optimizer) for e in OTHERS for model in MODELS for optimizer in OPTIMIZERS),
+        *(Case(e, "conv-batch-norm", "momentum", sync, 4) for e in OTHERS for sync in SYNCHRONISERS),
+        *(Case(e, "mlp-batch-norm", optimizer, "sma", 1) for e in OTHERS for optimizer in OPTIMIZERS),
     ]
 
 
@@ -117,92 +119,45 @@ def random_batch(seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(CLASSES, (samples,), generator=generator)
 
 
-class Pair:
-    """The same training in `eager` and in another engine, compared after every round."""
-
-    def __init__(self, case: Case, *, compile: bool = False, **settings: Any) -> None:
-        torch.manual_seed(0)
-        model = MODELS[case.model]().double()
-        self.trainings = [
-            bow.Replicas(
-                model,
-                nn.functional.cross_entropy,
-                optimizer=OPTIMIZERS[case.optimizer],
-                learners=case.learners,
-                engine=engine,
-                sync=SYNCHRONISERS[case.sync](),
-                device="cpu",
-                seed=0,
-                compile=compile and index == 1,
-                **settings,
-            )
-            for index, engine in enumerate(("eager", case.engine))
-        ]
-        self.schedulers = [StepLR(training.optimizer, 7, gamma=0.3) for training in self.trainings]
-
-    def round(self, batches: list[Any]) -> None:
-        expected, actual = (training.round(batches) for training in self.trainings)
-        for scheduler in self.schedulers:
-            scheduler.step()
-        torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE, equal_nan=True)
-        self.compare()
-
-    def compare(self) -> None:
-        eager, other = self.trainings
-        assert other.learners == eager.learners
-        torch.testing.assert_close(other.W, eager.W, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(other.z, eager.z, rtol=0, atol=TOLERANCE)
-        modules = [(training.learner(j) for j in range(training.learners)) for training in self.trainings]
-        for expected, actual in [*zip(*modules, strict=True), (eager.central, other.central)]:
-            torch.testing.assert_close(dict(actual.named_buffers()), dict(expected.named_buffers()), rtol=0, atol=1e-10)
-
-
-@pytest.fixture
-def _uncompiled() -> Iterator[None]:
-    """Everything as in the compiled engine but the compilation, which takes most of a minute."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_engines_follow_eager(case: Case) -> None:
-    pair = Pair(case)
-    for t in range(ROUNDS):
-        pair.round([random_batch(10 * t + j) for j in range(case.learners)])
-    assert pair.trainings[1].engine == case.engine  # it did not fall back
+    with case.pair() as pair:
+        for t in range(ROUNDS):
+            pair.round([random_batch(10 * t + j) for j in range(case.learners)])
+        assert pair.engine == case.engine  # it did not fall back
 
 
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("sync", SYNCHRONISERS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OTHERS)
 def test_engines_follow_eager_through_short_rounds_and_changes_of_learners(engine: str, sync: str) -> None:
-    pair = Pair(Case(engine, "conv-batch-norm", "momentum", sync, 2))
-    learners = iter([2, 2, 3, 3, 4, 3, 3, 2, 2])
-    for t, k in enumerate(learners):
-        while pair.trainings[0].learners < k:
-            for training in pair.trainings:
-                training.add_learner()
-            pair.compare()
-        while pair.trainings[0].learners > k:
-            for training in pair.trainings:
-                training.remove_learner()
-            pair.compare()
-        sizes = [BATCH - t % 3] + [BATCH] * (k - 1)
-        batches: list[Any] = [random_batch(10 * t + j, size) for j, size in enumerate(sizes)]
-        pair.round([*batches[:-1], None] if t in (3, 6) else batches)
-    assert pair.trainings[1].engine == engine
+    with Case(engine, "conv-batch-norm", "momentum", sync, 2).pair() as pair:
+        for t, k in enumerate([2, 2, 3, 3, 4, 3, 3, 2, 2]):
+            resize(pair, k)
+            sizes = [BATCH - t % 3] + [BATCH] * (k - 1)
+            batches: list[Any] = [random_batch(10 * t + j, size) for j, size in enumerate(sizes)]
+            pair.round([*batches[:-1], None] if t in (3, 6) else batches)
+        assert pair.engine == engine
+
+
+def resize(pair: Pair, learners: int) -> None:
+    while (current := pair.trainings[0].learners) != learners:
+        for training in pair.trainings:
+            training.add_learner() if current < learners else training.remove_learner()
+        pair.compare()
 
 
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("sync", ["sma", "ssgd"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OTHERS)
 def test_engines_clip_alike(engine: str, sync: str) -> None:
-    free, clipped = (Pair(Case(engine, "conv", "momentum", sync), clip_norm=limit) for limit in (None, 0.1))
-    for t in range(4):
-        for pair in (free, clipped):
-            pair.round([random_batch(10 * t + j) for j in range(3)])
-    assert not torch.allclose(free.trainings[1].W, clipped.trainings[1].W, atol=1e-3)  # the limit was felt
+    case = Case(engine, "conv", "momentum", sync)
+    with case.pair(clip_norm=None) as free, case.pair(clip_norm=0.1) as clipped:
+        for t in range(4):
+            for pair in (free, clipped):
+                pair.round([random_batch(10 * t + j) for j in range(3)])
+        assert not torch.allclose(free.trainings[1].W, clipped.trainings[1].W, atol=1e-3)  # the limit was felt
 
 
 @pytest.fixture
@@ -216,16 +171,16 @@ def _unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", ["mlp", "mlp-batch-norm"])
 @pytest.mark.parametrize("sync", SYNCHRONISERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OTHERS)
 def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, sync: str, model: str) -> None:
-    pair = Pair(Case(engine, model, optimizer, sync))
-    for t in range(8):
-        batches = [random_batch(10 * t + j) for j in range(3)]
-        if t in (2, 5):
-            batches[t % 3][0][0, 0] = torch.inf
-        pair.round(batches)
-    assert [training.num_restarts for training in pair.trainings] == [2, 2]
-    assert pair.trainings[1].engine == engine
+    with Case(engine, model, optimizer, sync).pair() as pair:
+        for t in range(8):
+            batches = [random_batch(10 * t + j) for j in range(3)]
+            if t in (2, 5):
+                batches[t % 3][0][0, 0] = torch.inf
+            pair.round(batches)
+        assert [training.num_restarts for training in pair.trainings] == [2, 2]
+        assert pair.engine == engine
 
 
 CAPTURES = [
@@ -240,21 +195,20 @@ CAPTURES = [
 def test_learning_tasks_are_captured_whole(case: Case) -> None:
     # A graph break would not show in the results: what is left over just runs slowly.
     counters.clear()
-    with torch.compiler.set_stance("default", force_backend="aot_eager"):
-        pair = Pair(case, compile=True)
+    with torch.compiler.set_stance("default", force_backend="aot_eager"), case.pair(compile=True) as pair:
         for t in range(3):
             pair.round([random_batch(10 * t + j) for j in range(3)])
+        assert pair.engine == case.engine
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] >= 1
-    assert pair.trainings[1].engine == case.engine
 
 
 @pytest.mark.usefixtures("_unchecked_shapes")
 def test_a_compiled_engine_follows_eager() -> None:
     counters.clear()
-    with torch._inductor.config.patch(compile_threads=1):  # no pool of threads that outlives the test
-        pair = Pair(Case("fused", "mlp-batch-norm", "momentum"))
+    # One thread: no pool of threads that outlives the test.
+    with torch._inductor.config.patch(compile_threads=1), Case("fused", "mlp-batch-norm", "momentum").pair() as pair:
         for t in range(ROUNDS):
             pair.round([random_batch(10 * t + j) for j in range(3)])
-    assert pair.trainings[1].engine == "fused"
+        assert pair.engine == "fused"
     assert counters["aot_autograd"]["ok"] >= 1

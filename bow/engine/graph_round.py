@@ -1,0 +1,206 @@
+"""The rounds of engine `graph` whose batches have certain shapes, as one native job.
+
+Each learner's learning task is a copy of the step graph; behind all of them come, where optimizer and synchroniser
+allow it, SGD and the synchronisation task, of which every executor has its columns, in one pass over the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from bow.engine.base import Outcome
+from bow.engine.sgd_state import SgdState
+from bow.graph import StepGraph
+from bow.graph.execution import run_operators
+from bow.replica import LearnerGroup, Slot, buffer_slots
+from bow.runtime import JobBuilder, Label, NativeTeam, Program, Region, named, spans_of
+from bow.scheduler import Learn, TaskScheduler
+from bow.strategy import Span
+
+
+@dataclass(frozen=True)
+class CapturedTask:
+    """A learning task for batches of certain shapes."""
+
+    graph: StepGraph
+    region: Region | None
+    """What runs it as a whole; None: operator by operator."""
+
+
+class GraphRound:
+    """Runs learning tasks of a round for batches of certain shapes: all learners' or one's.
+
+    Args:
+        group: the learners.
+        learners: those that it runs, neighbours in the replica matrix.
+        tasks: by learner: what it runs.
+        num_lanes: executors that share the learners.
+        sgd: what steps and averages inside the job; None: gradients go to the rows of `G` and nothing else happens.
+    """
+
+    def __init__(
+        self,
+        group: LearnerGroup,
+        learners: Sequence[int],
+        tasks: Sequence[CapturedTask],
+        num_lanes: int,
+        sgd: SgdState | None,
+    ) -> None:
+        self._group = group
+        self._rows = slice(learners[0], learners[-1] + 1)
+        self._sgd = sgd
+        self._num_lanes = num_lanes
+        self._builder = JobBuilder([task.graph for task in tasks], [task.region for task in tasks], learners)
+        self._metrics = list(tasks[0].graph.metrics)
+        self._batch_slots = [program.slots(list(program.graph.batch.values())) for program in self._builder.programs]
+        self._results = [
+            slot
+            for program in self._builder.programs
+            for slot in program.slots(sorted(program.graph.results - _given(program.graph)))
+        ]
+        self._active: list[bool] = []
+        self.is_random = any(op.is_random for task in tasks for op in task.graph.operators)
+        """Whether learning tasks draw random numbers, so that they need seeds."""
+        self._build()
+
+    def begin(self, batches: Sequence[Sequence[Tensor] | None], seeds: Sequence[int], due: bool) -> None:
+        """Say what is run next.
+
+        Args:
+            batches: by learner: the tensors of its batch, in the order of the step graph; None: it sits out.
+            seeds: by learner: of its random numbers.
+            due: whether a synchronisation task is part of it.
+        """
+        job, matrix, rows = self._builder.job, self._group.matrix, self._rows
+        for group, (batch, slots, seed) in enumerate(zip(batches, self._batch_slots, seeds, strict=True)):
+            if batch is None:
+                job.rest(group)
+            else:
+                job.feed(group, slots, batch, seed)
+        self._active = [batch is not None for batch in batches]
+        if self._sgd is not None:
+            momenta, numbers = self._sgd.momenta[rows], self._sgd.numbers()
+            job.set_rows(matrix.weights[rows], momenta, matrix.z, matrix.state["z_prev"], *numbers, due)
+
+    def run(self, team: NativeTeam, record: bool = False) -> Outcome:
+        """Run it on as many executors as it has lanes, and wait for it.
+
+        Args:
+            team: the executors.
+            record: whether `spans` shall have start and end of every operator.
+
+        Raises:
+            GraphError, RuntimeError: a learning task fails; no row and no buffer of any learner has changed by then.
+        """
+        try:
+            self._builder.job.run(team, record)
+        except Exception as error:
+            self._explain(error)
+        return self._outcome()
+
+    def post(self, team: NativeTeam, executor: int, record: bool = False) -> None:
+        """Start it on one executor, which must be idle, and return at once; it has one lane."""
+        self._builder.job.post(team, executor, record)
+
+    def collect(self) -> Outcome:
+        """What has come of it, once the executor that it was posted to is idle.
+
+        Raises:
+            GraphError, RuntimeError: the learning task failed.
+        """
+        try:
+            self._builder.job.raise_failure()
+        except Exception as error:
+            self._explain(error)
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        job = self._builder.job
+        losses, finite, metrics = job.outcome(self._group.matrix.z.dtype, len(self._metrics))
+        job.release(self._results)
+        return Outcome(losses, finite, self._active, dict(zip(self._metrics, metrics, strict=True)))
+
+    def spans(self) -> list[Span]:
+        """The recorded times of the last round."""
+        return spans_of(self._builder)
+
+    def _explain(self, error: Exception) -> NoReturn:
+        """Raise an error that names the operator that failed, where one did."""
+        node = self._builder.job.failed_node
+        if node < 0:
+            raise error
+        program = self._builder.program_of(node)
+        if program is not None and self._builder.labels[node].operator is None:
+            # A compiled region does not know its operators any more: run them one by one to find the one that fails.
+            job, graph = self._builder.job, program.graph
+            with torch.no_grad():
+                run_operators(graph, {value: job.value(program.slot(value)) for value in _given(graph)}, seed=0)
+        raise named(error, node, self._builder) from error
+
+    def _build(self) -> None:
+        builder, group = self._builder, self._group
+        finishes = []
+        commit: list[list[int]] = [[] for _ in range(self._num_lanes)]
+        for program in builder.programs:
+            module = group.learners[program.learner].module
+            buffers = _buffers(module)
+            builder.bind(program, dict(module.named_parameters()), buffers)
+            finishes.append(self._add_finish(program))
+            commit[program.group % self._num_lanes] += self._add_commit(program, buffers)
+        for part in range(self._num_lanes) if self._sgd is not None else ():
+            node = builder.job.add_average(part, self._num_lanes)
+            commit[part].append(builder.note(node, Label("SGD and averaging", "synchronisation")))
+        builder.job.schedule(order=self._lanes(finishes), priority=[], num_lanes=self._num_lanes, commit=commit)
+
+    def _lanes(self, finishes: Sequence[int]) -> list[list[int]]:
+        """What each executor runs of the learning tasks: the learners that the task scheduler gives it, in turn."""
+        programs = self._builder.programs
+        order: list[list[int]] = [[] for _ in range(self._num_lanes)]
+        scheduler = TaskScheduler(len(programs), self._num_lanes)
+        for run in scheduler.start([[True] * len(programs)], synchronise=False):
+            assert isinstance(run.task, Learn)
+            order[run.place] += [*programs[run.task.learner].nodes, finishes[run.task.learner]]
+        return order
+
+    def _add_finish(self, program: Program) -> int:
+        graph, layout = program.graph, self._group.layout
+        gradient = self._group.matrix.gradient_of(program.learner)
+        pieces = [
+            (program.slot(graph.gradients[name]), slot.of(gradient), slot.offset)
+            for slot in layout.slots
+            if (name := _name_in(graph, slot))
+        ]
+        node = self._builder.job.add_finish(
+            group=program.group,
+            loss=program.slot(graph.loss),
+            metrics=program.slots([graph.metrics[name] for name in self._metrics]),
+            gradients=pieces,
+            into_row=self._sgd is None,
+        )
+        return self._builder.note(node, Label("loss and gradient", "finish", program.learner))
+
+    def _add_commit(self, program: Program, buffers: dict[str, Tensor]) -> list[int]:
+        """A node that writes what the learning task made of the buffers, if it changes any."""
+        graph = program.graph
+        changed = {name: value for name, value in graph.new_buffers.items() if value != graph.buffers[name]}
+        if not changed:
+            return []
+        targets = [(program.slot(value), buffers[name]) for name, value in changed.items()]
+        node = self._builder.job.add_commit(program.group, targets)
+        return [self._builder.note(node, Label("buffers", "finish", program.learner))]
+
+
+def _given(graph: StepGraph) -> set[int]:
+    return {*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants}
+
+
+def _name_in(graph: StepGraph, slot: Slot) -> str:
+    """The name under which the graph has the gradient of a slot; a tied parameter has several."""
+    return next(name for name in slot.names if name in graph.gradients)
+
+
+def _buffers(module: Any) -> dict[str, Tensor]:
+    return {name: buffer for name, (owner, key) in buffer_slots(module) if (buffer := owner._buffers[key]) is not None}

@@ -1,0 +1,117 @@
+"""Training for minutes while learners come and go: memory stays flat, and no thread and no open file is left behind.
+
+`make soak` runs it for ten minutes per engine; `tests/engine/test_soak.py` for some seconds.
+
+Usage: python -m tests.soak [MINUTES [ENGINE ...]]
+"""
+
+import contextlib
+import gc
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import bow
+
+MOST_LEARNERS = 6
+ROUNDS_BETWEEN_CHANGES = 5
+REPORT_S = 30.0
+VARIANTS: dict[str, dict[str, Any]] = {
+    "graph": {"engine": "graph"},
+    "graph-compiled": {"engine": "graph", "compile": True},
+    "streams": {"engine": "streams"},
+}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What this process holds."""
+
+    memory_mib: float
+    threads: int
+    files: int
+
+    @classmethod
+    def now(cls) -> "Footprint":
+        gc.collect()
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        tasks, files = (len(list(Path(f"/proc/self/{name}").iterdir())) for name in ("task", "fd"))
+        return cls(int(resident.split()[1]) / 1024, tasks, files)
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """How a training with coming and going learners went."""
+
+    before: Footprint
+    warm: Footprint
+    end: Footprint
+    closed: Footprint
+    rounds: int
+    changes: int
+
+
+def network() -> nn.Module:
+    """Convolution, batch norm and dropout: buffers and random numbers are part of it."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * 36, 10)
+    )
+
+
+def soak(seconds: float, tell: Callable[[str], None] = lambda line: None, **settings: Any) -> Soaked:
+    """Train for some time, and add or remove a learner every few rounds."""
+    draw = random.Random(0)
+    with training(engine="eager") as replicas:  # torch's own threads and caches come with the first training
+        replicas.round([batch() for _ in range(replicas.learners)])
+    before = Footprint.now()
+    with training(**settings) as replicas:
+        changes, warm, told, rounds = 0, None, time.monotonic(), 0
+        began = told
+        while (elapsed := time.monotonic() - began) < seconds:
+            for _ in range(ROUNDS_BETWEEN_CHANGES):
+                assert replicas.round([batch() for _ in range(replicas.learners)]).isfinite().all()
+                rounds += 1
+            grow = replicas.learners == 1 or (replicas.learners < MOST_LEARNERS and draw.random() < 0.5)
+            (replicas.add_learner if grow else replicas.remove_learner)()
+            changes += 1
+            if warm is None and elapsed > seconds / 5:
+                warm = Footprint.now()
+            if time.monotonic() - told > REPORT_S:
+                told = time.monotonic()
+                tell(f"{elapsed:5.0f} s  {rounds} rounds  {changes} changes  {Footprint.now()}")
+        end = Footprint.now()
+    assert warm is not None
+    return Soaked(before, warm, end, Footprint.now(), rounds, changes)
+
+
+@contextlib.contextmanager
+def training(**settings: Any) -> Iterator[bow.Replicas]:
+    torch.manual_seed(0)
+    replicas = bow.Replicas(network(), cross_entropy, learners=2, device="cpu", **settings)
+    try:
+        yield replicas
+    finally:
+        replicas.close()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
+
+
+def main(minutes: float = 10, *variants: str) -> None:
+    for name in variants or VARIANTS:
+        print(f"{name}, {minutes:g} minutes", flush=True)
+        print(soak(60 * minutes, lambda line: print(line, flush=True), **VARIANTS[name]), flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(float, sys.argv[1:2]), *sys.argv[2:])

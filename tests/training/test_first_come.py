@@ -1,0 +1,138 @@
+"""Trainings whose learners take batches as they come: everything else stays as it is."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import StepLR
+
+import bow
+from bow.device import available_cores
+
+Train = Callable[..., bow.Result]
+
+FREE = {"engine": "streams", "dispatch": "first_come"}
+
+
+class Diary:
+    """Notes what a callback sees after every round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[int, int]] = []
+        self.losses: list[Tensor] = []
+        self.completed: list[int] = []
+
+    def on_round_end(self, run: Any) -> None:
+        self.rounds.append((run.round, run.samples))
+        self.losses.append(run.replicas.last.losses)
+        self.completed.append(run.replicas.rounds)
+
+
+@pytest.fixture
+def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one place the order of events, and so the trajectory, is known."""
+    monkeypatch.setattr("bow.engine.streams.available_cores", lambda: available_cores()[:1])
+
+
+def test_every_sample_is_seen_once_an_epoch_and_callbacks_hear_of_every_round(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    seen: list[list[int]] = []
+
+    def step(learner: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        numbers, inputs = batch
+        seen.append(numbers.tolist())
+        return learner(inputs).square().mean()
+
+    diary = Diary()
+    numbered = torch.arange(48), data[0]
+    result = train(model, numbered, step=step, sync=bow.LocalSGD(every=4), epochs=2, callbacks=[diary], **FREE)
+    assert result.engine == "streams"
+    assert diary.rounds == [(t, 8 * t) for t in range(1, 13)]
+    # Periods are four rounds, and none runs across the end of an epoch.
+    assert diary.completed == [4, 4, 4, 4, 6, 6, 8, 8, 12, 12, 12, 12]
+    assert all(losses.isfinite().all() for losses in diary.losses)
+    assert Counter(number for numbers in seen for number in numbers) == dict.fromkeys(range(48), 2)
+    assert [(record["round"], record["samples"]) for record in result.history] == [(6, 48), (12, 96)]
+
+
+@pytest.mark.usefixtures("_one_place")
+@pytest.mark.parametrize("settings", [{"epochs": 3}, {"steps": 11}, {"epochs": 2, "checkpoint_every": 3}], ids=str)
+def test_on_one_place_it_is_the_training_of_eager(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    data = data[0].double(), data[1]
+    common = {"optimizer": optimizer, "sync": bow.LocalSGD(every=4), "validation": data, **settings}
+    results = [
+        train(model.double(), data, run_dir=tmp_path / str(index), **common, **how)
+        for index, how in enumerate(({"engine": "eager"}, FREE))
+    ]
+    weights = [torch.cat([p.flatten() for p in result.model.parameters()]) for result in results]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
+    for name in ("round", "samples", "accuracy"):
+        assert [r[name] for r in results[0].history] == [r[name] for r in results[1].history]
+    losses = [torch.tensor([r["train_loss"] for r in result.history]) for result in results]
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.usefixtures("_one_place")
+def test_a_resumed_training_ends_as_if_never_interrupted(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    common = {"sync": bow.LocalSGD(every=4), "checkpoint_every": 5, **FREE}
+    whole = train(model, data, epochs=3, run_dir=tmp_path / "whole", **common)
+    names = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert names == ["round_00000010.pt", "round_00000015.pt"]
+    resumed = train(
+        model, data, epochs=3, run_dir=tmp_path / "more",
+        resume=tmp_path / "whole" / "checkpoints" / "round_00000010.pt", **common,
+    )  # fmt: skip
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_scheduler_is_stepped_once_per_round(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    rates: list[float] = []
+
+    class Rates:
+        def on_epoch_end(self, run: Any, record: Any) -> None:
+            rates.append(run.replicas.optimizer.param_groups[0]["lr"])
+
+    halve = functools.partial(StepLR, step_size=1, gamma=0.5)
+    train(model, data, lr_scheduler=halve, lr_interval="round", sync=bow.LocalSGD(every=4), callbacks=[Rates()], **FREE)
+    assert rates == [pytest.approx(0.1 * 0.5**6)]
+
+
+def test_threads_end_with_the_training_and_with_an_error(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    during: list[int] = []
+
+    class Threads:
+        def on_round_end(self, run: Any) -> None:
+            during.append(sum(thread.name.startswith("bow place") for thread in threading.enumerate()))
+            if len(during) == 8:
+                raise RuntimeError("mine")
+
+    before = set(threading.enumerate())
+    train(model, data, epochs=1, callbacks=[Threads()], **FREE, run_dir=tmp_path / "first")
+    assert during[1] > 0
+    assert set(threading.enumerate()) == before
+    with pytest.raises(RuntimeError, match="mine"):
+        train(model, data, epochs=1, callbacks=[Threads()], **FREE, run_dir=tmp_path / "second")
+    assert set(threading.enumerate()) == before
+
+
+def test_first_come_without_effect_is_warned_about(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    with pytest.warns(UserWarning, match='dispatch="first_come" has no effect in engine eager'):
+        train(model, data, cross_entropy, dispatch="first_come")
