@@ -10,94 +10,135 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.func import functional_call, grad_and_value
 
+from bow.bench.line_up import COMPILED, COMPILED_STEP, Lane
+from bow.bench.workloads import Data, Workload
 from bow.data import BatchStream, open_stream
-from bow.engine import EngineName
-from bow.models import MLP, LeNet, LogisticRegression
+from bow.engine import EngineName, Loss
 from bow.sync import SMA
 from bow.training import Replicas
 
-CLASSES, SIZE = 10, 28
 LEARNING_RATE, MOMENTUM = 0.001, 0.9
 """So small that the weights hardly move, however long the measurement takes."""
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "logistic_regression": functools.partial(LogisticRegression, SIZE * SIZE, CLASSES),
-    "mlp": functools.partial(MLP, SIZE * SIZE, CLASSES),
-    "lenet": functools.partial(LeNet, CLASSES),
-}
-
 SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM)
 
-Data: TypeAlias = tuple[Tensor, Tensor]
-"""Images `[samples, 1, 28, 28]` and labels `[samples]`."""
+Tensors: TypeAlias = dict[str, Tensor]
 
 
-def make_data(samples: int, seed: int = 0) -> Data:
-    """Images of Fashion-MNIST's shape that are noise, with random labels: nothing to learn, so nothing fades out.
-
-    On data that can be learned, gradients shrink until they are denormal numbers, which processors are slow at.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(samples, 1, SIZE, SIZE, generator=generator)
-    return inputs, torch.randint(CLASSES, (samples,), generator=generator)
-
-
-class PlainTraining:
-    """Plain PyTorch: one model, one batch at a time; forward and backward compiled if asked for.
+class Feed:
+    """Endless batches of data in memory.
 
     Args:
-        model: builds the model.
-        data: what it is trained on.
+        data: inputs and targets.
         batch_size: samples in a batch.
-        compile: compile forward and backward; the optimizer is as it is.
     """
 
-    def __init__(self, model: Callable[[], nn.Module], data: Data, batch_size: int, compile: bool) -> None:
-        torch.manual_seed(0)
-        self._model = model()
-        self._optimizer = SGD(self._model.parameters())
-        self._forward = torch.compile(self._model, dynamic=False) if compile else self._model
+    def __init__(self, data: Data, batch_size: int) -> None:
         self._inputs, self._targets = data
         self._batch_size = batch_size
         self._order = torch.empty(0, dtype=torch.int64)
         self._position = 0
 
-    def __call__(self) -> int:
-        """Train on one batch; returns its samples."""
-        indices = self._next_indices()
-        inputs, targets = self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
-        self._optimizer.zero_grad()
-        loss = cross_entropy(self._forward(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return self._batch_size
+    def next(self) -> Data:
+        """A batch."""
+        indices = self.next_indices()
+        return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
 
-    def _next_indices(self) -> Tensor:
+    def next_indices(self) -> Tensor:
+        """Which samples are in the next batch; every one is once an epoch."""
         if self._position + self._batch_size > len(self._order):
             self._order, self._position = torch.randperm(len(self._inputs)), 0
         begin, self._position = self._position, self._position + self._batch_size
         return self._order[begin : self._position]
 
 
+class PlainTraining:
+    """Plain PyTorch: one model, one batch at a time; forward and backward compiled if asked for.
+
+    Args:
+        workload: what is trained.
+        data: what it is trained on.
+        batch_size: samples in a batch.
+        compile: compile forward and backward; the optimizer is as it is.
+    """
+
+    def __init__(self, workload: Workload, data: Data, batch_size: int, compile: bool) -> None:
+        torch.manual_seed(0)
+        self.model = workload.build()
+        self._loss = workload.loss
+        self._optimizer = SGD(self.model.parameters())
+        self._forward = torch.compile(self.model, dynamic=False) if compile else self.model
+        self._feed = Feed(data, batch_size)
+        self._batch_size = batch_size
+
+    def __call__(self) -> int:
+        """Train on one batch; returns its samples."""
+        inputs, targets = self._feed.next()
+        self._optimizer.zero_grad()
+        loss = self._loss(self._forward(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return self._batch_size
+
+
+class StepTraining:
+    """PyTorch as an expert writes it for speed: the whole step, SGD with momentum included, compiled as one function.
+
+    Args:
+        workload: what is trained.
+        data: what it is trained on.
+        batch_size: samples in a batch.
+    """
+
+    def __init__(self, workload: Workload, data: Data, batch_size: int) -> None:
+        torch.manual_seed(0)
+        self.model = workload.build()
+        self._parameters: Tensors = {name: p.detach() for name, p in self.model.named_parameters()}
+        self._momenta: Tensors = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+        self._buffers: Tensors = dict(self.model.named_buffers())
+        self._step = torch.compile(_make_step(self.model, workload.loss), fullgraph=True, dynamic=False)
+        self._feed = Feed(data, batch_size)
+        self._batch_size = batch_size
+
+    def __call__(self) -> int:
+        """Train on one batch; returns its samples."""
+        self._step(self._parameters, self._momenta, self._buffers, *self._feed.next())
+        return self._batch_size
+
+
 class BowTraining:
     """bow: several learners, averaged by `SMA` in every round.
 
     Args:
-        model: builds the model.
+        workload: what is trained.
         data: what it is trained on.
         batch_size: samples per learner and round.
         learners: how many.
         engine: what runs them.
+        compile: have the engine compile the learning task.
     """
 
     def __init__(
-        self, model: Callable[[], nn.Module], data: Data, batch_size: int, learners: int, engine: EngineName
+        self,
+        workload: Workload,
+        data: Data,
+        batch_size: int,
+        learners: int,
+        engine: EngineName,
+        compile: bool = False,
     ) -> None:
         torch.manual_seed(0)
-        self._replicas = Replicas(
-            model, cross_entropy, optimizer=SGD, learners=learners, engine=engine, sync=SMA(), device="cpu"
+        self.replicas = Replicas(
+            workload.build,
+            workload.loss,
+            optimizer=SGD,
+            learners=learners,
+            engine=engine,
+            sync=SMA(),
+            device="cpu",
+            compile=compile,
         )
         self._learners = learners
         # Endless: `steps` is what the caller says it will take.
@@ -107,10 +148,74 @@ class BowTraining:
         """Run one round; returns its samples."""
         deal = self._stream.deal(self._learners)
         assert deal is not None
-        self._replicas.round(deal.batches)
+        self.replicas.round(deal.batches)
         return deal.num_samples
+
+    def close(self) -> None:
+        """End the threads of an engine that has some."""
+        self.replicas.close()
 
     @property
     def engine(self) -> str:
         """What really runs, after any fallback."""
-        return self._replicas.engine
+        return self.replicas.engine
+
+
+Training: TypeAlias = PlainTraining | StepTraining | BowTraining
+
+
+class Trainings:
+    """What the contestants of a group run, made when it is first asked for.
+
+    Args:
+        workload: what is trained.
+        data: what it is trained on.
+        batch_size: per learner.
+    """
+
+    def __init__(self, workload: Workload, data: Data, batch_size: int) -> None:
+        self._workload = workload
+        self._data = data
+        self._batch_size = batch_size
+        self._made: dict[object, Training] = {}
+
+    def of(self, lane: Lane) -> Training:
+        """The training that a contestant runs."""
+        # A compiled step of PyTorch belongs to the threads that it was compiled with; bow's learners serve all.
+        key = lane if lane.learners is None else (lane.implementation, lane.learners)
+        if key not in self._made:
+            self._made[key] = self._make(lane)
+        return self._made[key]
+
+    def close(self) -> None:
+        """Tear everything down: nothing of one group shall run beside the next."""
+        for training in self._made.values():
+            if isinstance(training, BowTraining):
+                training.close()
+        self._made.clear()
+        torch._dynamo.reset()
+
+    def _make(self, lane: Lane) -> Training:
+        common = self._workload, self._data, self._batch_size
+        if lane.implementation == COMPILED_STEP:
+            return StepTraining(*common)
+        if lane.learners is None:
+            return PlainTraining(*common, compile=lane.implementation == COMPILED)
+        return BowTraining(*common, lane.learners, lane.engine, lane.compiles)
+
+
+def _make_step(model: nn.Module, loss: Loss) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], None]:
+    def forward(parameters: Tensors, buffers: Tensors, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
+        own = {name: buffer.clone() for name, buffer in buffers.items()}
+        return loss(functional_call(model, {**parameters, **own}, (inputs,)), targets), own
+
+    def step(parameters: Tensors, momenta: Tensors, buffers: Tensors, inputs: Tensor, targets: Tensor) -> None:
+        differentiate = grad_and_value(forward, has_aux=True)
+        gradients, (_, after) = differentiate(parameters, buffers, inputs, targets)
+        for name, parameter in parameters.items():
+            momenta[name].mul_(MOMENTUM).add_(gradients[name])
+            parameter.sub_(momenta[name], alpha=LEARNING_RATE)
+        for name, buffer in buffers.items():
+            buffer.copy_(after[name])
+
+    return step

@@ -1,30 +1,31 @@
-"""`bow bench engines`: samples per second of plain PyTorch and of bow's engines, side by side.
+"""`bow bench engines`: samples per second of PyTorch, plain and compiled, and of bow's engines, side by side.
 
-For every model and batch size, plain PyTorch, PyTorch compiled, and bow with each engine and number of learners take
-turns within one process, each with one and with two threads. The compiled regions of `fused` have one thread by
-design; there, the second one serves large operators only.
+For every model and batch size, PyTorch and bow with each engine and several numbers of learners take turns within one
+process. What follows: the best of bow against the best of PyTorch, what a second learner on a second core brings, and
+what bounds each model.
 """
 
+import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any
 
 import torch
 
 from bow.bench.arguments import check_positive, setting
-from bow.bench.contestants import LEARNING_RATE, MODELS, MOMENTUM, BowTraining, Data, PlainTraining, make_data
-from bow.bench.engines_report import PLAIN, Group, Lane, markdown, summary, table
+from bow.bench.bounds import RULE, Bound, Machine, find_bound, sentences
+from bow.bench.contestants import LEARNING_RATE, MOMENTUM, BowTraining, Trainings
+from bow.bench.engines_report import contest_table, markdown, summary
 from bow.bench.environment import inspect_environment
-from bow.bench.measure import Contestant, race, warm_up
+from bow.bench.group import Group, geometric_mean
+from bow.bench.line_up import RIVALS, Lane, line_up
+from bow.bench.measure import Contestant, Spread, race, warm_up
+from bow.bench.operator_cost import measure_operator_costs
 from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.engine import EngineName
-from bow.errors import BowError
-
-COMPILED = "compiled"
-RIVALS = (COMPILED, "eager", "fused")
-
-Training: TypeAlias = PlainTraining | BowTraining
+from bow.bench.workloads import WORKLOADS, Data
+from bow.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class Settings:
     """
 
     out: Path = setting(RESULTS, "folder for engines.json and engines.md")  # noqa: RUF009 - it is dataclasses.field
-    models: tuple[str, ...] = setting(tuple(MODELS), "models to train", choices=tuple(MODELS))
+    models: tuple[str, ...] = setting(tuple(WORKLOADS), "models to train", choices=tuple(WORKLOADS))
     batches: tuple[int, ...] = setting((4, 16, 32), "batch sizes, per learner")
-    learners: tuple[int, ...] = setting((1, 2, 4, 8), "numbers of learners")
+    learners: tuple[int, ...] = setting((1, 2, 4, 8), "numbers of learners, of those that make sense for a model")
     rivals: tuple[str, ...] = setting(RIVALS, "what runs besides plain PyTorch", choices=RIVALS)
     threads: tuple[int, ...] = setting((1, 2), "numbers of torch's threads")
     repeats: int = setting(7, "turns of each contestant")
     stint_s: float = setting(0.2, "seconds of a turn")
-    samples: int = setting(16384, "images in memory")
+    samples: int = setting(16384, "samples in memory")
     quick: bool = setting(False, "a small part, to see that it works: logistic regression, batch 4, short turns")
 
     def __post_init__(self) -> None:
@@ -61,79 +62,88 @@ def run(settings: Settings, command: str) -> int:
     settings = settings.reduced()
     prepare_output(settings.out)
     began, threads = time.perf_counter(), torch.get_num_threads()
-    data = make_data(settings.samples)
-    groups: list[Group] = []
+    environment = inspect_environment()
     try:
-        for model in settings.models:
-            for batch in settings.batches:
-                groups.append(measure_group(model, batch, data, settings))
-                console().print(summary(groups[-1]), highlight=False)
+        costs = measure_operator_costs()
+        machine = Machine(costs, environment.cores)
+        groups = measure_groups(settings)
+        bounds = [bound for group in groups if (bound := find_bound(group, machine)) is not None]
     finally:
         torch.set_num_threads(threads)
-    findings = {
-        "fixed": f"SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, SMA in every round, float32, "
-        f"images of 28x28 in memory, {settings.samples} of them",
-        "ratio": "to plain PyTorch with its better number of threads, repeat by repeat",
-        "groups": [group.as_dict() for group in groups],
-    }
-    environment = inspect_environment()
-    result = Result("engines", command, environment, settings, time.perf_counter() - began, findings)
+    found = findings(settings, groups, bounds, machine, costs)
+    result = Result("engines", command, environment, settings, time.perf_counter() - began, found)
     values = result.as_dict()
     write_json(settings.out / "engines.json", values)
-    write_text(settings.out / "engines.md", markdown(groups, values, environment))
-    table(groups).show(f"samples per second (threads), and the ratio to plain PyTorch; {environment}")
-    for note in (note for group in groups for note in group.notes):
-        console().print(note, highlight=False)
+    write_text(settings.out / "engines.md", markdown(groups, bounds, values, environment))
+    contest_table(groups).show(f"the best of bow against the best of PyTorch; {environment}")
+    for line in (*values["sentences"].values(), *(note for group in groups for note in group.notes)):
+        console().print(line, highlight=False)
     return 0
 
 
-def line_up(settings: Settings) -> list[Lane]:
-    """Who takes part in every group."""
-    implementations = [PLAIN, *(rival for rival in RIVALS if rival in settings.rivals)]
-    return [
-        Lane(implementation, threads, learners)
-        for implementation in implementations
-        for learners in ((None,) if implementation in (PLAIN, COMPILED) else settings.learners)
-        for threads in settings.threads
-    ]
+def findings(
+    settings: Settings,
+    groups: Sequence[Group],
+    bounds: Sequence[Bound],
+    machine: Machine,
+    costs: dict[str, Spread],
+) -> dict[str, Any]:
+    """What was measured and what follows from it, as plain values."""
+    mean = geometric_mean(groups)
+    return {
+        "fixed": f"SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, SMA in every round, float32, "
+        f"{settings.samples} samples in memory: images of 28x28, for ResNet-8 of 3x32x32, for LSTM 20 tokens",
+        "contests": [group.contest_dict() for group in groups],
+        "geometric_mean": None if mean is None else round(mean, 3),
+        "two_learners_over_one": [group.gains_dict() for group in groups],
+        "operator_us": {name: cost.scaled(1e6).as_dict(digits=2) for name, cost in costs.items()},
+        "core": machine.as_dict(),
+        "rule": RULE,
+        "sentences": sentences(bounds),
+        "bounds": [bound.as_dict() for bound in bounds],
+        "ratio": "to plain PyTorch with its better number of threads, repeat by repeat",
+        "groups": [group.as_dict() for group in groups],
+    }
+
+
+def measure_groups(settings: Settings) -> list[Group]:
+    """Measure every model with every batch size."""
+    groups = []
+    for model in settings.models:
+        data = WORKLOADS[model].make_data(settings.samples)
+        for batch in settings.batches:
+            groups.append(measure_group(model, batch, data, settings))
+            console().print(summary(groups[-1]), highlight=False)
+    return groups
 
 
 def measure_group(model: str, batch_size: int, data: Data, settings: Settings) -> Group:
     """Let everybody train one model with one batch size."""
     began = time.perf_counter()
-    entries: list[tuple[Lane, Contestant]] = []
-    notes: list[str] = []
-    trainings: dict[object, Training] = {}
-    for lane in line_up(settings):
-        try:
-            training = _shared(trainings, lane, model, batch_size, data)
-            contestant = Contestant(training, lane.threads)
-            entries.append((replace(lane, first_call_s=warm_up(contestant)), contestant))
-        except BowError:
-            raise
-        except Exception as error:  # a machine without a C++ compiler, for one
-            reason = (str(error).splitlines() or [""])[0]
-            notes.append(f"{model}, batch {batch_size}, {lane}: left out, {type(error).__name__}: {reason}")
-            continue
-        if isinstance(training, BowTraining) and training.engine != lane.implementation:
-            notes.append(f"{model}, batch {batch_size}, {lane}: ran as {training.engine}")
-    rates = race([contestant for _, contestant in entries], settings.repeats, settings.stint_s)
-    torch._dynamo.reset()  # what was compiled for this group is not needed any more
+    workload = WORKLOADS[model]
+    with contextlib.closing(Trainings(workload, data, batch_size)) as trainings:
+        entries: list[tuple[Lane, Contestant]] = []
+        notes: list[str] = []
+        for lane in line_up(workload, settings.rivals, settings.learners, settings.threads):
+            entry, note = enter(lane, trainings)
+            entries += [] if entry is None else [entry]
+            notes += [f"{model}, batch {batch_size}, {lane}: {note}"] if note else []
+        rates = race([contestant for _, contestant in entries], settings.repeats, settings.stint_s)
     lanes = tuple(replace(lane, rates=tuple(own)) for (lane, _), own in zip(entries, rates, strict=True))
     return Group(model, batch_size, lanes, tuple(notes), time.perf_counter() - began)
 
 
-def _shared(trainings: dict[object, Training], lane: Lane, model: str, batch_size: int, data: Data) -> Training:
-    # One compiled step of plain PyTorch belongs to the threads that it was compiled with; bow's learners serve all.
-    key = lane if lane.learners is None else (lane.implementation, lane.learners)
-    if key not in trainings:
-        trainings[key] = make(lane, model, batch_size, data)
-    return trainings[key]
-
-
-def make(lane: Lane, model: str, batch_size: int, data: Data) -> Training:
-    """The training that a contestant runs."""
-    if lane.learners is None:
-        return PlainTraining(MODELS[model], data, batch_size, compile=lane.implementation == COMPILED)
-    engine = cast(EngineName, lane.implementation)
-    return BowTraining(MODELS[model], data, batch_size, lane.learners, engine)
+def enter(lane: Lane, trainings: Trainings) -> tuple[tuple[Lane, Contestant] | None, str]:
+    """Make a contestant and warm it up: the contestant, or None and why it is left out."""
+    began = time.perf_counter()
+    try:
+        training = trainings.of(lane)
+        made_s = time.perf_counter() - began
+        contestant = Contestant(training, lane.threads)
+        lane = replace(lane, first_call_s=made_s + warm_up(contestant))
+    except SettingError:
+        raise
+    except Exception as error:  # a machine without a C++ compiler, for one
+        return None, f"left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    ran = training.engine if isinstance(training, BowTraining) else lane.expected
+    return (lane, contestant), "" if ran == lane.expected else f"ran as {ran}"

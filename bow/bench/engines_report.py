@@ -1,162 +1,138 @@
-"""The measurements of `bow bench engines`, and what is told of them."""
+"""What is told of the measurements of `bow bench engines`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound
 from bow.bench.environment import Environment
-from bow.bench.measure import Spread, ratios
+from bow.bench.group import Group
+from bow.bench.line_up import GRAPH, GRAPH_COMPILED, Lane
+from bow.bench.measure import Spread
+from bow.bench.operator_cost import CALLERS
 from bow.bench.results import Table
 
-PLAIN = "pytorch"
-TITLES = {"logistic_regression": "logistic regression", "mlp": "MLP", "lenet": "LeNet"}
+WHO = (
+    "`pytorch` is plain PyTorch; `compiled` has forward and backward compiled by `torch.compile`; `compiled_step` is "
+    "the whole step, SGD included, written as one function for the purpose and compiled. `eager`, `fused`, `streams` "
+    "and `graph` are engines of bow; `graph+compiled` is `graph` with `compile=True`. Threads are one where nothing "
+    "else is said."
+)
 
 
-@dataclass(frozen=True)
-class Lane:
-    """One contestant of a group.
-
-    Attributes:
-        implementation: `"pytorch"`, `"compiled"`, or an engine of bow.
-        threads: torch's threads.
-        learners: of bow; None for plain PyTorch.
-        first_call_s: seconds of its first call, which compiles.
-        rates: samples per second, one for each repeat.
-    """
-
-    implementation: str
-    threads: int
-    learners: int | None
-    first_call_s: float = 0.0
-    rates: tuple[float, ...] = ()
-
-    def __str__(self) -> str:
-        """For people."""
-        learners = "" if self.learners is None else f" with {_counted(self.learners, 'learner')}"
-        return f"{self.implementation}{learners} on {_counted(self.threads, 'thread')}"
-
-    @property
-    def speed(self) -> Spread:
-        """Samples per second."""
-        return Spread.of(self.rates)
+def contest_table(groups: Sequence[Group]) -> Table:
+    """The best of bow against the best of PyTorch: a row for every model and batch size."""
+    rows = []
+    for group in groups:
+        pytorch, bow = group.best_of_pytorch, group.best_of_bow
+        row = [group.title, str(group.batch_size), pytorch.short, _speed(pytorch)]
+        rows.append([*row, "" if bow is None else bow.short, _speed(bow), _factor(group.contest)])
+    columns = ["model", "batch", "best of PyTorch", "samples/s", "best of bow", "samples/s", "ratio"]
+    return Table(columns, rows, left=["model", "best of PyTorch", "best of bow"])
 
 
-@dataclass(frozen=True)
-class Group:
-    """Everybody's measurements with one model and one batch size.
+def gains_table(groups: Sequence[Group]) -> Table:
+    """Two learners over one: a row for every model and batch size."""
+    names = (GRAPH, GRAPH_COMPILED)
+    rows = [[group.title, str(group.batch_size), *(_factor(group.gain(name)) for name in names)] for group in groups]
+    return Table(["model", "batch", *names], rows, left=["model"])
 
-    Attributes:
-        model: its name.
-        batch_size: per learner.
-        lanes: the contestants; those of plain PyTorch are among them.
-        notes: what was left out, and what ran as something else.
-        seconds: how long it took, compiling included.
-    """
 
-    model: str
-    batch_size: int
-    lanes: tuple[Lane, ...]
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def baseline(self) -> Lane:
-        """Plain PyTorch with its better number of threads."""
-        best = self.best(PLAIN)
-        assert best is not None, "plain PyTorch always runs"
-        return best
-
-    def best(self, implementation: str, learners: int | None = None) -> Lane | None:
-        """The fastest lane of an implementation over thread counts, and over learners where they are left open."""
-        own = [lane for lane in self.lanes if lane.implementation == implementation]
-        fitting = [lane for lane in own if learners is None or lane.learners == learners]
-        return max(fitting, key=lambda lane: lane.speed.median, default=None)
-
-    @property
-    def best_of_bow(self) -> Lane | None:
-        """The fastest setting of bow."""
-        lanes = [lane for lane in self.lanes if lane.learners is not None]
-        return max(lanes, key=lambda lane: lane.speed.median, default=None)
-
-    def ratio(self, lane: Lane) -> Spread:
-        """How much faster than plain PyTorch."""
-        return ratios(lane.rates, self.baseline.rates)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All measurements as plain values."""
-        best = self.best_of_bow
-        return {
-            "model": self.model,
-            "batch_size": self.batch_size,
-            "seconds": round(self.seconds, 1),
-            "best_of_bow": None if best is None else f"{best}: {self.ratio(best).median:.2f} times plain PyTorch",
-            "notes": list(self.notes),
-            "contestants": [self._lane_dict(lane) for lane in self.lanes],
-        }
-
-    def _lane_dict(self, lane: Lane) -> dict[str, Any]:
-        return {
-            "implementation": lane.implementation,
-            "learners": lane.learners,
-            "threads": lane.threads,
-            "samples_per_s": lane.speed.as_dict(digits=1),
-            "ratio": self.ratio(lane).as_dict(digits=3),
-            "first_call_s": round(lane.first_call_s, 2),
-        }
+def bounds_table(bounds: Sequence[Bound]) -> Table:
+    """What bounds a step: a row for every model and batch size."""
+    rows = []
+    for bound in bounds:
+        values = bound.as_dict()
+        numbers = [f"{values[name]:,}" for name in ("operators", "mflop", "mbyte", "step_us", "operator_us")]
+        shares = [f"{bound.shares[name]:.0%}" for name in (ARITHMETIC, MEMORY, CALLS)]
+        head = [bound.group.title, str(bound.group.batch_size), bound.lane.short]
+        rows.append([*head, *numbers, f"{values['gflop_per_s']:,}", *shares, bound.name or "none of them"])
+    columns = ["model", "batch", "on", "operators", "MFLOP", "MB", "us a step", "us an operator", "GFLOP/s"]
+    return Table([*columns, ARITHMETIC, MEMORY, CALLS, "bound"], rows, left=["model", "on", "bound"])
 
 
 def table(groups: Sequence[Group]) -> Table:
-    """A row for every model, batch size and number of learners."""
-    rows = [row for group in groups for row in _rows(group)]
-    columns = ["model", "batch", "PyTorch", "compiled", "learners", "eager", "ratio", "fused", "ratio"]
-    return Table(columns, rows, left=["model"])
+    """A row for every model, batch size, implementation and number of learners, with the better number of threads."""
+    rows = [_row(group, lane) for group in groups for lane in _lanes_with_better_threads(group)]
+    columns = ["model", "batch", "implementation", "learners", "threads", "samples/s", "ratio to plain PyTorch"]
+    return Table(columns, rows, left=["model", "implementation"])
 
 
 def summary(group: Group) -> str:
     """A line about a group."""
-    head = f"{TITLES[group.model]}, batch {group.batch_size}: PyTorch {group.baseline.speed.median:,.0f} samples/s"
-    best = group.best_of_bow
-    tail = "" if best is None else f", bow {_ratio(group, best)} as fast ({best})"
+    pytorch, bow = group.best_of_pytorch, group.best_of_bow
+    head = f"{group.title}, batch {group.batch_size}: {pytorch.short} {_speed(pytorch)} samples/s"
+    tail = "" if bow is None else f", bow {_factor(group.contest)} as fast ({bow.short})"
     return f"{head}{tail}; took {group.seconds:.0f} s"
 
 
-def markdown(groups: Sequence[Group], values: Mapping[str, Any], environment: Environment) -> str:
+def markdown(
+    groups: Sequence[Group], bounds: Sequence[Bound], values: Mapping[str, Any], environment: Environment
+) -> str:
     """The page `engines.md`, from the same values as `engines.json`."""
-    settings = values["settings"]
-    notes = "".join(f"* {note}\n" for group in groups for note in group.notes)
-    return (
-        "# Engines: samples per second\n\n"
-        f"`{values['command']}`, {values['date'][:10]}, {values['seconds']:.0f} s. {environment}.\n\n"
-        f"Fixed: {values['fixed']}. Medians of {settings['repeats']} turns of {settings['stint_s']:g} s, taken in "
-        f"turns within one process after warming up; in parentheses the number of threads, the better one of "
-        f"{' and '.join(map(str, settings['threads']))}. Ratios are {values['ratio']}: median (lowest-highest). "
-        "The numbers of every contestant with every number of threads are in `engines.json`.\n\n"
-        f"{table(groups).markdown()}\n{notes}"
+    return "\n".join(
+        [
+            "# Engines: samples per second\n",
+            f"`{values['command']}`, {values['date'][:10]}, {values['seconds']:.0f} s. {environment}.\n",
+            _method(values),
+            "## Best against best\n",
+            contest_table(groups).markdown(),
+            _mean(values),
+            "## Two learners over one\n",
+            "Engine `graph` with two learners over the same engine with one learner, on one thread each.\n",
+            gains_table(groups).markdown(),
+            "## What bounds each model\n",
+            *_bounds(bounds, values),
+            "## Everybody\n",
+            f"Ratios are {values['ratio']}; the better number of threads is shown, `engines.json` has all.\n",
+            table(groups).markdown(),
+            "".join(f"* {note}\n" for group in groups for note in group.notes),
+        ]
     )
 
 
-def _rows(group: Group) -> list[list[str]]:
-    counts = list(dict.fromkeys(lane.learners for lane in group.lanes if lane.learners is not None))
-    numbers: list[int | None] = [*counts] or [None]
-    head = [TITLES[group.model], str(group.batch_size), _speed(group.baseline), _speed(group.best("compiled"))]
-    rows = []
-    for learners in numbers:
-        eager, fused = (None if learners is None else group.best(name, learners) for name in ("eager", "fused"))
-        cells = [_speed(eager), _ratio(group, eager), _speed(fused), _ratio(group, fused)]
-        rows.append([*head, "" if learners is None else str(learners), *cells])
-    return rows
+def _method(values: Mapping[str, Any]) -> str:
+    settings = values["settings"]
+    return (
+        f"Fixed: {values['fixed']}. {settings['repeats']} turns of {settings['stint_s']:g} s, taken in turns within "
+        "one process after warming up; ratios are taken repeat by repeat: median (lowest-highest). What is best is "
+        f"decided by the median. {WHO}\n"
+    )
+
+
+def _mean(values: Mapping[str, Any]) -> str:
+    mean = values["geometric_mean"]
+    return "" if mean is None else f"Geometric mean of the medians: {mean:.2f}.\n"
+
+
+def _bounds(bounds: Sequence[Bound], values: Mapping[str, Any]) -> list[str]:
+    if not bounds:
+        return ["Engine `graph` did not run.\n"]
+    costs = [
+        f"{CALLERS[name]} {cost['median']:.2f} us ({cost['low']:.2f}-{cost['high']:.2f})"
+        for name, cost in values["operator_us"].items()
+    ]
+    return [
+        "".join(f"* {sentence}\n" for sentence in values["sentences"].values()),
+        f"{values['rule']} One operator costs {' and '.join(costs)}; a core reaches "
+        f"{values['core']['gflop_per_s']} GFLOP/s.\n",
+        bounds_table(bounds).markdown(),
+    ]
+
+
+def _lanes_with_better_threads(group: Group) -> list[Lane]:
+    keys = dict.fromkeys((lane.implementation, lane.learners) for lane in group.lanes)
+    return [lane for name, learners in keys if (lane := group.best([name], learners)) is not None]
+
+
+def _row(group: Group, lane: Lane) -> list[str]:
+    learners = "" if lane.learners is None else str(lane.learners)
+    head = [group.title, str(group.batch_size), lane.implementation, learners, str(lane.threads)]
+    return [*head, _speed(lane), _factor(group.ratio(lane))]
 
 
 def _speed(lane: Lane | None) -> str:
-    return "" if lane is None else f"{lane.speed.median:,.0f} ({lane.threads})"
+    return "" if lane is None else f"{lane.speed.median:,.0f}"
 
 
-def _ratio(group: Group, lane: Lane | None) -> str:
-    if lane is None:
-        return ""
-    ratio = group.ratio(lane)
-    return f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _factor(ratio: Spread | None) -> str:
+    return "" if ratio is None else f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"

@@ -51,6 +51,10 @@ class Spread:
         """
         return cls(statistics.median(values), min(values), max(values), len(values))
 
+    def scaled(self, factor: float) -> "Spread":
+        """The same in another unit."""
+        return Spread(factor * self.median, factor * self.low, factor * self.high, self.n)
+
     def as_dict(self, digits: int) -> dict[str, Any]:
         """The values, rounded."""
         rounded = {name: round(getattr(self, name), digits) for name in ("median", "low", "high")}

@@ -10,10 +10,10 @@ from typing import Any
 
 from bow.bench.arguments import setting
 from bow.bench.results import RESULTS, Table, write_text
+from bow.bench.workloads import WORKLOADS
 from bow.errors import SettingError
 
 BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of results -->"
-NAMES = {"logistic_regression": "logistic regression", "mlp": "MLP", "lenet": "LeNet"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,29 @@ def results_block(folder: Path) -> str:
 
 
 def _engines(result: dict[str, Any]) -> str:
+    if "contests" not in result:
+        return _engines_against_plain_pytorch(result)
+    settings = result["settings"]
+    rows = []
+    for contest in result["contests"]:
+        pytorch, bow, ratio = contest["pytorch"], contest["bow"], contest["ratio"]
+        head = [WORKLOADS[contest["model"]].title, str(contest["batch_size"])]
+        sides = [text for side in (pytorch, bow) for text in (side["setting"], f"{side['samples_per_s']:,.0f}")]
+        rows.append([*head, *sides, f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"])
+    columns = ["model", "batch size", "best of PyTorch", "samples/s", "best of bow", "samples/s", "ratio"]
+    table = Table(columns, rows, left=["model", "best of PyTorch", "best of bow"])
+    return (
+        f"**Throughput** (`{result['command']}`, {_machine(result)}). The fastest of PyTorch, plain and compiled, with "
+        f"{' and '.join(map(str, settings['threads']))} threads, against the fastest setting of bow: "
+        f"{settings['repeats']} interleaved repeats, "
+        "median (lowest to highest); a ratio below 1 means that bow is slower there. Geometric mean of the medians: "
+        f"{result['geometric_mean']:.2f}. [All contestants, and what bounds each model]"
+        f"(benchmarks/results/engines.md).\n\n{table.markdown()}"
+    )
+
+
+def _engines_against_plain_pytorch(result: dict[str, Any]) -> str:
+    """For results that were measured before there were contests."""
     rows = []
     for group in result["groups"]:
         plain = _best([c for c in group["contestants"] if c["implementation"] == "pytorch"])
@@ -60,7 +83,7 @@ def _engines(result: dict[str, Any]) -> str:
         ratio = best["ratio"]
         rows.append(
             [
-                NAMES[group["model"]],
+                WORKLOADS[group["model"]].title,
                 str(group["batch_size"]),
                 f"{plain['samples_per_s']['median']:,.0f}",
                 f"{best['samples_per_s']['median']:,.0f}",

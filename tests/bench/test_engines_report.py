@@ -1,93 +1,110 @@
-"""Statistics and tables of `bow bench engines`, on made-up measurements."""
+"""Tables of `bow bench engines`, on made-up measurements."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from bow.bench.engines_report import Group, Lane, markdown, summary, table
-from bow.bench.environment import Environment
-from bow.bench.measure import Spread
+from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound, StepCosts, sentences
+from bow.bench.engines_report import bounds_table, contest_table, gains_table, markdown, summary, table
+from bow.bench.line_up import Lane
+from tests.bench.groups import ENVIRONMENT, GROUP, PYTORCH_ALONE
 
-ENVIRONMENT = Environment("a processor", 2, 7.5, (), "Linux x86_64", "3.11.9", "2.13.0", "0.1.0")
-
-GROUP = Group(
-    "mlp",
-    4,
-    (
-        Lane("pytorch", 1, None, rates=(100.0, 200.0, 100.0)),
-        Lane("pytorch", 2, None, rates=(5.0, 400.0, 5.0)),
-        Lane("compiled", 1, None, 9.0, rates=(150.0, 300.0, 150.0)),
-        Lane("eager", 1, 1, rates=(90.0, 180.0, 90.0)),
-        Lane("eager", 1, 8, rates=(110.0, 220.0, 110.0)),
-        Lane("eager", 2, 8, rates=(120.0, 220.0, 120.0)),
-        Lane("fused", 1, 1, 20.0, rates=(200.0, 400.0, 210.0)),
-        Lane("fused", 1, 8, 25.0, rates=(800.0, 1000.0, 900.0)),
-    ),
-    notes=("mlp, batch 4, fused with 1 learner on 2 threads: left out, RuntimeError: no compiler",),
-    seconds=33.3,
+BOUND = Bound(
+    GROUP,
+    Lane("graph", 1, 2),
+    StepCosts(operators=20, flops=30_000_000, bytes_moved=4_000_000, weight_bytes=100),
+    1e-3,
+    {ARITHMETIC: 6e-4, MEMORY: 2e-4, CALLS: 2e-5},
 )
 
 
-def test_the_baseline_is_plain_pytorch_with_the_better_median() -> None:
-    assert (GROUP.baseline.implementation, GROUP.baseline.threads) == ("pytorch", 1)
+def test_the_first_table_is_best_against_best() -> None:
+    assert contest_table([GROUP]).rows == [
+        ["MLP", "4", "compiled_step, 2 threads", "200", "fused, 8 learners", "900", "4.00x (2.50-4.50)"]
+    ]
 
 
-def test_ratios_are_to_the_baseline_of_the_same_repeat() -> None:
-    best = GROUP.best_of_bow
-    assert best is not None
-    assert (best.implementation, best.learners) == ("fused", 8)
-    assert GROUP.ratio(best) == Spread(8.0, 5.0, 9.0, 3)
+def test_the_table_of_gains_leaves_open_what_was_not_measured() -> None:
+    assert gains_table([GROUP]).rows == [["MLP", "4", "2.00x (1.50-2.00)", ""]]
 
 
-def test_the_better_number_of_threads_speaks_for_a_setting() -> None:
-    best = GROUP.best("eager", 8)
-    assert best is not None
-    assert best.threads == 2
-    assert GROUP.best("fused", 4) is None
-
-
-def test_the_table_has_a_row_for_every_number_of_learners() -> None:
+def test_the_long_table_has_a_row_for_every_implementation_and_number_of_learners() -> None:
     rows = table([GROUP]).rows
-    assert rows[0][:7] == ["MLP", "4", "100 (1)", "150 (1)", "1", "90 (1)", "0.90x (0.90-0.90)"]
-    assert rows[0][7:] == ["210 (1)", "2.00x (2.00-2.10)"]
-    assert rows[1][4:] == ["8", "120 (2)", "1.20x (1.10-1.20)", "900 (1)", "8.00x (5.00-9.00)"]
-    assert len(rows) == 2
+    assert rows[0] == ["MLP", "4", "pytorch", "", "1", "100", "1.00x (1.00-1.00)"]
+    assert [row[2:5] for row in rows] == [
+        ["pytorch", "", "1"],
+        ["compiled", "", "1"],
+        ["compiled_step", "", "2"],
+        ["eager", "1", "1"],
+        ["eager", "8", "2"],
+        ["fused", "8", "1"],
+        ["graph", "1", "2"],
+        ["graph", "2", "1"],
+        ["graph+compiled", "1", "1"],
+    ]
 
 
-def test_the_table_stands_without_bow_and_without_the_compiler() -> None:
-    plain = replace(GROUP, lanes=GROUP.lanes[:2])
-    assert table([plain]).rows == [["MLP", "4", "100 (1)", "", "", "", "", "", ""]]
-    assert summary(plain) == "MLP, batch 4: PyTorch 100 samples/s; took 33 s"
+def test_the_table_of_bounds_shows_the_estimates() -> None:
+    (row,) = bounds_table([BOUND]).rows
+    assert row[:3] == ["MLP", "4", "graph, 2 learners"]
+    assert row[3:] == ["20", "30.0", "4.0", "1,000.0", "50.0", "30.0", "60%", "20%", "2%", "arithmetic"]
 
 
-def test_the_summary_names_the_best_setting() -> None:
-    assert "bow 8.00x (5.00-9.00) as fast (fused with 8 learners on 1 thread)" in summary(GROUP)
+def test_the_tables_stand_without_bow_and_without_the_compiler() -> None:
+    assert contest_table([PYTORCH_ALONE]).rows == [["LeNet", "16", "pytorch", "100", "", "", ""]]
+    assert len(table([PYTORCH_ALONE]).rows) == 1
+    assert gains_table([PYTORCH_ALONE]).rows == [["LeNet", "16", "", ""]]
+    assert summary(PYTORCH_ALONE) == "LeNet, batch 16: pytorch 100 samples/s; took 33 s"
 
 
-def test_the_json_has_every_contestant_with_its_spread() -> None:
-    values = GROUP.as_dict()
-    assert len(values["contestants"]) == len(GROUP.lanes)
-    assert values["contestants"][-1] == {
-        "implementation": "fused",
-        "learners": 8,
-        "threads": 1,
-        "samples_per_s": {"median": 900.0, "low": 800.0, "high": 1000.0, "n": 3},
-        "ratio": {"median": 8.0, "low": 5.0, "high": 9.0, "n": 3},
-        "first_call_s": 25.0,
-    }
-    assert values["best_of_bow"] == "fused with 8 learners on 1 thread: 8.00 times plain PyTorch"
+def test_the_summary_names_both_best_settings() -> None:
+    assert summary(GROUP) == (
+        "MLP, batch 4: compiled_step, 2 threads 200 samples/s, bow 4.00x (2.50-4.50) as fast (fused, 8 learners); "
+        "took 33 s"
+    )
 
 
-@pytest.mark.parametrize("part", ["`bow bench engines`", "a processor, 2 cores", "8.00x (5.00-9.00)", "no compiler"])
+VALUES = {
+    "command": "bow bench engines",
+    "date": "2026-01-02T03:04:05+00:00",
+    "seconds": 60.0,
+    "settings": {"repeats": 3, "stint_s": 0.2, "threads": [1, 2]},
+    "fixed": "all else",
+    "geometric_mean": 4.0,
+    "operator_us": {"python": {"median": 2.0, "low": 1.9, "high": 2.1, "n": 3}},
+    "core": {"gflop_per_s": 96.5},
+    "rule": "a rule",
+    "sentences": sentences([BOUND]),
+    "ratio": "to plain PyTorch",
+}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "`bow bench engines`",
+        "a processor, 2 cores",
+        "4.00x (2.50-4.50)",
+        "Geometric mean of the medians: 4.00",
+        "no compiler",
+        "MLP, 20 operators a step, is bounded by arithmetic at batch 4 (60% of the time).",
+        "Python 2.00 us (1.90-2.10)",
+        "96.5 GFLOP/s",
+    ],
+)
 def test_the_page_says_how_where_and_what_was_left_out(part: str) -> None:
-    values = {
-        "command": "bow bench engines",
-        "date": "2026-01-02T03:04:05+00:00",
-        "seconds": 60.0,
-        "settings": {"repeats": 3, "stint_s": 0.2, "threads": [1, 2]},
-        "fixed": "all else",
-        "ratio": "to plain PyTorch",
-    }
-    assert part in markdown([GROUP], values, ENVIRONMENT)
+    assert part in markdown([GROUP], [BOUND], VALUES, ENVIRONMENT)
+
+
+def test_the_page_shows_best_against_best_first_and_everybody_last() -> None:
+    page = markdown([GROUP], [BOUND], VALUES, ENVIRONMENT)
+    tables = (contest_table([GROUP]), gains_table([GROUP]), bounds_table([BOUND]), table([GROUP]))
+    places = [page.index(shown.markdown()) for shown in tables]
+    assert places == sorted(places)
+
+
+def test_where_bow_did_not_run_the_page_stands() -> None:
+    values = {**VALUES, "geometric_mean": None, "sentences": {}, "core": {"gflop_per_s": None}}
+    page = markdown([PYTORCH_ALONE], [], values, ENVIRONMENT)
+    assert "LeNet" in page
+    assert "GFLOP/s." not in page

@@ -99,5 +99,9 @@ def test_ratios_are_taken_repeat_by_repeat() -> None:
     assert ratios(rates, baseline) == Spread(median=3.0, low=3.0, high=pytest.approx(3.3), n=3)
 
 
+def test_a_spread_has_other_units() -> None:
+    assert Spread(2.0, 1.0, 3.0, 7).scaled(10.0) == Spread(20.0, 10.0, 30.0, 7)
+
+
 def test_a_spread_is_rounded_for_json() -> None:
     assert Spread.of([1.26, 2.0, 1.0]).as_dict(digits=1) == {"median": 1.3, "low": 1.0, "high": 2.0, "n": 3}

@@ -1,0 +1,127 @@
+"""The measurements of `bow bench engines` with one model and one batch size, and what follows from them."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bow.bench.line_up import BOW, GRAPH, GRAPH_COMPILED, PLAIN, PYTORCH, Lane
+from bow.bench.measure import Spread, ratios
+from bow.bench.workloads import WORKLOADS
+
+
+@dataclass(frozen=True)
+class Group:
+    """Everybody's measurements with one model and one batch size.
+
+    Attributes:
+        model: its name.
+        batch_size: per learner.
+        lanes: the contestants; those of plain PyTorch are among them.
+        notes: what was left out, and what ran as something else.
+        seconds: how long it took, compiling included.
+    """
+
+    model: str
+    batch_size: int
+    lanes: tuple[Lane, ...]
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """The model's name, for people."""
+        return WORKLOADS[self.model].title
+
+    @property
+    def baseline(self) -> Lane:
+        """Plain PyTorch with its better number of threads."""
+        best = self.best([PLAIN])
+        assert best is not None, "plain PyTorch always runs"
+        return best
+
+    @property
+    def best_of_pytorch(self) -> Lane:
+        """The fastest of plain and compiled PyTorch."""
+        return self.best(PYTORCH) or self.baseline
+
+    @property
+    def best_of_bow(self) -> Lane | None:
+        """The fastest setting of bow."""
+        return self.best(BOW)
+
+    @property
+    def contest(self) -> Spread | None:
+        """How much faster the best of bow is than the best of PyTorch."""
+        best = self.best_of_bow
+        return None if best is None else ratios(best.rates, self.best_of_pytorch.rates)
+
+    def best(self, implementations: Sequence[str], learners: int | None = None) -> Lane | None:
+        """The fastest lane of some implementations over thread counts, and over learners where they are left open."""
+        own = [lane for lane in self.lanes if lane.implementation in implementations]
+        fitting = [lane for lane in own if learners is None or lane.learners == learners]
+        return max(fitting, key=lambda lane: lane.speed.median, default=None)
+
+    def find(self, implementation: str, learners: int | None, threads: int = 1) -> Lane | None:
+        """A contestant."""
+        wanted = (implementation, learners, threads)
+        return next((lane for lane in self.lanes if (lane.implementation, lane.learners, lane.threads) == wanted), None)
+
+    def ratio(self, lane: Lane) -> Spread:
+        """How much faster than plain PyTorch."""
+        return ratios(lane.rates, self.baseline.rates)
+
+    def gain(self, implementation: str) -> Spread | None:
+        """How much faster two learners are than one learner on one thread, in the same engine of bow."""
+        two, one = self.find(implementation, 2), self.find(implementation, 1)
+        return None if one is None or two is None else ratios(two.rates, one.rates)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All measurements as plain values."""
+        return {
+            "model": self.model,
+            "batch_size": self.batch_size,
+            "seconds": round(self.seconds, 1),
+            "notes": list(self.notes),
+            "contestants": [self._lane_dict(lane) for lane in self.lanes],
+        }
+
+    def contest_dict(self) -> dict[str, Any]:
+        """Best against best, as plain values."""
+        bow, contest = self.best_of_bow, self.contest
+        return {
+            "model": self.model,
+            "batch_size": self.batch_size,
+            "pytorch": _brief(self.best_of_pytorch),
+            "bow": None if bow is None else _brief(bow),
+            "ratio": None if contest is None else contest.as_dict(digits=3),
+        }
+
+    def gains_dict(self) -> dict[str, Any]:
+        """Two learners over one, as plain values."""
+        gains = {implementation: self.gain(implementation) for implementation in (GRAPH, GRAPH_COMPILED)}
+        return {
+            "model": self.model,
+            "batch_size": self.batch_size,
+            **{name: None if gain is None else gain.as_dict(digits=3) for name, gain in gains.items()},
+        }
+
+    def _lane_dict(self, lane: Lane) -> dict[str, Any]:
+        return {
+            "implementation": lane.implementation,
+            "learners": lane.learners,
+            "threads": lane.threads,
+            "samples_per_s": lane.speed.as_dict(digits=1),
+            "ratio": self.ratio(lane).as_dict(digits=3),
+            "first_call_s": round(lane.first_call_s, 2),
+        }
+
+
+def geometric_mean(groups: Iterable[Group]) -> float | None:
+    """Of the medians of best against best, over all groups in which bow ran."""
+    logarithms = [math.log(contest.median) for group in groups if (contest := group.contest) is not None]
+    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
+
+
+def _brief(lane: Lane) -> dict[str, Any]:
+    return {"setting": lane.short, "samples_per_s": round(lane.speed.median, 1)}
