@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Idle threads of OpenMP spin unless told not to, and take the other threads their cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help train test lint types layers check wheel clean
+.PHONY: help train test lint types layers check stress soak wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,8 @@ help:
 	@echo 'make types   mypy, strict'
 	@echo 'make layers  which package may import which'
 	@echo 'make check   all of the above but train'
+	@echo 'make stress  the native runtime on 100,000 random graphs, under a thread sanitizer'
+	@echo 'make soak    ten minutes of training per engine while learners come and go'
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove the virtual environment and what builds left'
 
@@ -42,6 +44,14 @@ layers: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 check: lint types layers test
+
+stress:
+	@mkdir -p build
+	@$${CXX:-g++} -std=c++20 -O1 -g -pthread -fsanitize=thread -Ikernels tests/runtime/race.cpp -o build/race
+	@build/race $(or $(ARGS),100000)
+
+soak: $(VENV)/.dev
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 wheel: $(VENV)/.dev
 	@$(BIN)/python -m build

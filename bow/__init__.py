@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
+    from bow.runtime import LocalRuntime as LocalRuntime
+    from bow.strategy import Schedule as Schedule
+    from bow.strategy import Timeline as Timeline
     from bow.sync import ASGD as ASGD
     from bow.sync import EASGD as EASGD
     from bow.sync import SMA as SMA
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from bow.training import Metric as Metric
     from bow.training import Replicas as Replicas
     from bow.training import Result as Result
+    from bow.training import TraceRounds as TraceRounds
     from bow.training import train as train
 
 __version__ = "0.1.0"
@@ -32,8 +36,10 @@ _HOMES = {
     "bow.cli.arguments": ("recipe",),
     "bow.errors": ("BowError",),
     "bow.graph": ("StepGraph", "capture"),
+    "bow.runtime": ("LocalRuntime",),
+    "bow.strategy": ("Schedule", "Timeline"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD"),
-    "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "train"),
+    "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
 }
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)

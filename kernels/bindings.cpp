@@ -209,11 +209,55 @@ class Job : public Work {
     kept_.at(slot) = 1;
   }
 
-  // The tensors of a learner's batch, and the seed of its random numbers.
-  void feed(int group, const std::vector<int>& slots, std::vector<at::Tensor> tensors, uint64_t seed) {
-    for (size_t i = 0; i < slots.size(); ++i) bind(slots[i], std::move(tensors.at(i)));
-    learner(group).randomness->seed = seed;
-    learner(group).outcome->active = true;
+  // Where the tensors of a learner's batch go, and what they look like: `like` are some of that kind.
+  void expect(int group, const std::vector<int>& slots, const std::vector<at::Tensor>& like) {
+    std::vector<Expected>& own = learner(group).batch;
+    own.clear();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      own.push_back({slots[i], like.at(i).sizes().vec(), like[i].strides().vec(), like[i].scalar_type()});
+    }
+  }
+
+  // One learner's batch, and the seed of its random numbers. Returns whether the batch is as expected; if not, nothing
+  // has changed.
+  bool feed(int group, std::vector<at::Tensor> tensors, uint64_t seed) {
+    Learner& own = learner(group);
+    if (tensors.size() != own.batch.size()) return false;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!own.batch[i].fits(tensors[i])) return false;
+    }
+    for (size_t i = 0; i < tensors.size(); ++i) bind(own.batch[i].slot, std::move(tensors[i]));
+    own.randomness->seed = seed;
+    own.outcome->active = true;
+    return true;
+  }
+
+  // Every learner's batch, or none for a learner that sits out.
+  bool feed_each(
+      const std::vector<std::optional<std::vector<at::Tensor>>>& batches, const std::vector<uint64_t>& seeds) {
+    if (batches.size() != learners_.size()) return false;
+    for (size_t j = 0; j < batches.size(); ++j) {
+      if (!batches[j].has_value()) {
+        rest(static_cast<int>(j));
+      } else if (!feed(static_cast<int>(j), *batches[j], seeds.at(j))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Every learner's batch, out of tensors [learners, batch, ...].
+  bool feed_stacked(const std::vector<at::Tensor>& stacked, const std::vector<uint64_t>& seeds) {
+    for (const at::Tensor& tensor : stacked) {
+      if (tensor.dim() == 0 || tensor.size(0) != static_cast<int64_t>(learners_.size())) return false;
+    }
+    ComputeMode mode;
+    for (size_t j = 0; j < learners_.size(); ++j) {
+      std::vector<at::Tensor> tensors;
+      for (const at::Tensor& tensor : stacked) tensors.push_back(tensor.select(0, static_cast<int64_t>(j)));
+      if (!feed(static_cast<int>(j), std::move(tensors), seeds.at(j))) return false;
+    }
+    return true;
   }
 
   void rest(int group) { *learner(group).outcome = TaskOutcome(); }
@@ -280,21 +324,33 @@ class Job : public Work {
 
   int failed_node() { return execution().failed_node(); }
 
-  // Losses, which of them are finite with their gradients, and metrics [names, learners].
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> outcome(at::ScalarType dtype, int num_metrics) {
+  // Losses [learners], which of them are finite with their gradients, whether all active ones are, and metrics
+  // [names, learners].
+  std::tuple<at::Tensor, at::Tensor, bool, std::optional<at::Tensor>> outcome(at::ScalarType dtype, int num_metrics) {
     const int64_t n = static_cast<int64_t>(learners_.size());
-    at::Tensor losses = at::empty({n}, at::kDouble), finite = at::empty({n}, at::kBool);
-    at::Tensor metrics = at::empty({num_metrics, n}, at::kDouble);
+    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+    at::Tensor losses = at::empty({n}, dtype), finite = at::empty({n}, at::kBool);
+    bool all = true;
     for (int64_t j = 0; j < n; ++j) {
       const TaskOutcome& own = *learners_[j].outcome;
-      losses.mutable_data_ptr<double>()[j] = own.active ? own.loss : std::numeric_limits<double>::quiet_NaN();
+      const double loss = own.active ? own.loss : kNan;
+      if (dtype == at::kFloat) {
+        losses.mutable_data_ptr<float>()[j] = static_cast<float>(loss);
+      } else {
+        losses[j].fill_(loss);
+      }
       finite.mutable_data_ptr<bool>()[j] = own.active && own.finite;
+      all = all && (!own.active || own.finite);
+    }
+    if (num_metrics == 0) return {losses, finite, all, std::nullopt};
+    at::Tensor metrics = at::empty({num_metrics, n}, at::kFloat);
+    for (int64_t j = 0; j < n; ++j) {
+      const TaskOutcome& own = *learners_[j].outcome;
       for (int64_t i = 0; i < num_metrics; ++i) {
-        metrics.mutable_data_ptr<double>()[i * n + j] =
-            own.active ? own.metrics.at(i) : std::numeric_limits<double>::quiet_NaN();
+        metrics.mutable_data_ptr<float>()[i * n + j] = static_cast<float>(own.active ? own.metrics.at(i) : kNan);
       }
     }
-    return {losses.to(dtype), finite, metrics.to(at::kFloat)};
+    return {losses, finite, all, metrics};
   }
 
   // What the rows are stepped and averaged with in the next run.
@@ -348,7 +404,19 @@ class Job : public Work {
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
 
  private:
+  // What a tensor of a batch has to look like.
+  struct Expected {
+    int slot;
+    std::vector<int64_t> sizes, strides;
+    at::ScalarType dtype;
+
+    bool fits(const at::Tensor& tensor) const {
+      return tensor.scalar_type() == dtype && tensor.sizes() == sizes && tensor.strides() == strides;
+    }
+  };
+
   struct Learner {
+    std::vector<Expected> batch;
     std::shared_ptr<TaskOutcome> outcome = std::make_shared<TaskOutcome>();
     std::shared_ptr<Randomness> randomness = std::make_shared<Randomness>();
     std::vector<int64_t> offsets;
@@ -484,8 +552,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("add_average", &Job::add_average, py::arg("part"), py::arg("parts"))
       .def("keep", &Job::keep, py::arg("slots"))
       .def("bind", &Job::bind, py::arg("slot"), py::arg("tensor"))
-      .def("feed", &Job::feed, py::arg("group"), py::arg("slots"), py::arg("tensors"), py::arg("seed"))
-      .def("rest", &Job::rest, py::arg("group"))
+      .def("expect", &Job::expect, py::arg("group"), py::arg("slots"), py::arg("like"))
+      .def("feed", &Job::feed, py::arg("group"), py::arg("tensors"), py::arg("seed"))
+      .def("feed_each", &Job::feed_each, py::arg("batches"), py::arg("seeds"))
+      .def("feed_stacked", &Job::feed_stacked, py::arg("stacked"), py::arg("seeds"))
       .def(
           "schedule", &Job::schedule, py::arg("order"), py::arg("priority"), py::arg("num_lanes"),
           py::arg("commit") = std::vector<std::vector<int>>())

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value
 from bow.bench.line_up import COMPILED, COMPILED_STEP, Lane
 from bow.bench.workloads import Data, Workload
 from bow.data import BatchStream, open_stream
-from bow.engine import EngineName, Loss
+from bow.engine import EngineName, Loss, Stacked
 from bow.sync import SMA
 from bow.training import Replicas
 
@@ -148,7 +148,7 @@ class BowTraining:
         """Run one round; returns its samples."""
         deal = self._stream.deal(self._learners)
         assert deal is not None
-        self.replicas.round(deal.batches)
+        self.replicas.round(Stacked(deal.batches) if deal.stacked else deal.batches)
         return deal.num_samples
 
     def close(self) -> None:

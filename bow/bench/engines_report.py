@@ -113,7 +113,7 @@ def _bounds(bounds: Sequence[Bound], values: Mapping[str, Any]) -> list[str]:
     ]
     return [
         "".join(f"* {sentence}\n" for sentence in values["sentences"].values()),
-        f"{values['rule']} One operator costs {' and '.join(costs)}; a core reaches "
+        f"{values['rule']} One operator costs, by who calls it: {'; '.join(costs)}. A core reaches "
         f"{values['core']['gflop_per_s']} GFLOP/s.\n",
         bounds_table(bounds).markdown(),
     ]

@@ -26,7 +26,8 @@ def check_engines(machine: Machine) -> list[EngineCheck]:
     return [
         EngineCheck("eager", True, f"on {places}"),
         _fused(machine, places),
-        EngineCheck("streams", True, "on the CPU, one thread per learner"),
+        _graph(machine),
+        EngineCheck("streams", True, "on the CPU, one thread of Python per learner"),
     ]
 
 
@@ -36,3 +37,9 @@ def _fused(machine: Machine, places: str) -> EngineCheck:
     return EngineCheck(
         "fused", True, f"on {places}, not compiled: torch.compile needs a C++ compiler; install g++, or set CXX"
     )
+
+
+def _graph(machine: Machine) -> EngineCheck:
+    if machine.compiler:
+        return EngineCheck("graph", True, "on the CPU, one executor per learner")
+    return EngineCheck("graph", False, "runs eager instead: its runtime needs a C++ compiler; install g++, or set CXX")

@@ -15,6 +15,7 @@ from bow.engine.choice import choose_engine as choose_engine
 from bow.engine.choice import choose_learners as choose_learners
 from bow.engine.eager import Eager as Eager
 from bow.engine.fused import Fused as Fused
+from bow.engine.graph import Graph as Graph
 from bow.engine.streams import Streams as Streams
 from bow.engine.task import Batch as Batch
 from bow.engine.task import Loss as Loss

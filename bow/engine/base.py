@@ -3,6 +3,7 @@
 import abc
 import functools
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -244,9 +245,19 @@ class Engine(abc.ABC):
     def learn_and_step(self, batches: Batches, due: bool) -> Outcome:
         """Learning tasks, optimizer and, when it is `due`, the synchronisation task, in the order of its timing."""
         self._before_step(due)
+        began = time.perf_counter_ns()
         outcome = self.learn(batches)
+        self.record("learning tasks", "round", began)
+        began = time.perf_counter_ns()
         self._step(outcome, due)
+        self.record("step and averaging" if due else "step", "round", began)
         return outcome
+
+    def record(self, name: str, category: str, began_ns: int, place: str = "caller", **details: str | float) -> None:
+        """Remember what has run from `began_ns` until now, if somebody wants to know."""
+        if self.spans is not None:
+            details = {"round": self.round_index, **details}
+            self.spans.append(Span(name, place, began_ns, time.perf_counter_ns(), category, details))
 
     @torch.no_grad()
     def _rounds_ahead(self, batches: Sequence[Batches]) -> list[Outcome]:

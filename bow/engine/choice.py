@@ -3,11 +3,11 @@
 Until there is a tuner that measures, "auto" is a rule:
 
 * learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
-* engine: `fused` for models without convolutions and of at most 250,000 parameters that are known to train for at
-  least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `eager` otherwise. It rests on
-  `benchmarks/results/engines.md`, where `fused` is faster than `eager` for logistic regression and the MLP of 200,000
-  parameters. Of convolutional networks only LeNet has been measured; vectorised, convolutions become grouped ones,
-  which are known to be slow in larger networks, so that these are left to `eager`.
+* engine: `fused` for models without convolutions and of at most 50,000 parameters that are known to train for at
+  least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that are known to train for
+  at least 1,000 rounds on a CPU, since the native runtime has to be built once on every machine and the step to be
+  captured; `eager` otherwise. It rests on `benchmarks/results/engines.md`, where `fused` is fastest for logistic
+  regression and `graph` for everything larger.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -30,8 +30,9 @@ ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Eager, Fu
 LEARNERS_CPU = 4
 LEARNERS_CUDA = 8
 MIN_ROUNDS_PER_EPOCH = 25
-FUSED_PARAMETERS = 250_000
+FUSED_PARAMETERS = 50_000
 FUSED_ROUNDS = 5_000
+GRAPH_ROUNDS = 1_000
 
 
 def check_engine(engine: str) -> None:
@@ -50,16 +51,20 @@ def check_device(engine: type[Engine], device: torch.device) -> None:
         )
 
 
-def choose_engine(model: nn.Module, rounds: int | None) -> type[Engine]:
+def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) -> type[Engine]:
     """The engine for `engine="auto"`.
 
     Args:
         model: the template model.
         rounds: how long the training will be; None where that is unknown.
+        device: where it will be.
     """
     convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-    small = num_trainable(model) <= FUSED_PARAMETERS and not convolves
-    return Fused if small and rounds is not None and rounds >= FUSED_ROUNDS else Eager
+    if rounds is not None and rounds >= FUSED_ROUNDS and num_trainable(model) <= FUSED_PARAMETERS and not convolves:
+        return Fused
+    if rounds is not None and rounds >= GRAPH_ROUNDS and device.type in Graph.device_types:
+        return Graph
+    return Eager
 
 
 def choose_learners(device: torch.device, samples_per_epoch: int | None, batch_size: int | None) -> int:

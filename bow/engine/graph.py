@@ -9,12 +9,11 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from bow.device import available_cores, core_sets
 from bow.engine.base import Batches, Engine, Outcome, TaskSettings
 from bow.engine.eager import Eager, InTurn, batch_of
-from bow.engine.graph_round import CapturedTask, GraphRound
+from bow.engine.graph_round import CapturedTask, GraphRound, leaves_of
 from bow.engine.sgd_state import SgdState, fits
 from bow.engine.task import Batch, Step, autocast, out_of_range
 from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableError, reason
@@ -69,6 +68,8 @@ class Graph(Engine):
         self._seen: dict[Shape, int] = {}  # in which round first
         self._rounds: dict[tuple[Any, ...], GraphRound] = {}
         self._alone: dict[tuple[int, Shape, bool], GraphRound] = {}
+        self._usual: GraphRound | None = None  # what ran last
+        self._usual_lanes = (0, 0)
         self._cores = len(available_cores())
         self._team: NativeTeam = None
         self._team_threads = 0
@@ -92,6 +93,7 @@ class Graph(Engine):
         self._in_turn.resized()
         self._rounds.clear()
         self._alone.clear()
+        self._usual = None
         stepping = fits(self.group, self.sync, self.settings) and self.group.matrix.z.dtype != torch.bfloat16
         self._sgd = SgdState(self.group, cast(SMA, self.sync)) if stepping else None
 
@@ -104,21 +106,18 @@ class Graph(Engine):
         """Run the whole round on the executors where optimizer and synchroniser are of the kind that fits."""
         if self._sgd is None:
             return super().learn_and_step(batches, due)
-        found = self._round_for(batches)
-        if found is None:
-            return super().learn_and_step(batches, due)
-        self._sgd.begin_round()
-        return self._run(*found, due)
+        ready = self._fed(batches)
+        return super().learn_and_step(batches, due) if ready is None else self._run(ready, due)
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks on the executors, or in turn where they have no step graph."""
-        found = None if self._sgd is not None else self._round_for(batches)
-        if found is None:
+        ready = None if self._sgd is not None else self._fed(batches)
+        if ready is None:
             outcome = self._in_turn.learn(batches, self.round_index)  # an error that comes here as well is the user's
             if self._refusal is not None and not self._failed:
                 self._fall_back(self._refusal)
             return outcome
-        outcome = self._run(*found, due=False)
+        outcome = self._run(ready, due=False)
         for learner, active in zip(self.group.learners, outcome.active, strict=True):
             if not active:
                 learner.gradient.zero_()
@@ -148,16 +147,15 @@ class Graph(Engine):
             executor: where.
             steps: whether it steps behind it, if executors can; else its gradient goes to its row of `G`.
         """
-        leaves = _leaves(batch)
-        shape = _shape_of(leaves)
-        sgd = self._sgd if steps else None
+        shape = _shape_of(leaves_of(batch))
         key = (learner, shape, steps)
         if key not in self._alone:
+            sgd = self._sgd if steps else None
             self._alone[key] = GraphRound(self.group, [learner], [self._tasks[shape]], 1, sgd)
         task = self._alone[key]
-        if sgd is not None:
-            sgd.begin_round()
-        task.begin([leaves], [seed], due=False)
+        fed = task.feed([batch], [seed])
+        assert fed
+        task.begin(due=False)
         task.post(self._team, executor, self.spans is not None)
         return task
 
@@ -175,25 +173,41 @@ class Graph(Engine):
         """Wait until one of the executors that are busy is idle, and say which."""
         return int(self._team.wait_any(list(busy)))
 
-    def _run(self, graph_round: GraphRound, leaves: Sequence[Sequence[Tensor] | None], due: bool) -> Outcome:
-        seeds = [0] * len(leaves)
-        if graph_round.is_random:
-            seeds = [derive_seed(self.settings.seed, self.round_index, learner) for learner in range(len(leaves))]
-        graph_round.begin(leaves, seeds, due)
+    def _run(self, ready: GraphRound, due: bool) -> Outcome:
+        ready.begin(due)
         with _indices_are_data():
-            outcome = graph_round.run(self._team, self.spans is not None)
+            outcome = ready.run(self._team, self.spans is not None)
         if self.spans is not None:
-            self.spans += graph_round.spans()
+            self.spans += ready.spans()
         return outcome
 
-    def _round_for(self, batches: Batches) -> tuple[GraphRound, list[list[Tensor] | None]] | None:
-        """What runs these batches, and their tensors; None where they are to be run in turn."""
+    def _fed(self, batches: Batches) -> GraphRound | None:
+        """What runs these batches, which it has been given; None where they are to be run in turn."""
+        if self._failed:
+            return None
+        usual = self._usual
+        if usual is not None and self._usual_lanes == self._lanes() and usual.feed(batches, self._seeds(usual)):
+            return usual
+        found = self._round_for(batches)
+        if found is not None:
+            fed = found.feed(batches, self._seeds(found))
+            assert fed
+            self._usual, self._usual_lanes = found, self._lanes()
+        return found
+
+    def _seeds(self, ready: GraphRound) -> list[int]:
+        learners = range(len(self.group))
+        if not ready.is_random:
+            return [0] * len(learners)
+        return [derive_seed(self.settings.seed, self.round_index, learner) for learner in learners]
+
+    def _round_for(self, batches: Batches) -> GraphRound | None:
+        """What runs batches of these shapes; None where they are to be run in turn."""
         if self._failed:
             return None
         self._refusal = None
         dealt = [batch_of(batches, learner) for learner in range(len(self.group))]
-        leaves = [None if batch is None else _leaves(batch) for batch in dealt]
-        shapes = [None if own is None else _shape_of(own) for own in leaves]
+        shapes = [None if batch is None else _shape_of(leaves_of(batch)) for batch in dealt]
         usual = next((shape for shape in shapes if shape is not None), None)
         if usual is None:
             return None
@@ -205,10 +219,9 @@ class Graph(Engine):
                 return None
             if len(self._rounds) == MAX_ROUNDS:
                 self._rounds.clear()
-            learners = range(len(self.group))
-            self._rounds[key] = GraphRound(self.group, learners, tasks, lanes, self._sgd)
+            self._rounds[key] = GraphRound(self.group, range(len(self.group)), tasks, lanes, self._sgd)
         self._seat(threads)
-        return self._rounds[key], leaves
+        return self._rounds[key]
 
     def _tasks_for(self, batches: Sequence[Batch | None], shapes: Sequence[Shape | None]) -> list[CapturedTask] | None:
         """By learner: its learning task; any other's where it has no batch."""
@@ -374,13 +387,6 @@ def _with_autocast(step: Step, device: torch.device, precision: str | None) -> S
             return step(model, batch)
 
     return run
-
-
-def _leaves(batch: Batch) -> list[Any]:
-    """The tensors of a batch, in the order that the step graph has them."""
-    if type(batch) is tuple and all(isinstance(leaf, Tensor) for leaf in batch):  # almost always, and in no time
-        return list(batch)
-    return tree_leaves(batch)
 
 
 def _shape_of(leaves: Sequence[Any]) -> Shape:

@@ -10,9 +10,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from bow.engine.base import Outcome
+from bow.engine.base import Batches, Outcome, Stacked
 from bow.engine.sgd_state import SgdState
+from bow.engine.task import Batch
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators
 from bow.replica import LearnerGroup, Slot, buffer_slots
@@ -55,7 +57,6 @@ class GraphRound:
         self._num_lanes = num_lanes
         self._builder = JobBuilder([task.graph for task in tasks], [task.region for task in tasks], learners)
         self._metrics = list(tasks[0].graph.metrics)
-        self._batch_slots = [program.slots(list(program.graph.batch.values())) for program in self._builder.programs]
         self._results = [
             slot
             for program in self._builder.programs
@@ -66,24 +67,32 @@ class GraphRound:
         """Whether learning tasks draw random numbers, so that they need seeds."""
         self._build()
 
-    def begin(self, batches: Sequence[Sequence[Tensor] | None], seeds: Sequence[int], due: bool) -> None:
-        """Say what is run next.
+    def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
+        """Give the learners what they learn from next.
 
         Args:
-            batches: by learner: the tensors of its batch, in the order of the step graph; None: it sits out.
+            batches: one for each of the learners; None: it sits out.
             seeds: by learner: of its random numbers.
-            due: whether a synchronisation task is part of it.
+
+        Returns:
+            Whether the batches are of the shapes that this is for.
         """
-        job, matrix, rows = self._builder.job, self._group.matrix, self._rows
-        for group, (batch, slots, seed) in enumerate(zip(batches, self._batch_slots, seeds, strict=True)):
-            if batch is None:
-                job.rest(group)
-            else:
-                job.feed(group, slots, batch, seed)
+        job = self._builder.job
+        if isinstance(batches, Stacked):
+            self._active = [True] * len(seeds)
+            return bool(job.feed_stacked(leaves_of(batches.value), seeds))
         self._active = [batch is not None for batch in batches]
-        if self._sgd is not None:
-            momenta, numbers = self._sgd.momenta[rows], self._sgd.numbers()
-            job.set_rows(matrix.weights[rows], momenta, matrix.z, matrix.state["z_prev"], *numbers, due)
+        return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
+
+    def begin(self, due: bool) -> None:
+        """Say whether a synchronisation task is part of what is run next."""
+        if self._sgd is None:
+            return
+        matrix, rows, sgd = self._group.matrix, self._rows, self._sgd
+        sgd.begin_round()
+        self._builder.job.set_rows(
+            matrix.weights[rows], sgd.momenta[rows], matrix.z, matrix.state["z_prev"], *sgd.numbers(), due
+        )
 
     def run(self, team: NativeTeam, record: bool = False) -> Outcome:
         """Run it on as many executors as it has lanes, and wait for it.
@@ -118,10 +127,13 @@ class GraphRound:
         return self._outcome()
 
     def _outcome(self) -> Outcome:
-        job = self._builder.job
-        losses, finite, metrics = job.outcome(self._group.matrix.z.dtype, len(self._metrics))
+        job, names = self._builder.job, self._metrics
+        losses, finite, all_finite, metrics = job.outcome(self._group.matrix.z.dtype, len(names))
         job.release(self._results)
-        return Outcome(losses, finite, self._active, dict(zip(self._metrics, metrics, strict=True)))
+        outcome = Outcome(losses, finite, self._active, dict(zip(names, metrics, strict=True)) if names else {})
+        if all_finite:
+            outcome.healthy = self._active  # what it would find out itself, at some cost in a tiny round
+        return outcome
 
     def spans(self) -> list[Span]:
         """The recorded times of the last round."""
@@ -148,6 +160,9 @@ class GraphRound:
             module = group.learners[program.learner].module
             buffers = _buffers(module)
             builder.bind(program, dict(module.named_parameters()), buffers)
+            graph = program.graph
+            like = [graph.values[value].meta() for value in graph.batch.values()]
+            builder.job.expect(program.group, program.slots(list(graph.batch.values())), like)
             finishes.append(self._add_finish(program))
             commit[program.group % self._num_lanes] += self._add_commit(program, buffers)
         for part in range(self._num_lanes) if self._sgd is not None else ():
@@ -191,6 +206,13 @@ class GraphRound:
         targets = [(program.slot(value), buffers[name]) for name, value in changed.items()]
         node = self._builder.job.add_commit(program.group, targets)
         return [self._builder.note(node, Label("buffers", "finish", program.learner))]
+
+
+def leaves_of(batch: Batch) -> list[Any]:
+    """The tensors of a batch, in the order that the step graph has them."""
+    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):  # almost always, and in no time
+        return list(batch)
+    return tree_leaves(batch)
 
 
 def _given(graph: StepGraph) -> set[int]:

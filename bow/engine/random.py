@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -64,6 +65,18 @@ class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             finally:
                 self._generator.set_state(default.get_state())
                 default.set_state(state)
+
+
+def uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """A context in which what `torch.compile` compiled runs as it was written, in all threads.
+
+    Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and what torch comes across for the first time
+    under them it never compiles any more.
+    """
+    if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and importing it takes seconds
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class DrawWatch:

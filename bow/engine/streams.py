@@ -17,13 +17,11 @@ from bow.device import available_cores, core_sets
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.eager import InTurn, Learned, batch_of
 from bow.engine.place import Crew
-from bow.engine.random import DrawWatch, OwnNumbers, task_random
+from bow.engine.random import DrawWatch, OwnNumbers, task_random, uncompiled
 from bow.engine.task import Batch
-from bow.errors import BowError
-from bow.replica import LearnerGroup, buffer_state, load_buffers
+from bow.replica import LearnerGroup
 from bow.scheduler import Learn, Run, TaskScheduler
 from bow.seeds import derive_seed
-from bow.strategy import Span
 from bow.sync import Synchroniser
 
 IN_TURN = (
@@ -49,9 +47,10 @@ class Streams(Engine):
     thread that is pinned to its cores and has its share of torch's threads. Python itself runs one thread at a time:
     it pays where operators are large.
 
-    The first round with batches of any new shape runs in turn, on the calling thread: torch compiles there, and what
-    the learning task draws is looked at. Where that is dropout and the like, every task draws from a generator of its
-    own, the very numbers of `eager`. Where it cannot, learners run in turn, with a warning.
+    The first one or two rounds with batches of any new shape run in turn, on the calling thread: what the learning
+    task draws is looked at, and compiled parts of the model are compiled. Where it draws for dropout and the like,
+    every task draws from a generator of its own, the very numbers of `eager`, and compiled parts run as they were
+    written. Where it cannot, learners run in turn, with a warning.
 
     `step` is called by several threads at once. What is a matter of the thread in torch, such as `torch.autocast`,
     has to be done in the step and not around the round.
@@ -65,6 +64,7 @@ class Streams(Engine):
         super().__init__(group, sync, settings)
         self._in_turn = InTurn(group, settings)
         self._tasks = self._in_turn.tasks
+        self._watched: set[Hashable] = set()
         self._known: set[Hashable] = set()
         self._draws = False
         self._entangled = False
@@ -103,32 +103,26 @@ class Streams(Engine):
         return self._learn_at_once(batches, ahead=len(batches) - due)
 
     def _learn_in_turn(self, batches: Batches) -> Outcome:
+        """Run a round on the calling thread: whatever the model compiles is compiled, and what it draws is looked at.
+
+        The two exclude each other, because torch compiles nothing while somebody watches its operators: a first round
+        is watched, and where nothing is drawn a second one compiles.
+        """
         with _num_threads(self._crew.threads):  # as everywhere else, so that results do not depend on where it ran
             if self._entangled:
                 return self._in_turn.learn(batches, self.round_index)
-            compiled = self._tasks.is_compiled
-            outcome, watch = self._look_at(batches)
+            signatures, compiled = self._signatures(batches), self._tasks.is_compiled
+            compiling = compiled or signatures <= self._watched
+            watch = DrawWatch(operators=not compiling)
+            with contextlib.nullcontext() if compiling else uncompiled():
+                outcome = self._in_turn.learn(batches, self.round_index, watch)
         if self._tasks.is_compiled == compiled:  # else it was another task that was looked at
-            self._known |= self._signatures(batches)
             self._draws |= watch.draws
+            seen = self._known if compiling or self._draws else self._watched
+            seen |= signatures
             if watch.entangled:
                 self._fall_back()
         return outcome
-
-    def _look_at(self, batches: Batches) -> tuple[Outcome, DrawWatch]:
-        """Run a round in turn, and see what its tasks draw."""
-        if not self._tasks.is_compiled:
-            buffers = [buffer_state(learner.module) for learner in self.group.learners]
-            try:
-                watch = DrawWatch(operators=True)
-                return self._in_turn.learn(batches, self.round_index, watch), watch
-            except BowError:
-                raise
-            except RuntimeError:  # such as that of a compiled function in the model, which bears nobody to watch
-                for learner, state in zip(self.group.learners, buffers, strict=True):
-                    load_buffers(learner.module, state)
-        watch = DrawWatch(operators=False)
-        return self._in_turn.learn(batches, self.round_index, watch), watch
 
     def _learn_at_once(self, batches: Sequence[Batches], ahead: int) -> list[Outcome]:
         """Run rounds on the places.
@@ -142,7 +136,8 @@ class Streams(Engine):
         runs = scheduler.start([_present(each, len(self.group)) for each in batches], synchronise=ahead < len(batches))
         with task_random(self.group.device) as generator:
             before = generator.get_state()
-            self._crew.run(scheduler, runs, period.execute)
+            with uncompiled() if self._draws else contextlib.nullcontext():
+                self._crew.run(scheduler, runs, period.execute)
             untouched = torch.equal(generator.get_state(), before)
         if not untouched:
             self._drew_unseen()
@@ -178,6 +173,7 @@ class Streams(Engine):
             return
         self._draws = True
         self._known.clear()
+        self._watched.clear()
         self._tell(
             f"the learning task drew random numbers in round {self.round_index} for the first time: those of this "
             "round do not follow from the seed, later ones do"
@@ -247,10 +243,8 @@ class _Period:
             with self._stepping, torch.no_grad():
                 engine.step_alone(run.task.learner, done.finite)
         self._done[index][position] = done
-        if engine.spans is not None:
-            details: dict[str, str | int | float] = {"learner": run.task.learner, "round": engine.round_index + index}
-            ended = time.perf_counter_ns()
-            engine.spans.append(Span("learning task", f"place {run.place}", began, ended, "learning", details))
+        place, index = f"place {run.place}", engine.round_index + index
+        engine.record("learning task", "learning", began, place, learner=run.task.learner, round=index)
 
     def outcomes(self) -> list[Outcome]:
         """What every round left."""

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -52,6 +53,7 @@ def _load() -> ModuleType:
     key = content_hash(*(path.name + path.read_text(encoding="utf-8") for path in sources))
 
     def make(target: Path) -> None:
+        print("bow: building the native runtime, once on this machine; it takes about a minute", file=sys.stderr)
         compile_extension(folder / MAIN_SOURCE, target, MODULE)
 
     library = built(f"runtime-{key}", f"{MODULE}.so", make)

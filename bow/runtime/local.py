@@ -148,7 +148,9 @@ class _NativeExecutors:
     ) -> tuple[StepOutputs, list[Span]]:
         graph, job = self._graph, self._builder.job
         inputs = inputs_of(graph, parameters, buffers, batch)
-        job.feed(0, list(inputs), list(inputs.values()), seed)
+        for value, tensor in inputs.items():
+            job.bind(value, tensor)
+        job.feed(0, [], seed)
         try:
             job.run(self._team, record)
         except BowError:

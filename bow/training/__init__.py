@@ -1,6 +1,7 @@
 """Training: `bow.train`, `bow.Replicas`, and what a training consists of."""
 
 from bow.training.callbacks import Callback as Callback
+from bow.training.callbacks import TraceRounds as TraceRounds
 from bow.training.metrics import Accuracy as Accuracy
 from bow.training.metrics import Metric as Metric
 from bow.training.replicas import Replicas as Replicas

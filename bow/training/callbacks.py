@@ -34,6 +34,61 @@ class Callback:
         """After the last round, with what `bow.train` returns."""
 
 
+class TraceRounds(Callback):
+    """Writes what runs when in some rounds to `trace.json.gz` in the run directory, for Perfetto or chrome://tracing.
+
+    Args:
+        first: the first round that is recorded, counted from 0; the very first ones compile and allocate.
+        rounds: how many, one after another. With engine `graph`, every operator of each is recorded.
+
+    Raises:
+        SettingError: a negative `first`, or `rounds` below 1.
+
+    Example:
+        >>> TraceRounds(first=100, rounds=5)
+        TraceRounds(first=100, rounds=5)
+    """
+
+    FILE = "trace.json.gz"
+
+    def __init__(self, first: int = 20, rounds: int = 10) -> None:
+        if first < 0:
+            raise SettingError(f"first must be at least 0, got {first}")
+        if rounds < 1:
+            raise SettingError(f"rounds must be at least 1, got {rounds}")
+        self.first = first
+        self.rounds = rounds
+        self._recording = False
+
+    def on_train_start(self, run: "Run") -> None:
+        """Begin at once where the first round is wanted."""
+        self._recording = False
+        self._begin_if_due(run)
+
+    def on_round_end(self, run: "Run") -> None:
+        """Begin or end."""
+        if self._recording and run.round >= self.first + self.rounds:
+            self._write(run)
+        self._begin_if_due(run)
+
+    def on_train_end(self, run: "Run", result: "Result") -> None:
+        """Write what there is of a training that ended early."""
+        if self._recording:
+            self._write(run)
+
+    def _begin_if_due(self, run: "Run") -> None:
+        if not self._recording and self.first <= run.round < self.first + self.rounds:
+            run.replicas.start_timeline()
+            self._recording = True
+
+    def _write(self, run: "Run") -> None:
+        run.replicas.take_timeline().save(run.run_dir / self.FILE)
+        self._recording = False
+
+    def __repr__(self) -> str:
+        return f"TraceRounds(first={self.first}, rounds={self.rounds})"
+
+
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 

@@ -30,6 +30,7 @@ from bow.engine import (
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.scheduler import Dispatch
+from bow.strategy import Timeline
 from bow.sync import SMA, DropRule, Synchroniser
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -51,8 +52,9 @@ class Replicas(nn.Module):
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
-        engine: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"streams"` (a thread and
-            cores for each, on a CPU), or `"auto"`, a rule that `bow.engine.choice` documents.
+        engine: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on
+            cores of its own, without Python's lock, on a CPU), `"streams"` (the same with threads of Python, for models
+            that cannot be captured), or `"auto"`, a rule that `bow.engine.choice` documents.
         sync: what keeps the learners together.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
@@ -66,6 +68,8 @@ class Replicas(nn.Module):
             `"first"` learner, or measured anew (`"recalibrate"`, by `bow.train`).
         compile: compile the learning task with `torch.compile` (`fused` always does).
         seed: from which the random numbers of the learning tasks derive.
+        expected_rounds: how long the training will be, if that is known: `graph` compiles the learning task of a long
+            one, which takes half a minute.
 
     Raises:
         BowError: an argument that cannot be carried out; the message names the value and the remedy.
@@ -98,17 +102,20 @@ class Replicas(nn.Module):
         buffers: BufferPolicy = "average",
         compile: bool = False,
         seed: int = 0,
+        expected_rounds: int | None = None,
     ) -> None:
         super().__init__()
         check_engine(engine)
         check_sync(sync)
-        settings = TaskSettings(check_step(loss, step), precision, clip_norm, on_nan, compile, seed, dispatch=dispatch)
+        settings = TaskSettings(
+            check_step(loss, step), precision, clip_norm, on_nan, compile, seed, expected_rounds, dispatch
+        )
         template = prepare_template(model, seed)
         self.device = resolve_device(device)
         count = choose_learners(self.device, None, None) if learners == "auto" else learners
         if isinstance(count, int) and count >= 1:
             sync.check(count)
-        chosen = choose_engine(template, None) if engine == "auto" else ENGINES[engine]
+        chosen = choose_engine(template, expected_rounds, self.device) if engine == "auto" else ENGINES[engine]
         check_device(chosen, self.device)
         group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
         self._group = group
@@ -201,7 +208,7 @@ class Replicas(nn.Module):
             The learners' losses, before the step; NaN for those that sat out.
         """
         outcome = self._engine.round(self._prepare(batches))
-        self.last = outcome
+        object.__setattr__(self, "last", outcome)  # nn.Module's way takes longer than all else that is done here
         return outcome.losses
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
@@ -234,6 +241,23 @@ class Replicas(nn.Module):
                 break
             losses += [outcome.losses for outcome in self.rounds_at_once(dealt)]
         return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
+
+    def start_timeline(self) -> None:
+        """Record from now on what runs when: with engine `graph` every operator, otherwise tasks or rounds."""
+        self._engine.spans = []
+
+    def take_timeline(self) -> Timeline:
+        """What has run since `start_timeline`; nothing is recorded any more.
+
+        Example:
+            >>> replicas = Replicas(nn.Linear(2, 2), nn.functional.cross_entropy, engine="eager", device="cpu")
+            >>> replicas.start_timeline()
+            >>> losses = replicas.round((torch.ones(4, 3, 2), torch.zeros(4, 3, dtype=torch.int64)))
+            >>> [span.name for span in replicas.take_timeline().spans]
+            ['learning tasks', 'step and averaging']
+        """
+        spans, self._engine.spans = self._engine.spans or [], None
+        return Timeline(spans)
 
     def close(self) -> None:
         """End the threads of the engine, if it has some; a further round starts them again."""

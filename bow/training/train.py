@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.data import open_stream
-from bow.engine import EngineName, Loss, Step, check_engine, choose_engine, choose_learners
+from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.errors import DataError
 from bow.observe import Logger, Progress, RunDirectory
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
@@ -92,7 +92,7 @@ def train(
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
         learners: per device; `"auto"` follows the rule in `bow.engine.choice`.
-        engine: `"eager"`, `"fused"`, `"streams"` or `"auto"`, see `Replicas`.
+        engine: `"eager"`, `"fused"`, `"graph"`, `"streams"` or `"auto"`, see `Replicas`.
         sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
         dispatch: `"fixed"`, or `"first_come"`: between two synchronisation tasks the learner that is free first takes
@@ -115,7 +115,7 @@ def train(
             run directory is the checkpoint's own, where checkpoints of later rounds are deleted, or one without a run.
             Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
         strategy: None; there is no planner in this version.
-        compile: compile the learning task with `torch.compile` (`fused` always does).
+        compile: compile the learning task (`fused` always does, `graph` for a long training).
         seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function; a whole
             number of at most 64 bits.
         progress: show a progress bar, or plain lines away from a terminal.
@@ -169,7 +169,7 @@ def train(
         step=chosen_step,
         optimizer=optimizer,
         learners=count,
-        engine=choose_engine(template, rounds).name if engine == "auto" else engine,  # type: ignore[arg-type]
+        engine=engine,
         sync=sync,
         device=device,
         dispatch=dispatch,
@@ -179,6 +179,7 @@ def train(
         buffers=buffers,
         compile=compile,
         seed=seed,
+        expected_rounds=rounds,
     )
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
     started_with = optimizer_settings(replicas.optimizer)

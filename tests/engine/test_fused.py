@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bow import SMA, LocalSGD, Replicas
-from bow.engine.choice import choose_engine, choose_learners
-from bow.engine.sgd_round import fits
+from bow.engine.sgd_state import fits
 from bow.errors import DataError
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -166,15 +165,6 @@ def test_dropout_is_reproducible_and_differs_between_learners(not_compiled) -> N
     assert torch.equal(run().z, run().z)
 
 
-def test_the_rule_for_auto_takes_fused_for_small_models_without_convolutions_that_train_for_long() -> None:
-    linear = nn.Linear(784, 10)
-    assert choose_engine(linear, 100_000).name == "fused"
-    assert choose_engine(linear, 100).name == "eager"
-    assert choose_engine(linear, None).name == "eager"
-    assert choose_engine(nn.Linear(1_000, 1_000), 100_000).name == "eager"
-    assert choose_engine(nn.Conv2d(3, 8, 3), 100_000).name == "eager"
-
-
 class Assigning(nn.Module):
     """Keeps a running mean by assigning a new tensor to its buffer."""
 
@@ -233,11 +223,3 @@ def test_a_model_that_cannot_be_vectorised_is_not_tried_again_when_learners_come
     fused.round([batch(i) for i in range(4)])
     assert fused.take_events() == []
     assert fused.engine == "eager"
-
-
-def test_the_rule_for_auto_leaves_enough_rounds_in_an_epoch() -> None:
-    cpu = torch.device("cpu")
-    assert choose_learners(cpu, 60_000, 16) == 4
-    assert choose_learners(cpu, 1_000, 16) == 2
-    assert choose_learners(cpu, 100, 16) == 1
-    assert choose_learners(cpu, None, None) == 4

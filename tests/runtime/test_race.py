@@ -10,7 +10,7 @@ import bow.kernels
 
 SOURCE = Path(__file__).with_name("race.cpp")
 KERNELS = Path(next(iter(bow.kernels.__path__)))
-GRAPHS = 3000
+GRAPHS = 2000
 
 
 @pytest.fixture(scope="module")

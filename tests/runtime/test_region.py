@@ -33,7 +33,8 @@ def run_region(graph: StepGraph, model: nn.Module, batch: tuple[Tensor, Tensor],
     builder = JobBuilder([graph], [compile_region(graph)])
     (program,) = builder.programs
     builder.bind(program, dict(model.named_parameters()), dict(model.named_buffers()))
-    builder.job.feed(0, list(graph.batch.values()), list(batch), seed)
+    builder.job.expect(0, list(graph.batch.values()), list(batch))
+    assert builder.job.feed(0, list(batch), seed)
     builder.job.schedule(order=[program.nodes], priority=[], num_lanes=1)
     builder.job.run(native().Team([[0]], [1]))
     named = {"loss": graph.loss, **graph.gradients, **graph.new_buffers}

@@ -1,0 +1,58 @@
+"""`bow.TraceRounds`: what ran when, in the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+import bow
+from bow.errors import SettingError
+from bow.strategy import Timeline
+
+Train = Callable[..., bow.Result]
+
+
+def trace(result: bow.Result) -> Timeline:
+    return Timeline.load(result.run_dir / "trace.json.gz")
+
+
+def test_every_operator_of_the_rounds_that_were_asked_for_is_recorded(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    callbacks = [bow.TraceRounds(first=2, rounds=3)]
+    timeline = trace(train(model, data, batch_size=8, steps=8, learners=2, engine="graph", callbacks=callbacks))
+    forward = [span for span in timeline.spans if span.category == "forward"]
+    averaging = [span for span in timeline.spans if span.category == "synchronisation"]
+    assert {span.details["learner"] for span in forward} == {0, 1}
+    assert len(forward) % (3 * 2) == 0
+    assert len(forward) >= 3 * 2
+    assert len(averaging) == 3 * len(timeline.places)
+
+
+@pytest.mark.parametrize(
+    ("engine", "per_round"),
+    [("eager", {"learning tasks", "step and averaging"}), ("streams", {"learning task", "learning tasks"})],
+)
+def test_other_engines_record_tasks(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], engine: str, per_round: set[str]
+) -> None:
+    callbacks: list[Any] = [bow.TraceRounds(first=1, rounds=2)]
+    timeline = trace(train(model, data, batch_size=8, steps=6, learners=2, engine=engine, callbacks=callbacks))
+    assert per_round <= {span.name for span in timeline.spans}
+    assert {span.details["round"] for span in timeline.spans} == {1, 2}
+
+
+def test_a_training_that_ends_early_leaves_what_there_is(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    result = train(model, data, batch_size=8, steps=3, learners=2, engine="eager", callbacks=[bow.TraceRounds(first=1)])
+    assert {span.details["round"] for span in trace(result).spans} == {1, 2}
+
+
+@pytest.mark.parametrize("wrong", [{"first": -1}, {"rounds": 0}])
+def test_rounds_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(SettingError, match="must be at least"):
+        bow.TraceRounds(**wrong)
