@@ -1,5 +1,6 @@
 """The cores of this machine, and how executors share them."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,18 +8,44 @@ from pathlib import Path
 from bow.errors import SettingError
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> tuple[int, ...]:
-    """The cores that this process may use, in ascending order.
+    """The cores that this process may use, in ascending order; no more than its share of processor time fills.
 
     Example:
         >>> len(available_cores()) >= 1
         True
     """
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = sorted(allowed)
+    return tuple(cores[: max(1, math.floor(cpu_quota() or len(cores)))])
+
+
+def cpu_quota() -> float | None:
+    """The processors' worth of time that this process's container may use (`docker run --cpus`); None: no limit."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
+        return float(quota) / float(period)
+    except (OSError, ValueError):  # ValueError: the quota is "max"
+        return None
+
+
+def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
+    """How many tasks of several run at once, and with how many threads each.
+
+    Args:
+        tasks: how many there are.
+        cores: how many cores there are for all.
+        threads: how many threads all may use together, but for one each.
+
+    Example:
+        >>> share_cores(tasks=2, cores=8, threads=8), share_cores(tasks=4, cores=2, threads=2)
+        ((2, 4), (2, 1))
+    """
+    places = min(tasks, cores)
+    return places, max(1, min(threads, cores) // places)
 
 
 def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[int, ...]]:

@@ -20,9 +20,11 @@ namespace bow {
 namespace {
 
 // What executors compute with: no autograd, no inference mode (its tensors could not go back to autograd).
+// Nor autocast: the caller's would reach executor 0 and no other; what was captured under it has its casts.
 struct ComputeMode {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
 // The number of threads that operators of the calling thread use, put back at the end: for new threads as well, which
@@ -49,6 +51,9 @@ class TorchTeam {
     TORCH_CHECK(static_cast<int>(threads_.size()) == team_.size(), "one number of threads per executor is needed");
   }
 
+  // Whoever deletes it holds Python's lock, which a thread that ends may need to let go of a tensor.
+  ~TorchTeam() { close(); }
+
   // Returns nothing; raises what a node or Ctrl-C raised.
   void run(Execution& execution, bool record) {
     bool interrupted = false;
@@ -58,8 +63,8 @@ class TorchTeam {
       ThreadsHere threads(caller_takes_part_ ? threads_[0] : at::get_num_threads());
       team_.run(execution, record, [&interrupted] {
         py::gil_scoped_acquire gil;
-        interrupted = PyErr_CheckSignals() != 0;
-        // What the handler raised stays with this thread until the run has ended.
+        // What the handler raised stays with this thread until the run has ended; a second look would not see it.
+        interrupted = interrupted || PyErr_CheckSignals() != 0;
         return interrupted;
       });
     }
@@ -81,7 +86,7 @@ class TorchTeam {
       ThreadsHere threads(at::get_num_threads());
       Watch watch([&interrupted] {
         py::gil_scoped_acquire gil;
-        return interrupted = PyErr_CheckSignals() != 0;
+        return interrupted = interrupted || PyErr_CheckSignals() != 0;
       });
       Patience patience;
       while (found == kNone && !watch.interrupted()) {
@@ -266,6 +271,10 @@ class Job : public Work {
       std::vector<std::vector<int>> order, std::vector<int64_t> priority, int num_lanes,
       std::vector<std::vector<int>> commit) {
     Plan plan;
+    TORCH_CHECK(
+        order.empty() != priority.empty() && (order.empty() || static_cast<int>(order.size()) == num_lanes) &&
+            (commit.empty() || static_cast<int>(commit.size()) == num_lanes) && (priority.empty() || commit.empty()),
+        "a schedule has an order for every lane, or priorities");
     plan.order = std::move(order);
     plan.commit = std::move(commit);
     plan.priority = std::move(priority);

@@ -434,6 +434,7 @@ class Team {
     Watch watch(interrupted);
     execution.begin(record);
     const int first = caller_takes_part_ ? 1 : 0;
+    for (int lane = first; lane < lanes; ++lane) ensure_thread(lane);  // before any lane runs: it may fail
     for (int lane = first; lane < lanes; ++lane) post(lane, execution, lane);
     if (caller_takes_part_) {
       if (lanes > 1) {
@@ -457,10 +458,7 @@ class Team {
     if (pid_ != getpid()) throw std::runtime_error("the executors' threads stayed in the process that was forked");
     Seat& seat = *seats_.at(executor);
     if (!idle(executor)) throw std::logic_error("the executor is still at work");
-    if (!seat.thread.joinable()) {
-      seat.served = seat.posted.load();
-      seat.thread = std::thread([this, executor] { serve(executor); });
-    }
+    ensure_thread(executor);
     seat.execution = &execution;
     seat.lane = lane;
     announce(seat);
@@ -482,6 +480,13 @@ class Team {
     alignas(64) std::atomic<uint32_t> posted{0};
     alignas(64) std::atomic<uint32_t> finished{0};
   };
+
+  void ensure_thread(int executor) {
+    Seat& seat = *seats_.at(executor);
+    if (seat.thread.joinable()) return;
+    seat.served = seat.posted.load();
+    seat.thread = std::thread([this, executor] { serve(executor); });
+  }
 
   static void announce(Seat& seat) {
     seat.posted.fetch_add(1, std::memory_order_release);  // orders what is to be done before its announcement

@@ -37,9 +37,8 @@ inline uint64_t derive_seed(std::initializer_list<uint64_t> parts) {
   return state >> 1;
 }
 
-// One learner's random numbers in one learning task.
+// The seed of one learner's random numbers in one learning task.
 struct Randomness {
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
   uint64_t seed = 0;
 };
 
@@ -75,12 +74,11 @@ class Operator : public Node {
   void run(Slots& slots) override {
     if (is_view_ && view_again(slots)) return;
     thread_local torch::jit::Stack stack;
-    stack.clear();
+    const Cleared cleared{stack};  // also where the operator throws: what stayed would live as long as the thread
     for (const Argument& argument : arguments_) push(argument, slots, stack);
     handle_.callBoxed(stack);
     size_t next = 0;
     for (c10::IValue& result : stack) store(result, slots, next);
-    stack.clear();
     if (is_view_) remember_view(slots);
   }
 
@@ -88,6 +86,11 @@ class Operator : public Node {
   std::vector<Argument> arguments_;
 
  private:
+  struct Cleared {
+    torch::jit::Stack& stack;
+    ~Cleared() { stack.clear(); }
+  };
+
   static void push(const Argument& argument, const Slots& slots, torch::jit::Stack& stack) {
     switch (argument.kind) {
       case Argument::Kind::kConstant:
@@ -176,7 +179,7 @@ class RandomOperator : public Operator {
     const auto& schema = handle.schema().arguments();
     for (size_t i = 0; i < schema.size(); ++i) {
       if (schema[i].name() != "generator") continue;
-      arguments_[i].constant = c10::IValue(randomness_->generator);
+      arguments_[i].constant = c10::IValue(generator_);
       has_generator_ = true;
     }
   }
@@ -184,7 +187,7 @@ class RandomOperator : public Operator {
   void run(Slots& slots) override {
     const uint64_t seed = derive_seed({randomness_->seed, index_});
     if (has_generator_) {
-      randomness_->generator.set_current_seed(seed);
+      generator_.set_current_seed(seed);
       Operator::run(slots);
       return;
     }
@@ -205,6 +208,7 @@ class RandomOperator : public Operator {
 
  private:
   std::shared_ptr<Randomness> randomness_;
+  at::Generator generator_ = at::make_generator<at::CPUGeneratorImpl>();  // its own: others run at the same time
   uint64_t index_;
   bool has_generator_ = false;
 };
@@ -328,10 +332,23 @@ class Commit : public Node {
       : Node(std::move(reads), {}), targets_(std::move(targets)) {}
 
   void run(Slots& slots) override {
-    for (auto& [slot, target] : targets_) copy_into(target, slots[slot]);
+    std::vector<at::Tensor> values;
+    for (auto& [slot, target] : targets_) {
+      const at::Tensor& value = slots[slot];
+      values.push_back(is_overwritten(value) ? value.clone() : value);
+    }
+    for (size_t i = 0; i < targets_.size(); ++i) copy_into(targets_[i].second, values[i]);
   }
 
  private:
+  // Whether a value lies in one of the targets: buffers may take each other's place.
+  bool is_overwritten(const at::Tensor& value) const {
+    for (const auto& target : targets_) {
+      if (value.is_alias_of(target.second)) return true;
+    }
+    return false;
+  }
+
   std::vector<std::pair<int, at::Tensor>> targets_;
 };
 

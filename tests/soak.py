@@ -24,6 +24,7 @@ import bow
 MOST_LEARNERS = 6
 ROUNDS_BETWEEN_CHANGES = 5
 REPORT_S = 30.0
+SLACK_MIB = 16
 VARIANTS: dict[str, dict[str, Any]] = {
     "graph": {"engine": "graph"},
     "graph-compiled": {"engine": "graph", "compile": True},
@@ -107,10 +108,21 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 1, 8, 8), torch.randint(10, (8,))
 
 
+def check(soaked: Soaked) -> None:
+    """Nothing grows, and nothing is left."""
+    assert soaked.changes > 20
+    assert soaked.end.memory_mib < soaked.warm.memory_mib + SLACK_MIB, soaked
+    assert soaked.closed.threads == soaked.before.threads, soaked
+    assert soaked.closed.files == soaked.before.files, soaked
+
+
 def main(minutes: float = 10, *variants: str) -> None:
+    torch.set_num_threads(1)  # as in the tests: torch's own pool of threads is not what is looked at
     for name in variants or VARIANTS:
         print(f"{name}, {minutes:g} minutes", flush=True)
-        print(soak(60 * minutes, lambda line: print(line, flush=True), **VARIANTS[name]), flush=True)
+        soaked = soak(60 * minutes, lambda line: print(line, flush=True), **VARIANTS[name])
+        print(soaked, flush=True)
+        check(soaked)
 
 
 if __name__ == "__main__":

@@ -67,3 +67,14 @@ def test_lists_of_cores_are_read_as_linux_writes_them() -> None:
     assert parse_cores("0-2,8,10-11\n") == (0, 1, 2, 8, 10, 11)
     with pytest.raises(ValueError, match="invalid literal"):
         parse_cores("")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("150000 100000\n", 1), ("max 100000\n", None), ("200000 100000", 2)])
+def test_a_containers_share_of_processor_time_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: int | None
+) -> None:
+    monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6})
+    assert device.available_cores() == (4, 5, 6)
+    (tmp_path / "cpu.max").write_text(text)
+    assert len(device.available_cores()) == (expected or 3)

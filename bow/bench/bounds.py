@@ -14,6 +14,7 @@ from bow.bench.measure import Spread
 from bow.bench.operator_cost import PYTHON, RUNTIME
 from bow.bench.workloads import WORKLOADS
 from bow.graph import capture
+from bow.graph.kinds import is_update
 
 ARITHMETIC, MEMORY, CALLS = "arithmetic", "memory", "calling operators"
 
@@ -23,10 +24,11 @@ ENOUGH = 1 / 3
 RULE = (
     "The time that a core takes for a step is held against three estimates: its floating-point operations at the rate "
     "of a large matrix product on one core (arithmetic), the bytes that its operators read and write at the rate of "
-    "copying tensors as large as the weights (memory), and its operators, views included, at the cost of calling one "
-    "on two numbers (calling operators). The estimates overlap, so they need not add up to 100%. The largest is named "
-    f"as the bound where it explains at least {ENOUGH:.0%} of the time. What is timed is engine `graph`, operator by "
-    "operator, on one thread per learner with its best number of learners."
+    "copying tensors as large as the weights (memory), and its operators, without views and the update, which are no "
+    "calls of torch's dispatcher, at the cost of calling one on two numbers (calling operators). The estimates "
+    "overlap, so shares are not to be added up; one that exceeds the measured time counts as all of it. The largest "
+    f"is named as the bound where it explains at least {ENOUGH:.0%} of the time. What is timed is engine "
+    "`graph`, operator by operator, on one thread per learner with its best number of learners."
 )
 
 MATRIX = 1024
@@ -40,7 +42,7 @@ class StepCosts:
     """What one step of one learner asks for, by its step graph.
 
     Attributes:
-        operators: how many are called, views and the update included.
+        operators: how many the runtime calls through torch's dispatcher: no views, no updates.
         flops: floating-point operations.
         bytes_moved: that operators read and write, each on its own.
         weight_bytes: of the weights.
@@ -76,15 +78,14 @@ class Bound:
         return {name: seconds / self.step_s for name, seconds in self.estimates_s.items()}
 
     @property
-    def explained(self) -> float:
-        """How much of the measured time all of them explain together, if they do not overlap."""
-        return sum(self.shares.values())
+    def largest(self) -> str:
+        """The estimate that explains most."""
+        return max(self.shares, key=self.shares.__getitem__)
 
     @property
     def name(self) -> str | None:
         """The largest estimate; None where even that explains little."""
-        largest = max(self.shares, key=self.shares.__getitem__)
-        return largest if self.shares[largest] >= ENOUGH else None
+        return self.largest if self.shares[self.largest] >= ENOUGH else None
 
     def as_dict(self) -> dict[str, Any]:
         """The bound as plain values."""
@@ -189,7 +190,8 @@ def step_costs(model: str, batch_size: int) -> StepCosts:
     module = workload.build()
     graph = capture(module, workload.make_data(batch_size), workload.loss, optimizer=SGD)
     weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-    return StepCosts(len(graph.operators), graph.flops, graph.bytes_moved, weight_bytes)
+    called = sum(not operator.is_view and not is_update(operator.kind) for operator in graph.operators)
+    return StepCosts(called, graph.flops, graph.bytes_moved, weight_bytes)
 
 
 def sentences(bounds: Sequence[Bound]) -> dict[str, str]:
@@ -204,18 +206,29 @@ def _sentence(bounds: Sequence[Bound]) -> str:
         by_name.setdefault(bound.name, []).append(bound)
     parts = [_part(name, own) for name, own in by_name.items()]
     title = bounds[0].group.title
-    return f"{title[0].upper()}{title[1:]}, {bounds[0].costs.operators} operators a step, is bounded {_and(parts)}."
+    head = f"{title[0].upper()}{title[1:]}, {bounds[0].costs.operators} operators a step"
+    return f"{head}, is bounded in engine `graph` {_and(parts)}."
 
 
 def _part(name: str | None, bounds: Sequence[Bound]) -> str:
     batches = _and([str(bound.group.batch_size) for bound in bounds])
     if name is None:
-        explained = _and([f"{bound.explained:.0%}" for bound in bounds])
+        largest = _and([f"{share_text(bound.shares[bound.largest])} ({bound.largest})" for bound in bounds])
         return (
-            f"by none of the three at batch {batches} (together they explain {explained} of the time; what is left "
+            f"by none of the three at batch {batches} (the largest single share of the time is {largest}; what is left "
             "surrounds the operators, or is spent in operators too small for these rates)"
         )
-    return f"by {name} at batch {batches} ({_and([f'{bound.shares[name]:.0%}' for bound in bounds])} of the time)"
+    return f"by {name} at batch {batches} ({_and([share_text(bound.shares[name]) for bound in bounds])} of the time)"
+
+
+def share_text(share: float) -> str:
+    """A share of the time for people.
+
+    Example:
+        >>> share_text(0.5), share_text(1.2)
+        ('50%', 'all')
+    """
+    return "all" if round(share, 2) >= 1 else f"{share:.0%}"
 
 
 def _and(parts: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ what bounds each model.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from bow.bench.contestants import LEARNING_RATE, MOMENTUM, BowTraining, Training
 from bow.bench.engines_report import contest_table, markdown, summary
 from bow.bench.environment import inspect_environment
 from bow.bench.group import Group, geometric_mean
-from bow.bench.line_up import RIVALS, Lane, line_up
+from bow.bench.line_up import PYTORCH, RIVALS, Lane, line_up
 from bow.bench.measure import Contestant, Spread, race, warm_up
 from bow.bench.operator_cost import measure_operator_costs
 from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
@@ -91,8 +91,9 @@ def findings(
     """What was measured and what follows from it, as plain values."""
     mean = geometric_mean(groups)
     return {
-        "fixed": f"SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, SMA in every round, float32, "
-        f"{settings.samples} samples in memory: images of 28x28, for ResNet-8 of 3x32x32, for LSTM 20 tokens",
+        "fixed": f"fused SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, SMA in every round, "
+        f"float32, {settings.samples} samples in memory: images of 28x28, for ResNet-8 of 3x32x32, for LSTM 20 tokens",
+        "contest": "best of PyTorch and best of bow by the race of everybody, raced again alone: figures of that race",
         "contests": [group.contest_dict() for group in groups],
         "geometric_mean": None if mean is None else round(mean, 3),
         "two_learners_over_one": [group.gains_dict() for group in groups],
@@ -129,21 +130,48 @@ def measure_group(model: str, batch_size: int, data: Data, settings: Settings) -
             entries += [] if entry is None else [entry]
             notes += [f"{model}, batch {batch_size}, {lane}: {note}"] if note else []
         rates = race([contestant for _, contestant in entries], settings.repeats, settings.stint_s)
-    lanes = tuple(replace(lane, rates=tuple(own)) for (lane, _), own in zip(entries, rates, strict=True))
-    return Group(model, batch_size, lanes, tuple(notes), time.perf_counter() - began)
+        lanes = tuple(replace(lane, rates=tuple(own)) for (lane, _), own in zip(entries, rates, strict=True))
+        group = Group(model, batch_size, lanes, tuple(notes))
+        contestants = {lane: contestant for lane, (_, contestant) in zip(lanes, entries, strict=True)}
+        final = race_final(group, contestants, settings)
+    return replace(group, final=final, seconds=time.perf_counter() - began)
+
+
+def race_final(
+    group: Group, contestants: Mapping[Lane, Contestant], settings: Settings
+) -> tuple[tuple[float, ...], ...]:
+    """Let the best of PyTorch and the best of bow, still warm, race again alone.
+
+    Returns:
+        `Group.final`.
+    """
+    pytorch, bow = group.best_of_pytorch, group.best_of_bow
+    if pytorch is None or bow is None:
+        return ()
+    rates = race([contestants[pytorch], contestants[bow]], settings.repeats, settings.stint_s)
+    return tuple(tuple(own) for own in rates)
 
 
 def enter(lane: Lane, trainings: Trainings) -> tuple[tuple[Lane, Contestant] | None, str]:
     """Make a contestant and warm it up: the contestant, or None and why it is left out."""
+    torch.set_num_threads(lane.threads)
     began = time.perf_counter()
     try:
         training = trainings.of(lane)
         made_s = time.perf_counter() - began
         contestant = Contestant(training, lane.threads)
-        lane = replace(lane, first_call_s=made_s + warm_up(contestant))
+        # torch.compile leaves `nn.LSTM` alone unless it is told otherwise.
+        with torch._dynamo.config.patch(allow_rnn=lane.implementation in PYTORCH):
+            lane = replace(lane, first_call_s=made_s + warm_up(contestant))
     except SettingError:
         raise
     except Exception as error:  # a machine without a C++ compiler, for one
-        return None, f"left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return None, f"left out, {type(error).__name__}: {_first_words(error)}"
     ran = training.engine if isinstance(training, BowTraining) else lane.expected
     return (lane, contestant), "" if ran == lane.expected else f"ran as {ran}"
+
+
+def _first_words(error: Exception) -> str:
+    """The first line of a message; the second one as well where the first only introduces it."""
+    first, second, *_ = [*str(error).splitlines(), "", ""]
+    return f"{first} {second}" if first.endswith(":") else first

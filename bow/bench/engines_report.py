@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound
+from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound, share_text
 from bow.bench.environment import Environment
 from bow.bench.group import Group
 from bow.bench.line_up import GRAPH, GRAPH_COMPILED, Lane
@@ -13,9 +13,16 @@ from bow.bench.results import Table
 
 WHO = (
     "`pytorch` is plain PyTorch; `compiled` has forward and backward compiled by `torch.compile`; `compiled_step` is "
-    "the whole step, SGD included, written as one function for the purpose and compiled. `eager`, `fused`, `streams` "
+    "the whole step, SGD included, written as one function for the purpose and compiled, with only the guards on "
+    "tensors. `eager`, `fused`, `streams` "
     "and `graph` are engines of bow; `graph+compiled` is `graph` with `compile=True`. Threads are one where nothing "
     "else is said."
+)
+
+FINAL = (
+    "The two were chosen by their medians in the race of everybody, and then raced again alone, as many turns: samples "
+    "per second and ratios are those of this second race, so that luck in the first one does not count. All other "
+    "tables are of the first race.\n"
 )
 
 
@@ -23,9 +30,8 @@ def contest_table(groups: Sequence[Group]) -> Table:
     """The best of bow against the best of PyTorch: a row for every model and batch size."""
     rows = []
     for group in groups:
-        pytorch, bow = group.best_of_pytorch, group.best_of_bow
-        row = [group.title, str(group.batch_size), pytorch.short, _speed(pytorch)]
-        rows.append([*row, "" if bow is None else bow.short, _speed(bow), _factor(group.contest)])
+        sides = [text for lane in group.finalists for text in (_short(lane), _speed(lane))]
+        rows.append([group.title, str(group.batch_size), *sides, _factor(group.contest)])
     columns = ["model", "batch", "best of PyTorch", "samples/s", "best of bow", "samples/s", "ratio"]
     return Table(columns, rows, left=["model", "best of PyTorch", "best of bow"])
 
@@ -43,7 +49,7 @@ def bounds_table(bounds: Sequence[Bound]) -> Table:
     for bound in bounds:
         values = bound.as_dict()
         numbers = [f"{values[name]:,}" for name in ("operators", "mflop", "mbyte", "step_us", "operator_us")]
-        shares = [f"{bound.shares[name]:.0%}" for name in (ARITHMETIC, MEMORY, CALLS)]
+        shares = [share_text(bound.shares[name]) for name in (ARITHMETIC, MEMORY, CALLS)]
         head = [bound.group.title, str(bound.group.batch_size), bound.lane.short]
         rows.append([*head, *numbers, f"{values['gflop_per_s']:,}", *shares, bound.name or "none of them"])
     columns = ["model", "batch", "on", "operators", "MFLOP", "MB", "us a step", "us an operator", "GFLOP/s"]
@@ -59,10 +65,13 @@ def table(groups: Sequence[Group]) -> Table:
 
 def summary(group: Group) -> str:
     """A line about a group."""
-    pytorch, bow = group.best_of_pytorch, group.best_of_bow
-    head = f"{group.title}, batch {group.batch_size}: {pytorch.short} {_speed(pytorch)} samples/s"
-    tail = "" if bow is None else f", bow {_factor(group.contest)} as fast ({bow.short})"
-    return f"{head}{tail}; took {group.seconds:.0f} s"
+    pytorch, bow = group.finalists
+    parts = [] if pytorch is None else [f"{pytorch.short} {_speed(pytorch)} samples/s"]
+    if bow is not None:
+        fast = f"{_speed(bow)} samples/s" if group.contest is None else f"{_factor(group.contest)} as fast"
+        parts.append(f"bow {fast} ({bow.short})")
+    what = ", ".join(parts) or "nobody ran"
+    return f"{group.title}, batch {group.batch_size}: {what}; took {group.seconds:.0f} s"
 
 
 def markdown(
@@ -75,6 +84,7 @@ def markdown(
             f"`{values['command']}`, {values['date'][:10]}, {values['seconds']:.0f} s. {environment}.\n",
             _method(values),
             "## Best against best\n",
+            FINAL,
             contest_table(groups).markdown(),
             _mean(values),
             "## Two learners over one\n",
@@ -106,7 +116,7 @@ def _mean(values: Mapping[str, Any]) -> str:
 
 def _bounds(bounds: Sequence[Bound], values: Mapping[str, Any]) -> list[str]:
     if not bounds:
-        return ["Engine `graph` did not run.\n"]
+        return ["Engine `graph` did not run on one thread per learner, so nothing was estimated.\n"]
     costs = [
         f"{CALLERS[name]} {cost['median']:.2f} us ({cost['low']:.2f}-{cost['high']:.2f})"
         for name, cost in values["operator_us"].items()
@@ -128,6 +138,10 @@ def _row(group: Group, lane: Lane) -> list[str]:
     learners = "" if lane.learners is None else str(lane.learners)
     head = [group.title, str(group.batch_size), lane.implementation, learners, str(lane.threads)]
     return [*head, _speed(lane), _factor(group.ratio(lane))]
+
+
+def _short(lane: Lane | None) -> str:
+    return "" if lane is None else lane.short
 
 
 def _speed(lane: Lane | None) -> str:

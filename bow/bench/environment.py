@@ -1,7 +1,9 @@
 """On what a benchmark ran: the hardware and the versions that its numbers depend on."""
 
 import platform
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +24,7 @@ class Environment:
         python: its version.
         torch: its version.
         bow: its version.
+        commit: of bow's checkout, with "modified" where its package differs from that; None where there is none.
     """
 
     processor: str
@@ -32,11 +35,13 @@ class Environment:
     python: str
     torch: str
     bow: str
+    commit: str | None = None
 
     def __str__(self) -> str:
         """One line for people."""
         hardware = f"{self.processor}, {self.cores} cores, {self.memory_gib:g} GiB"
-        return f"{hardware}; Python {self.python}, torch {self.torch}, bow {self.bow}"
+        commit = "" if self.commit is None else f" at {self.commit}"
+        return f"{hardware}; Python {self.python}, torch {self.torch}, bow {self.bow}{commit}"
 
 
 def inspect_environment() -> Environment:
@@ -51,4 +56,34 @@ def inspect_environment() -> Environment:
         python=platform.python_version(),
         torch=torch.__version__,
         bow=bow.__version__,
+        commit=find_commit(Path(bow.__file__).parent),
     )
+
+
+def find_commit(package: Path) -> str | None:
+    """The commit that a package's folder belongs to.
+
+    Returns:
+        Its short hash, with "modified" where the folder differs from it; None without git or where the folder is not
+        part of a checkout, as after an installation.
+    """
+    # An environment may lie inside somebody else's checkout: only one that tracks the package is its own.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(package, "rev-parse", "--short", "HEAD")
+    changes = _git(package, "status", "--porcelain", "--", ".")
+    return f"{commit} (modified)" if commit and changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bow.bench.line_up import BOW, GRAPH, GRAPH_COMPILED, PLAIN, PYTORCH, Lane
@@ -20,6 +20,8 @@ class Group:
         lanes: the contestants; those of plain PyTorch are among them.
         notes: what was left out, and what ran as something else.
         seconds: how long it took, compiling included.
+        final: samples per second of the best of PyTorch and of the best of bow, one for each repeat, when the two
+            raced again alone; empty where one of them is missing.
     """
 
     model: str
@@ -27,6 +29,7 @@ class Group:
     lanes: tuple[Lane, ...]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    final: tuple[tuple[float, ...], ...] = ()
 
     @property
     def title(self) -> str:
@@ -34,27 +37,35 @@ class Group:
         return WORKLOADS[self.model].title
 
     @property
-    def baseline(self) -> Lane:
-        """Plain PyTorch with its better number of threads."""
-        best = self.best([PLAIN])
-        assert best is not None, "plain PyTorch always runs"
-        return best
+    def baseline(self) -> Lane | None:
+        """Plain PyTorch with its better number of threads; None where it did not run."""
+        return self.best([PLAIN])
 
     @property
-    def best_of_pytorch(self) -> Lane:
-        """The fastest of plain and compiled PyTorch."""
-        return self.best(PYTORCH) or self.baseline
+    def best_of_pytorch(self) -> Lane | None:
+        """The fastest of plain and compiled PyTorch in the race."""
+        return self.best(PYTORCH)
 
     @property
     def best_of_bow(self) -> Lane | None:
-        """The fastest setting of bow."""
+        """The fastest setting of bow in the race."""
         return self.best(BOW)
 
     @property
+    def finalists(self) -> tuple[Lane | None, Lane | None]:
+        """The best of PyTorch and the best of bow, with what they reached when they raced again alone.
+
+        Who is chosen as the fastest of many was lucky as well; the repeats of the final know nothing of that choice.
+        """
+        pytorch, bow = self.best_of_pytorch, self.best_of_bow
+        if pytorch is None or bow is None or not self.final:
+            return pytorch, bow
+        return replace(pytorch, rates=self.final[0]), replace(bow, rates=self.final[1])
+
+    @property
     def contest(self) -> Spread | None:
-        """How much faster the best of bow is than the best of PyTorch."""
-        best = self.best_of_bow
-        return None if best is None else ratios(best.rates, self.best_of_pytorch.rates)
+        """How much faster the best of bow is than the best of PyTorch, in the final; None where there was none."""
+        return ratios(self.final[1], self.final[0]) if self.final else None
 
     def best(self, implementations: Sequence[str], learners: int | None = None) -> Lane | None:
         """The fastest lane of some implementations over thread counts, and over learners where they are left open."""
@@ -67,9 +78,10 @@ class Group:
         wanted = (implementation, learners, threads)
         return next((lane for lane in self.lanes if (lane.implementation, lane.learners, lane.threads) == wanted), None)
 
-    def ratio(self, lane: Lane) -> Spread:
-        """How much faster than plain PyTorch."""
-        return ratios(lane.rates, self.baseline.rates)
+    def ratio(self, lane: Lane) -> Spread | None:
+        """How much faster than plain PyTorch; None where that did not run."""
+        baseline = self.baseline
+        return None if baseline is None else ratios(lane.rates, baseline.rates)
 
     def gain(self, implementation: str) -> Spread | None:
         """How much faster two learners are than one learner on one thread, in the same engine of bow."""
@@ -87,13 +99,13 @@ class Group:
         }
 
     def contest_dict(self) -> dict[str, Any]:
-        """Best against best, as plain values."""
-        bow, contest = self.best_of_bow, self.contest
+        """Best against best in the final, as plain values."""
+        (pytorch, bow), contest = self.finalists, self.contest
         return {
             "model": self.model,
             "batch_size": self.batch_size,
-            "pytorch": _brief(self.best_of_pytorch),
-            "bow": None if bow is None else _brief(bow),
+            "pytorch": _brief(pytorch),
+            "bow": _brief(bow),
             "ratio": None if contest is None else contest.as_dict(digits=3),
         }
 
@@ -107,21 +119,22 @@ class Group:
         }
 
     def _lane_dict(self, lane: Lane) -> dict[str, Any]:
+        ratio = self.ratio(lane)
         return {
             "implementation": lane.implementation,
             "learners": lane.learners,
             "threads": lane.threads,
             "samples_per_s": lane.speed.as_dict(digits=1),
-            "ratio": self.ratio(lane).as_dict(digits=3),
+            "ratio": None if ratio is None else ratio.as_dict(digits=3),
             "first_call_s": round(lane.first_call_s, 2),
         }
 
 
 def geometric_mean(groups: Iterable[Group]) -> float | None:
-    """Of the medians of best against best, over all groups in which bow ran."""
+    """Of the medians of best against best, over all groups in which both ran."""
     logarithms = [math.log(contest.median) for group in groups if (contest := group.contest) is not None]
     return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
 
 
-def _brief(lane: Lane) -> dict[str, Any]:
-    return {"setting": lane.short, "samples_per_s": round(lane.speed.median, 1)}
+def _brief(lane: Lane | None) -> dict[str, Any] | None:
+    return None if lane is None else {"setting": lane.short, "samples_per_s": round(lane.speed.median, 1)}

@@ -53,53 +53,30 @@ def results_block(folder: Path) -> str:
 
 
 def _engines(result: dict[str, Any]) -> str:
-    if "contests" not in result:
-        return _engines_against_plain_pytorch(result)
     settings = result["settings"]
     rows = []
     for contest in result["contests"]:
-        pytorch, bow, ratio = contest["pytorch"], contest["bow"], contest["ratio"]
         head = [WORKLOADS[contest["model"]].title, str(contest["batch_size"])]
-        sides = [text for side in (pytorch, bow) for text in (side["setting"], f"{side['samples_per_s']:,.0f}")]
-        rows.append([*head, *sides, f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"])
+        sides = [text for side in ("pytorch", "bow") for text in _side(contest[side])]
+        ratio = contest["ratio"]
+        factor = "" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        rows.append([*head, *sides, factor])
     columns = ["model", "batch size", "best of PyTorch", "samples/s", "best of bow", "samples/s", "ratio"]
     table = Table(columns, rows, left=["model", "best of PyTorch", "best of bow"])
+    mean = result["geometric_mean"]
+    overall = "" if mean is None else f"Geometric mean of the medians: {mean:.2f}. "
     return (
         f"**Throughput** (`{result['command']}`, {_machine(result)}). The fastest of PyTorch, plain and compiled, with "
         f"{' and '.join(map(str, settings['threads']))} threads, against the fastest setting of bow: "
-        f"{settings['repeats']} interleaved repeats, "
-        "median (lowest to highest); a ratio below 1 means that bow is slower there. Geometric mean of the medians: "
-        f"{result['geometric_mean']:.2f}. [All contestants, and what bounds each model]"
+        f"{settings['repeats']} interleaved repeats of the two alone, after all had raced, "
+        f"median (lowest to highest); a ratio below 1 means that bow is slower there. {overall}"
+        "[All contestants, and what bounds each model]"
         f"(benchmarks/results/engines.md).\n\n{table.markdown()}"
     )
 
 
-def _engines_against_plain_pytorch(result: dict[str, Any]) -> str:
-    """For results that were measured before there were contests."""
-    rows = []
-    for group in result["groups"]:
-        plain = _best([c for c in group["contestants"] if c["implementation"] == "pytorch"])
-        best = _best([c for c in group["contestants"] if c["learners"] is not None])
-        ratio = best["ratio"]
-        rows.append(
-            [
-                WORKLOADS[group["model"]].title,
-                str(group["batch_size"]),
-                f"{plain['samples_per_s']['median']:,.0f}",
-                f"{best['samples_per_s']['median']:,.0f}",
-                f"{best['implementation']}, {best['learners']} learner{'s' if best['learners'] > 1 else ''}",
-                f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
-            ]
-        )
-    columns = ["model", "batch size", "PyTorch, samples/s", "bow, samples/s", "best bow setting", "ratio"]
-    table = Table(columns, rows, left=["model", "best bow setting"])
-    repeats = result["settings"]["repeats"]
-    return (
-        f"**Throughput** (`{result['command']}`, {_machine(result)}). Plain eager PyTorch with the better of 1 and 2 "
-        f"threads against the best bow setting, {repeats} interleaved repeats, median (lowest to highest); a ratio "
-        "below 1 means that bow is slower there. [All contestants](benchmarks/results/engines.md), torch.compile among "
-        f"them.\n\n{table.markdown()}"
-    )
+def _side(side: dict[str, Any] | None) -> list[str]:
+    return ["", ""] if side is None else [side["setting"], f"{side['samples_per_s']:,.0f}"]
 
 
 def _accuracy(result: dict[str, Any]) -> str:
@@ -120,10 +97,6 @@ def _sweep(result: dict[str, Any]) -> str:
         f"**Learning rate, mu and learners** (`{result['command']}`, {len(result['trials'])} trainings): "
         "[table and picture](benchmarks/results/sweep.md). More learners bear, and need, a higher learning rate.\n"
     )
-
-
-def _best(contestants: list[dict[str, Any]]) -> dict[str, Any]:
-    return max(contestants, key=lambda contestant: contestant["ratio"]["median"])
 
 
 def _first(accuracies: list[float], target: float) -> int | str:

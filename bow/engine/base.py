@@ -186,12 +186,17 @@ class Engine(abc.ABC):
         """End the engine's threads, if it has some; the next round starts them again."""
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether learners still can run ahead: not in an engine that has fallen back to learners that keep step."""
+        return self.learners_run_ahead
+
+    @property
     def period(self) -> int:
         """How many of the next rounds can be handed to `rounds` at once.
 
         Where learners take batches as they come, those up to and with the next synchronisation task; otherwise one.
         """
-        if self.settings.dispatch == "fixed" or not self.learners_run_ahead or self.num_learners == 1:
+        if self.settings.dispatch == "fixed" or not self.runs_ahead or self.num_learners == 1:
             return 1
         ahead = range(1, MAX_ROUNDS_TOGETHER)
         return next((n for n in ahead if self._due(self.round_index + n - 1)), MAX_ROUNDS_TOGETHER)
@@ -204,7 +209,7 @@ class Engine(abc.ABC):
         """
         outcomes: list[Outcome] = []
         while left := batches[len(outcomes) :]:
-            together = self.rounds_ahead(left)
+            together = self.rounds_ahead(left) if min(self.period, len(left)) > 1 else 1
             outcomes += self._rounds_ahead(left[:together]) if together > 1 else [self.round(left[0])]
         return outcomes
 

@@ -3,11 +3,11 @@
 Until there is a tuner that measures, "auto" is a rule:
 
 * learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
-* engine: `fused` for models without convolutions and of at most 50,000 parameters that are known to train for at
-  least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that are known to train for
-  at least 1,000 rounds on a CPU, since the native runtime has to be built once on every machine and the step to be
-  captured; `eager` otherwise. It rests on `benchmarks/results/engines.md`, where `fused` is fastest for logistic
-  regression and `graph` for everything larger.
+* engine: `fused` for models without convolutions or recurrent layers and of at most 50,000 parameters that are known
+  to train for at least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that are
+  known to train for at least 1,000 rounds on a CPU, since the native runtime has to be built once on every machine and
+  the step to be captured; `eager` otherwise. `benchmarks/results/engines.md` has the measurements: `fused` and
+  `graph` are both far ahead for logistic regression, `graph` for everything larger.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -47,7 +47,7 @@ def check_device(engine: type[Engine], device: torch.device) -> None:
     if device.type not in engine.device_types:
         raise SettingError(
             f'engine="{engine.name}" runs on {" and ".join(engine.device_types)} in this version, got device {device}; '
-            'use engine="eager"'
+            'use devices="cpu", or engine="eager"'
         )
 
 
@@ -59,8 +59,9 @@ def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) ->
         rounds: how long the training will be; None where that is unknown.
         device: where it will be.
     """
-    convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-    if rounds is not None and rounds >= FUSED_ROUNDS and num_trainable(model) <= FUSED_PARAMETERS and not convolves:
+    unfit = (nn.modules.conv._ConvNd, nn.RNNBase)
+    fusible = num_trainable(model) <= FUSED_PARAMETERS and not any(isinstance(m, unfit) for m in model.modules())
+    if rounds is not None and rounds >= FUSED_ROUNDS and fusible:
         return Fused
     if rounds is not None and rounds >= GRAPH_ROUNDS and device.type in Graph.device_types:
         return Graph

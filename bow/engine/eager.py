@@ -15,6 +15,7 @@ from bow.engine.random import DrawWatch, task_random
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range
 from bow.errors import BowError, LossError, ModelError, reason
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
+from bow.scheduler import Learn, TaskScheduler
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
 
@@ -56,10 +57,12 @@ class InTurn:
         self._group = group
         self._seed = settings.seed
         self.tasks = LearningTasks(group, settings)
+        self._order = _order_on_one_place(len(group))
 
     def resized(self) -> None:
         """Learners were added or removed."""
         self.tasks.resized()
+        self._order = _order_on_one_place(len(self._group))
 
     def learn(self, batches: Batches, round_index: int, watch: DrawWatch | None = None) -> Outcome:
         """Run every learning task up to its gradient.
@@ -72,10 +75,10 @@ class InTurn:
         group = self._group
         learned: list[Learned | None] = [None] * len(group)
         with task_random(group.device) as generator:
-            for index, learner in enumerate(group.learners):
+            for index in self._order:
                 batch = batch_of(batches, index)
                 if batch is None:
-                    learner.gradient.zero_()
+                    group.learners[index].gradient.zero_()
                     continue
                 generator.manual_seed(derive_seed(self._seed, round_index, index))
                 if watch is None:
@@ -86,6 +89,12 @@ class InTurn:
         losses, metrics = self.tasks.collected(learned)
         finite = torch.isfinite(losses) & torch.isfinite(group.matrix.gradients.sum(1))
         return Outcome(losses, finite, [each is not None for each in learned], metrics)
+
+
+def _order_on_one_place(learners: int) -> list[int]:
+    """The learners in the order in which the task scheduler has them learn where there is one place for all."""
+    runs = TaskScheduler(learners, places=1).start([[True] * learners], synchronise=False)
+    return [run.task.learner for run in runs if isinstance(run.task, Learn)]
 
 
 class Learned(NamedTuple):

@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from bow.sync import SMA, Synchroniser
 
 WHOLE = "whole round"
 
+TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
+"""`(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once."""
+
 
 class Fused(Engine):
     """Runs the learning tasks of all learners as one: the kernels of a step are shared by all of them.
@@ -38,7 +42,7 @@ class Fused(Engine):
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
         super().__init__(group, sync, settings)
         self._in_turn = InTurn(group, dataclasses.replace(settings, compile=False))
-        self._levels: list[tuple[str, Callable[..., tuple[Tensor, Tensor, Metrics]]]] = []
+        self._levels: list[tuple[str, TogetherTask]] = []
         self._whole_round: SgdRound | None = None
         self._failed: set[str] = set()
         self._build()
@@ -59,45 +63,48 @@ class Fused(Engine):
         stacked = stack_batches(batches) if self._whole_round is not None else None
         if stacked is None or self._whole_round is None:
             return super().learn_and_step(batches, due)
+        began = time.perf_counter_ns()
         try:
             with self._random():
-                return self._whole_round(self._stacked_buffers(), stacked, due)
+                outcome = self._whole_round(self._stacked_buffers(), stacked, due)
         except BowError:
             raise
         except Exception as error:
+            outcome = super().learn_and_step(Stacked(stacked), due)  # raises if the error is the user's
             self._whole_round = None
             self._failed.add(WHOLE)
-            outcome = super().learn_and_step(Stacked(stacked), due)  # raises if the error is the user's
             self._note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
-            return outcome
+        else:
+            self.record(WHOLE, "round", began)
+        return outcome
 
     def learn(self, batches: Batches) -> Outcome:
         """Run all learning tasks at once, or in turn where that is impossible."""
         stacked = stack_batches(batches) if self._levels else None
-        failures: list[str] = []
+        failures: dict[str, str] = {}
         outcome = None
-        while stacked is not None and self._levels and outcome is None:
+        for name, run in self._levels if stacked is not None else []:
             try:
-                outcome = self._learn_together(stacked)
+                outcome = self._learn_together(run, stacked)
+                break
             except BowError:
                 raise
             except Exception as error:
-                name, _ = self._levels.pop(0)
-                self._failed.add(name)
-                failures.append(f"{name} does not work for this model ({type(error).__name__}: {reason(error)})")
-        if outcome is None:  # an error that comes again here is the user's and is raised as it is
-            outcome = self._in_turn.learn(batches, self.round_index)
+                failures[name] = f"{name} does not work for this model ({type(error).__name__}: {reason(error)})"
+        if outcome is None:
             self._buffers_moved = True
-        for failure in failures:
+            outcome = self._in_turn.learn(batches, self.round_index)  # an error that comes again here is the user's
+        self._failed.update(failures)
+        self._levels = [level for level in self._levels if level[0] not in failures]
+        for failure in failures.values():
             message = f"{failure}; running {self.description}"
             self._note("engine changed", message)
             warnings.warn(message, stacklevel=5)
         return outcome
 
-    def _learn_together(self, batch: Batch) -> Outcome:
+    def _learn_together(self, run: TogetherTask, batch: Batch) -> Outcome:
         matrix = self.group.matrix
         with self._random():
-            run = self._levels[0][1]
             loss, finite, metrics = run(matrix.weights, matrix.gradients, self._stacked_buffers(), batch)
         return Outcome(loss, finite, [True] * len(self.group), metrics)
 

@@ -5,31 +5,21 @@ allow it, SGD and the synchronisation task, of which every executor has its colu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
 
 from bow.engine.base import Batches, Outcome, Stacked
+from bow.engine.captured import CapturedTask, leaves_of, structure_of
 from bow.engine.sgd_state import SgdState
 from bow.engine.task import Batch
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators
 from bow.replica import LearnerGroup, Slot, buffer_slots
-from bow.runtime import JobBuilder, Label, NativeTeam, Program, Region, named, spans_of
+from bow.runtime import JobBuilder, Label, NativeTeam, Program, named, spans_of
 from bow.scheduler import Learn, TaskScheduler
 from bow.strategy import Span
-
-
-@dataclass(frozen=True)
-class CapturedTask:
-    """A learning task for batches of certain shapes."""
-
-    graph: StepGraph
-    region: Region | None
-    """What runs it as a whole; None: operator by operator."""
 
 
 class GraphRound:
@@ -39,6 +29,7 @@ class GraphRound:
         group: the learners.
         learners: those that it runs, neighbours in the replica matrix.
         tasks: by learner: what it runs.
+        like: by learner: a batch of the kind that it learns from.
         num_lanes: executors that share the learners.
         sgd: what steps and averages inside the job; None: gradients go to the rows of `G` and nothing else happens.
     """
@@ -48,11 +39,14 @@ class GraphRound:
         group: LearnerGroup,
         learners: Sequence[int],
         tasks: Sequence[CapturedTask],
+        like: Sequence[Batch],
         num_lanes: int,
         sgd: SgdState | None,
     ) -> None:
         self._group = group
         self._rows = slice(learners[0], learners[-1] + 1)
+        self._structures = [structure_of(batch) for batch in like]
+        self._executor: int | None = None
         self._sgd = sgd
         self._num_lanes = num_lanes
         self._builder = JobBuilder([task.graph for task in tasks], [task.region for task in tasks], learners)
@@ -63,6 +57,7 @@ class GraphRound:
             for slot in program.slots(sorted(program.graph.results - _given(program.graph)))
         ]
         self._active: list[bool] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self.is_random = any(op.is_random for task in tasks for op in task.graph.operators)
         """Whether learning tasks draw random numbers, so that they need seeds."""
         self._build()
@@ -78,9 +73,15 @@ class GraphRound:
             Whether the batches are of the shapes that this is for.
         """
         job = self._builder.job
+        self._keep_buffers()
         if isinstance(batches, Stacked):
+            if any(structure != structure_of(batches.value) for structure in self._structures):
+                return False
             self._active = [True] * len(seeds)
             return bool(job.feed_stacked(leaves_of(batches.value), seeds))
+        expected = zip(batches, self._structures, strict=True)
+        if any(batch is not None and structure_of(batch) != structure for batch, structure in expected):
+            return False
         self._active = [batch is not None for batch in batches]
         return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
 
@@ -112,6 +113,7 @@ class GraphRound:
 
     def post(self, team: NativeTeam, executor: int, record: bool = False) -> None:
         """Start it on one executor, which must be idle, and return at once; it has one lane."""
+        self._executor = executor
         self._builder.job.post(team, executor, record)
 
     def collect(self) -> Outcome:
@@ -137,7 +139,7 @@ class GraphRound:
 
     def spans(self) -> list[Span]:
         """The recorded times of the last round."""
-        return spans_of(self._builder)
+        return spans_of(self._builder, self._executor)
 
     def _explain(self, error: Exception) -> NoReturn:
         """Raise an error that names the operator that failed, where one did."""
@@ -152,13 +154,23 @@ class GraphRound:
                 run_operators(graph, {value: job.value(program.slot(value)) for value in _given(graph)}, seed=0)
         raise named(error, node, self._builder) from error
 
+    def _keep_buffers(self) -> None:
+        """Put buffers back that a round in `eager` has put another tensor in the place of; its values stay."""
+        for owner, key, bound in self._buffers:
+            current = owner._buffers[key]
+            if current is not bound and current is not None:
+                bound.copy_(current)
+                owner._buffers[key] = bound
+
     def _build(self) -> None:
         builder, group = self._builder, self._group
         finishes = []
         commit: list[list[int]] = [[] for _ in range(self._num_lanes)]
         for program in builder.programs:
             module = group.learners[program.learner].module
-            buffers = _buffers(module)
+            slots = [(name, *slot) for name, slot in buffer_slots(module)]
+            buffers = {name: bound for name, owner, key in slots if (bound := owner._buffers[key]) is not None}
+            self._buffers += [(owner, key, buffers[name]) for name, owner, key in slots if name in buffers]
             builder.bind(program, dict(module.named_parameters()), buffers)
             graph = program.graph
             like = [graph.values[value].meta() for value in graph.batch.values()]
@@ -208,13 +220,6 @@ class GraphRound:
         return [self._builder.note(node, Label("buffers", "finish", program.learner))]
 
 
-def leaves_of(batch: Batch) -> list[Any]:
-    """The tensors of a batch, in the order that the step graph has them."""
-    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):  # almost always, and in no time
-        return list(batch)
-    return tree_leaves(batch)
-
-
 def _given(graph: StepGraph) -> set[int]:
     return {*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants}
 
@@ -222,7 +227,3 @@ def _given(graph: StepGraph) -> set[int]:
 def _name_in(graph: StepGraph, slot: Slot) -> str:
     """The name under which the graph has the gradient of a slot; a tied parameter has several."""
     return next(name for name in slot.names if name in graph.gradients)
-
-
-def _buffers(module: Any) -> dict[str, Tensor]:
-    return {name: buffer for name, (owner, key) in buffer_slots(module) if (buffer := owner._buffers[key]) is not None}

@@ -30,8 +30,12 @@ class Place:
         ready = threading.Event()
         # A daemon, so that a training that nobody closed does not keep the process from ending.
         self._thread = threading.Thread(target=_serve, args=(self._jobs, cores, threads, ready), name=name, daemon=True)
-        self._thread.start()
-        ready.wait()
+        try:
+            self._thread.start()
+            ready.wait()
+        except BaseException:  # Ctrl-C, or there are too many threads
+            self.dismiss()
+            raise
 
     def put(self, job: Job) -> None:
         """Run a job behind those that are there."""
@@ -109,9 +113,17 @@ class Crew:
         if self._places:
             return
         threads = torch.get_num_threads()
-        for number, cores in enumerate(self.core_sets):
-            self._places.append(Place(f"bow place {number}", cores, self.threads))
-        torch.set_num_threads(threads)  # what the places set would be what threads of the user's begin with
+        places: list[Place] = []
+        try:
+            for number, cores in enumerate(self.core_sets):
+                places.append(Place(f"bow place {number}", cores, self.threads))
+        except BaseException:
+            for place in places:
+                place.dismiss()
+            raise
+        finally:
+            torch.set_num_threads(threads)  # what the places set would be what threads of the user's begin with
+        self._places = places
 
 
 class _Shift:

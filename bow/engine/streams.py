@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from bow.device import available_cores, core_sets
+from bow.device import available_cores, core_sets, share_cores
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.eager import InTurn, Learned, batch_of
 from bow.engine.place import Crew
@@ -74,6 +74,11 @@ class Streams(Engine):
     def description(self) -> str:
         """`streams`, or `streams (in turn)` where the learning task's random numbers leave no choice."""
         return f"{self.name} (in turn)" if self._entangled else self.name
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Not where learners run in turn."""
+        return not self._entangled
 
     def resized(self) -> None:
         """Wrap the learners anew; where there are other places for them, the next round starts those."""
@@ -199,9 +204,7 @@ class Streams(Engine):
 
     def _places(self) -> tuple[int, int]:
         """How many places there are to be, and with how many threads each."""
-        cores = len(available_cores())
-        places = min(len(self.group), cores)
-        return places, max(1, min(torch.get_num_threads(), cores) // places)
+        return share_cores(len(self.group), len(available_cores()), torch.get_num_threads())
 
     def _open_crew(self) -> None:
         places, threads = self._places()
@@ -225,7 +228,7 @@ class _Period:
         self._learners = len(engine.group)
         self._done: list[list[_Done | None]] = [[None] * self._learners for _ in batches]
         self._stepping = threading.Lock()
-        if ahead < len(batches):
+        if not ahead:  # else every synchroniser that reads G synchronises in every round
             for learner, present in zip(engine.group.learners, _present(batches[-1], self._learners), strict=True):
                 if not present:
                     learner.gradient.zero_()

@@ -6,11 +6,12 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -26,8 +27,15 @@ FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-DTORCH_API_
 
 def cache_folder() -> Path:
     """Where compiled code is kept."""
-    given = os.environ.get(CACHE)
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bow"
+    given, general = os.environ.get(CACHE), os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given)
+    try:
+        return Path(general or Path.home() / ".cache") / "bow"
+    except RuntimeError as error:
+        raise RuntimeUnavailableError(
+            f"this user has no home folder to keep compiled code in; set {CACHE} to a folder that can be written to"
+        ) from error
 
 
 @functools.cache
@@ -84,9 +92,10 @@ def compile_extension(source: Path, target: Path, name: str) -> None:
     includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     libraries = cpp_extension.library_paths("cpu")
     command = [
-        compiler(),
+        *compiler(),
         *FLAGS,
         f"-DTORCH_EXTENSION_NAME={name}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(flag for path in includes for flag in ("-isystem", path)),
         str(source),
         "-o",
@@ -101,25 +110,30 @@ def compile_extension(source: Path, target: Path, name: str) -> None:
         raise RuntimeUnavailableError(f"{command[0]} cannot compile the native runtime: {first.strip()}")
 
 
-def compiler() -> str:
-    """The C++ compiler, `CXX` or what is called c++.
+def compiler() -> list[str]:
+    """The command of the C++ compiler: `CXX`, or what is called g++, c++ or clang++.
 
     Raises:
         RuntimeUnavailableError: there is none.
     """
-    wanted: Sequence[str] = (os.environ["CXX"],) if os.environ.get("CXX") else ("g++", "c++", "clang++")
-    found = next((path for name in wanted if (path := shutil.which(name))), None)
+    given = shlex.split(os.environ.get("CXX", ""))
+    wanted = [given] if given else [["g++"], ["c++"], ["clang++"]]
+    found = next((command for command in wanted if shutil.which(command[0])), None)
     if found is None:
+        names = " or ".join(command[0] for command in wanted)
         raise RuntimeUnavailableError(
-            f"the native runtime needs a C++ compiler, and there is no {' or '.join(wanted)}; install one "
+            f"the native runtime needs a C++ compiler, and there is no {names}; install one "
             "(Debian and Ubuntu: apt install g++)"
         )
     return found
 
 
 def _compiler_version() -> str:
-    done = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False)
-    return done.stdout.partition("\n")[0]
+    try:
+        command = [*compiler(), "--version"]
+    except RuntimeUnavailableError:
+        return "none"
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ class JobBuilder:
             arguments=list(map_refs(moved, op.arguments)),
             keywords={name: map_refs(moved, value) for name, value in op.keywords.items()},
             makes=[ALONE if value is None else program.slot(value) for value in op.results],
-            is_view=op.is_view,
+            is_view=op.is_view and name != "as_strided",  # whose offset counts from the beginning of the memory
             group=program.group,
             random_index=op.index if op.is_random else ALONE,
         )

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from bow.errors import RuntimeUnavailableError
-from bow.runtime.build import built, compile_extension, content_hash
+from bow.runtime.build import FLAGS, built, compile_extension, content_hash
 
 MODULE = "bow_native"
 MAIN_SOURCE = "bindings.cpp"
@@ -29,7 +29,7 @@ def native() -> ModuleType:
     """
     module = _attempt()
     if isinstance(module, RuntimeUnavailableError):
-        raise module
+        raise RuntimeUnavailableError(*module.args)  # a new one: an error keeps the frames that it went through
     return module
 
 
@@ -50,7 +50,7 @@ def _attempt() -> ModuleType | RuntimeUnavailableError:
 def _load() -> ModuleType:
     folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
     sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
-    key = content_hash(*(path.name + path.read_text(encoding="utf-8") for path in sources))
+    key = content_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
 
     def make(target: Path) -> None:
         print("bow: building the native runtime, once on this machine; it takes about a minute", file=sys.stderr)

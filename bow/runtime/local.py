@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bow.device import core_sets
-from bow.errors import BowError
+from bow.errors import BowError, GraphError, reason
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import failure, inputs_of, lent_generator, outputs_of, run_operator
 from bow.graph.kinds import is_update
@@ -150,12 +150,14 @@ class _NativeExecutors:
         inputs = inputs_of(graph, parameters, buffers, batch)
         for value, tensor in inputs.items():
             job.bind(value, tensor)
-        job.feed(0, [], seed)
+        job.feed(0, [], seed % 2**64)
         try:
             job.run(self._team, record)
         except BowError:
             raise
         except Exception as error:
+            if job.failed_node < 0:
+                raise
             raise named(error, job.failed_node, self._builder) from error
         outputs = outputs_of(graph, job.value)
         job.release(sorted(graph.results - set(inputs)))
@@ -250,21 +252,27 @@ def named(error: Exception, node: int, builder: JobBuilder) -> Exception:
     """What to raise for a node that failed: an error that names the operator and its shapes."""
     operator = builder.labels[node].operator
     if operator is None:
-        return error
+        return GraphError(f"{builder.labels[node].name} failed: {reason(error)}")
     program = builder.program_of(node)
     assert program is not None
     return failure(operator, program.graph, error)
 
 
-def spans_of(builder: JobBuilder) -> list[Span]:
-    """The recorded times of the last run of a job."""
+def spans_of(builder: JobBuilder, executor: int | None = None) -> list[Span]:
+    """The recorded times of the last run of a job.
+
+    Args:
+        builder: of the job.
+        executor: what ran it, if it was one; None: each lane its own.
+    """
     spans = []
-    for executor, node, start_ns, end_ns in builder.job.spans():
+    for lane, node, start_ns, end_ns in builder.job.spans():
         label = builder.labels[node]
         details: dict[str, str | int | float] = {"learner": label.learner} if label.learner >= 0 else {}
         if label.operator is not None and label.operator.module:
             details["module"] = label.operator.module
-        spans.append(Span(label.name, f"executor {executor}", start_ns, end_ns, label.category, details))
+        place = f"executor {lane if executor is None else executor}"
+        spans.append(Span(label.name, place, start_ns, end_ns, label.category, details))
     return spans
 
 

@@ -16,6 +16,9 @@ from bow.graph.kinds import is_update, kernel_of
 from bow.graph.operator import map_refs
 from bow.runtime.build import built, content_hash
 
+RECIPE = "1"
+"""Changes with what this file makes of a graph, so that nothing is taken for what an earlier version made."""
+
 SHAPE_ONLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}
 """Operators whose results nobody reads, only their shapes: random operators fill tensors anew."""
 
@@ -57,7 +60,7 @@ def compile_region(graph: StepGraph) -> Region:
     used = {value for op in inside for value in op.reads}
     reads = tuple(value for value in dict.fromkeys(given) if value in used)
     makes = tuple(value for value in sorted(graph.results) if value in made)
-    key = content_hash(graph.to_json())
+    key = content_hash(RECIPE, graph.to_json())
 
     def make(target: Path) -> None:
         _compile(graph, inside, reads, makes, target)
@@ -112,14 +115,21 @@ def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequen
         arguments = map_refs(node, op.arguments)
         keywords = {name: map_refs(node, value) for name, value in op.keywords.items()}
         made = graph.call_function(kernel_of(op.kind), arguments, keywords)
-        if len(kernel_of(op.kind)._schema.returns) == 1 and len(op.results) == 1 and op.results[0] is not None:
-            nodes[op.results[0]] = made
+        if _returns_one_tensor(op):
+            (value,) = op.results
+            nodes.update({} if value is None else {value: made})
             continue
         for position, value in enumerate(op.results):
             if value is not None:
                 nodes[value] = graph.call_function(python_operator.getitem, (made, position))
     graph.output(tuple(nodes[value] for value in makes))
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _returns_one_tensor(op: Operator) -> bool:
+    """Whether it returns a tensor and not a list or several, of which there may be one."""
+    returns = kernel_of(op.kind)._schema.returns
+    return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
 
 
 def _example(graph: StepGraph, value: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Hooks into a training. A callback is any object with some of these methods."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ class Callback:
     """The hooks that there are; inheriting from this class is optional.
 
     `run` offers `replicas`, `round`, `samples`, `history` and `stop()`.
+
+    With `dispatch="first_come"`, several rounds run as one: `on_round_end` is called for each of them when all have
+    ended, and `run.round == run.replicas.rounds` holds in the last call.
 
     Example:
         >>> class Printer(Callback):
@@ -38,11 +42,15 @@ class TraceRounds(Callback):
     """Writes what runs when in some rounds to `trace.json.gz` in the run directory, for Perfetto or chrome://tracing.
 
     Args:
-        first: the first round that is recorded, counted from 0; the very first ones compile and allocate.
-        rounds: how many, one after another. With engine `graph`, every operator of each is recorded.
+        first: the first round that is recorded, counted from 0; the very first ones compile and allocate. With
+            `dispatch="first_come"`, the first that begins behind a synchronisation task from there on.
+        rounds: how many at least, one after another. With engine `graph`, every operator of each is recorded.
 
     Raises:
         SettingError: a negative `first`, or `rounds` below 1.
+
+    Warns:
+        UserWarning: the training ended before anything was recorded.
 
     Example:
         >>> TraceRounds(first=100, rounds=5)
@@ -58,32 +66,42 @@ class TraceRounds(Callback):
             raise SettingError(f"rounds must be at least 1, got {rounds}")
         self.first = first
         self.rounds = rounds
-        self._recording = False
+        self._began: int | None = None
+        self._ended = False
 
     def on_train_start(self, run: "Run") -> None:
         """Begin at once where the first round is wanted."""
-        self._recording = False
+        self._began = None
+        self._ended = run.round >= self.first + self.rounds  # of a training that is resumed behind them
         self._begin_if_due(run)
 
     def on_round_end(self, run: "Run") -> None:
         """Begin or end."""
-        if self._recording and run.round >= self.first + self.rounds:
+        if run.round != run.replicas.rounds:  # later rounds have run as well, and have been recorded as this one
+            return
+        if self._began is not None and run.round >= self._began + self.rounds:
             self._write(run)
         self._begin_if_due(run)
 
     def on_train_end(self, run: "Run", result: "Result") -> None:
         """Write what there is of a training that ended early."""
-        if self._recording:
+        if self._began is not None and run.round > self._began:
             self._write(run)
+        if not self._ended:
+            warnings.warn(
+                f"{self!r} recorded nothing: the training ended after {run.round} rounds; "
+                "use a smaller first, such as first=0",
+                stacklevel=2,
+            )
 
     def _begin_if_due(self, run: "Run") -> None:
-        if not self._recording and self.first <= run.round < self.first + self.rounds:
+        if self._began is None and not self._ended and run.round >= self.first:
             run.replicas.start_timeline()
-            self._recording = True
+            self._began = run.round
 
     def _write(self, run: "Run") -> None:
         run.replicas.take_timeline().save(run.run_dir / self.FILE)
-        self._recording = False
+        self._began, self._ended = None, True
 
     def __repr__(self) -> str:
         return f"TraceRounds(first={self.first}, rounds={self.rounds})"

@@ -1,6 +1,7 @@
 """What `bow.train` looks at before anything is written: every user's mistake that can be seen beforehand."""
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from bow.data import BatchStream, Deal
 from bow.engine import Batch, Loss, Step, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
+from bow.sync import Synchroniser
 from bow.training.metrics import IGNORED_LABEL, Metric
 from bow.training.replicas import resolve_device
 
@@ -31,6 +33,20 @@ def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: obje
         raise SettingError(f"strategy={strategy!r}: this version has no planner; leave strategy out")
     if checkpoint_every is not None and (not _is_whole(checkpoint_every) or checkpoint_every < 1):
         raise SettingError(f"checkpoint_every must be at least 1 round, or None, got {checkpoint_every!r}")
+
+
+def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
+    """Tell of learners that are to run ahead of each other but are synchronised in every round.
+
+    Warns:
+        UserWarning: `dispatch="first_come"` has no effect.
+    """
+    if dispatch == "first_come" and all(sync.due(t, learners) for t in range(2)):
+        warnings.warn(
+            f'dispatch="first_come" has no effect with {sync!r}, which synchronises the learners in every round; '
+            "use a synchroniser with every=2 or more, or leave it out",
+            stacklevel=3,
+        )
 
 
 def check_seed(seed: Any) -> int:

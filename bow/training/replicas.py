@@ -39,6 +39,9 @@ DEFAULT_SYNC = SMA()
 
 STATE_VERSION = 1
 
+MAX_BYTES_TOGETHER = 2**28
+"""Bytes of batches after which no more rounds are dealt to be run as one."""
+
 
 class Replicas(nn.Module):
     """Several learners of one model, trained side by side and kept together by a synchroniser.
@@ -59,7 +62,8 @@ class Replicas(nn.Module):
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
             learner that is free takes the next batch, in `run` and in engines whose learners do not keep step
-            (`"streams"`); faster with stragglers, and what comes of it depends on the time that tasks take.
+            (`"graph"` and `"streams"`); faster with stragglers, and what comes of it depends on the time that tasks
+            take.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
         on_nan: a learner whose loss or gradient is not finite starts again from z (`"restart"`), or ends the
@@ -208,7 +212,7 @@ class Replicas(nn.Module):
             The learners' losses, before the step; NaN for those that sat out.
         """
         outcome = self._engine.round(self._prepare(batches))
-        object.__setattr__(self, "last", outcome)  # nn.Module's way takes longer than all else that is done here
+        self.remember(outcome)
         return outcome.losses
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
@@ -221,13 +225,19 @@ class Replicas(nn.Module):
             Losses and metrics of each, by batch.
         """
         outcomes = self._engine.rounds([self._prepare(each) for each in batches])
-        self.last = outcomes[-1] if outcomes else self.last
+        if outcomes:
+            self.remember(outcomes[-1])
         return outcomes
+
+    def remember(self, outcome: Outcome) -> None:
+        """Make this what `last` is; callbacks are told of rounds that ran as one after another."""
+        object.__setattr__(self, "last", outcome)  # nn.Module's way takes longer than all else in a round out here
 
     def run(self, batches: Iterator[Batch], rounds: int) -> Shaped[Tensor, "rounds learners"]:
         """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
 
-        With `dispatch="first_come"` there is no barrier but the synchronisation tasks.
+        With `dispatch="first_come"` there is no barrier but the synchronisation tasks, in engines whose learners do not
+        keep step. With `"fixed"`, and in other engines, there is one after every round: the same as `round` in a loop.
 
         Returns:
             The losses of the rounds that were run, by batch.
@@ -235,8 +245,7 @@ class Replicas(nn.Module):
         losses: list[Tensor] = []
         batches = iter(batches)  # a loader or a list would begin anew in every round
         while len(losses) < rounds:
-            together = range(min(self.period, rounds - len(losses)))
-            dealt = [each for each in (self._dealt(batches) for _ in together) if each]
+            dealt = self._dealt_together(batches, min(self.period, rounds - len(losses)))
             if not dealt:
                 break
             losses += [outcome.losses for outcome in self.rounds_at_once(dealt)]
@@ -365,6 +374,15 @@ class Replicas(nn.Module):
             "sync": type(self.sync).__name__,
         }
 
+    def _dealt_together(self, batches: Iterator[Batch], limit: int) -> list[list[Batch | None]]:
+        """The batches of so many rounds, or of fewer where they have run out or are large."""
+        dealt: list[list[Batch | None]] = []
+        room = MAX_BYTES_TOGETHER
+        while len(dealt) < limit and room > 0 and (batch := self._dealt(batches)):
+            dealt.append(batch)
+            room -= num_bytes(batch) if limit > 1 else 0
+        return dealt
+
     def _dealt(self, batches: Iterator[Batch]) -> list[Batch | None]:
         """The next batches, one per learner, None where they have run out; empty where there is none left."""
         dealt: list[Batch | None] = list(itertools.islice(batches, self.learners))
@@ -387,6 +405,11 @@ class Replicas(nn.Module):
         if self.device.type == "cpu":
             return batch
         return tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
+
+
+def num_bytes(batches: Any) -> int:
+    """Bytes of the tensors of any pytree."""
+    return sum(leaf.nbytes for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
 
 
 def check_step(loss: Loss | None, step: Step | None) -> Step:

@@ -22,7 +22,7 @@ from bow.training.callbacks import Hooks
 from bow.training.checkpoint import save_checkpoint
 from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.metrics import Metric, mean_of, reached
-from bow.training.replicas import Replicas
+from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
 from bow.training.result import Result
 
 RECORD_INTERVAL_S = 0.5
@@ -85,8 +85,10 @@ class Meter:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of the steady part, while time is not counted."""
+        """Samples per second of the steady part, or of all where there is none; while time is not counted."""
         seconds, samples = self.steady_from or (0.0, 0)
+        if samples == self.samples:
+            seconds, samples = 0.0, 0
         return (self.samples - samples) / max(self.seconds - seconds, 1e-9)
 
 
@@ -145,7 +147,7 @@ class Run:
         return self._meter.throughput
 
     def stop(self) -> None:
-        """End the training after this round."""
+        """End the training after this round; with `dispatch="first_come"`, after those that ran as one with it."""
         self._stopped = True
 
     @property
@@ -189,7 +191,17 @@ class Run:
         return result
 
     def state(self) -> dict[str, Any]:
-        """Everything that a checkpoint holds."""
+        """Everything that a checkpoint holds.
+
+        Raises:
+            SettingError: a callback asks while later rounds have run already, which `dispatch="first_come"` runs as
+                one with this one.
+        """
+        if self.round != self.replicas.rounds:
+            raise SettingError(
+                f"there is no state of round {self.round}, the learners have run {self.replicas.rounds} rounds as one "
+                '(dispatch="first_come"); ask when run.round == run.replicas.rounds, or use checkpoint_every='
+            )
         return {
             "replicas": self.replicas.training_state(),
             "stream": self._stream.state_dict(),
@@ -242,7 +254,8 @@ class Run:
     def _deal(self, first: Deal | None) -> list[Deal]:
         """The batches of the rounds that are run as one; they do not go beyond an epoch, a checkpoint or the end."""
         deals: list[Deal] = []
-        while len(deals) < self._rounds_together():
+        limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
+        while len(deals) < limit and room > 0:
             deal = first or self._stream.deal(self.replicas.learners)
             if deal is None:
                 break
@@ -250,6 +263,7 @@ class Run:
             deals.append(deal)
             if deal.epochs > self.epoch:
                 break
+            room -= num_bytes(deal.batches) if limit > 1 else 0
         return deals
 
     def _rounds_together(self) -> int:
@@ -281,7 +295,7 @@ class Run:
         self._meter.samples += deal.num_samples
         self._epoch_losses.append(outcome.losses)
         self._recent_losses.append(outcome.losses)
-        self.replicas.last = outcome
+        self.replicas.remember(outcome)
         self._hooks.call("on_round_end", self)
         if self._plan.lr_interval == "round":
             self._step_scheduler([outcome.losses])

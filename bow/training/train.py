@@ -28,6 +28,7 @@ from bow.training.checks import (
     choose_device,
     first_batch,
     make_scheduler,
+    warn_of_first_come,
 )
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import Accuracy, Metric
@@ -96,7 +97,8 @@ def train(
         sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
         dispatch: `"fixed"`, or `"first_come"`: between two synchronisation tasks the learner that is free first takes
-            the next batch, see `Replicas`. Learning rates change, and callbacks hear of rounds, behind such a period.
+            the next batch, see `Replicas`. Learning rates change, and callbacks hear of rounds, behind such a period;
+            a training that a callback stops ends there.
         tuner: None; learners are not tuned while training in this version.
         on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`).
         validation: like `data`; the central model is evaluated on it after every epoch.
@@ -181,6 +183,7 @@ def train(
         seed=seed,
         expected_rounds=rounds,
     )
+    warn_of_first_come(dispatch, sync, count)
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
     started_with = optimizer_settings(replicas.optimizer)
     if state is not None:

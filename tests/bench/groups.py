@@ -27,6 +27,9 @@ GROUP = Group(
     ),
     notes=("mlp, batch 4, fused with 1 learner on 2 threads: left out, RuntimeError: no compiler",),
     seconds=33.3,
+    final=((250.0, 200.0, 200.0), (500.0, 600.0, 500.0)),
 )
 
 PYTORCH_ALONE = Group("lenet", 16, GROUP.lanes[:2], seconds=33.3)
+BOW_ALONE = Group("lenet", 16, GROUP.lanes[4:6], seconds=33.3)
+NOBODY = Group("lenet", 16, (), seconds=33.3)

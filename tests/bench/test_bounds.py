@@ -11,6 +11,8 @@ import torch
 from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound, Machine, StepCosts, find_bound, sentences, step_costs
 from bow.bench.line_up import Lane
 from bow.bench.measure import Spread
+from bow.bench.workloads import WORKLOADS
+from bow.graph import capture
 from tests.bench.groups import GROUP, PYTORCH_ALONE
 
 COSTS = StepCosts(operators=10, flops=1_000_000, bytes_moved=2_000, weight_bytes=100)
@@ -91,6 +93,14 @@ def test_a_step_asks_for_its_operators_flops_and_bytes() -> None:
     assert 10 < costs.operators < 50
 
 
+def test_only_what_goes_through_the_dispatcher_is_counted() -> None:
+    workload = WORKLOADS["mlp"]
+    graph = capture(workload.build(), workload.make_data(16), workload.loss)
+    views = sum(operator.is_view for operator in graph.operators)
+    assert views > 0
+    assert step_costs("mlp", 16).operators == len(graph.operators) - views
+
+
 def test_rates_are_measured_once_and_leave_the_threads_alone() -> None:
     threads = torch.get_num_threads()
     ticks = iter(range(10_000))
@@ -108,15 +118,20 @@ def test_rates_are_measured_once_and_leave_the_threads_alone() -> None:
 def test_a_sentence_tells_what_bounds_a_model_at_each_batch() -> None:
     bounds = [bound(0.2, 0.5, 0.1, batch=4), bound(0.6, 0.2, 0.1, batch=16), bound(0.7, 0.2, 0.1, batch=32)]
     assert sentences(bounds) == {
-        "mlp": "MLP, 10 operators a step, is bounded by memory at batch 4 (50% of the time) and "
+        "mlp": "MLP, 10 operators a step, is bounded in engine `graph` by memory at batch 4 (50% of the time) and "
         "by arithmetic at batch 16 and 32 (60% and 70% of the time)."
     }
 
 
 def test_a_sentence_admits_that_nothing_explains_the_time() -> None:
     (sentence,) = sentences([bound(0.1, 0.05, 0.2, model="logistic_regression")]).values()
-    assert sentence.startswith("Logistic regression, 10 operators a step, is bounded by none of the three at batch 4")
-    assert "35% of the time" in sentence
+    assert "is bounded in engine `graph` by none of the three at batch 4" in sentence
+    assert "the largest single share of the time is 20% (calling operators)" in sentence
+
+
+def test_an_estimate_above_the_measured_time_is_all_of_it() -> None:
+    (sentence,) = sentences([bound(1.3, 0.2, 0.1, batch=4), bound(0.6, 0.2, 0.1, batch=16)]).values()
+    assert "by arithmetic at batch 4 and 16 (all and 60% of the time)" in sentence
 
 
 def test_every_model_has_its_sentence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from bow.bench import engines, main
 from bow.bench.contestants import BowTraining, Feed, PlainTraining, StepTraining, Trainings
 from bow.bench.line_up import Lane
+from bow.bench.measure import Contestant
 from bow.bench.workloads import WORKLOADS
 from bow.errors import SettingError
 
@@ -47,6 +49,12 @@ def test_the_json_says_what_follows_from_the_measurements(tmp_path: Path) -> Non
 
 def test_every_group_of_the_issue_is_measured() -> None:
     assert len(engines.Settings().models) * len(engines.Settings().batches) == 15
+
+
+def test_a_message_is_told_as_far_as_it_says_something() -> None:
+    assert engines._first_words(RuntimeError("no compiler\nand a long story")) == "no compiler"
+    assert engines._first_words(RuntimeError("raised:\nthe reason\nmore")) == "raised: the reason"
+    assert engines._first_words(RuntimeError()) == ""
 
 
 @pytest.fixture
@@ -98,6 +106,39 @@ def test_trainings_are_torn_down_together(monkeypatch: pytest.MonkeyPatch) -> No
     training, _ = made.of(Lane("eager", 1, 2)), made.of(Lane("pytorch", 1, None))
     made.close()
     assert closed == [training]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_training_is_made_with_the_threads_that_it_runs_with(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    made = trainings()
+
+    def of(lane: Lane) -> Callable[[], int]:
+        seen.append(torch.get_num_threads())
+        return lambda: lane.threads
+
+    monkeypatch.setattr(made, "of", of)
+    before = torch.get_num_threads()
+    try:
+        engines.enter(Lane("eager", threads, 1), made)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [threads]
+
+
+def test_the_best_two_race_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    raced: list[int] = []
+
+    def race(contestants: list[Contestant], repeats: int, stint_s: float) -> list[list[float]]:
+        raced.append(len(contestants))
+        return [[100.0 * len(raced) + index] * repeats for index in range(len(contestants))]
+
+    monkeypatch.setattr(engines, "race", race)
+    settings = engines.Settings(rivals=("eager",), learners=(1, 4), threads=(1,), repeats=2)
+    group = engines.measure_group("mlp", 4, WORKLOADS["mlp"].make_data(16), settings)
+    assert raced == [len(group.lanes), 2]
+    assert group.final == ((200.0, 200.0), (201.0, 201.0))
+    assert [lane.rates[0] for lane in group.lanes] == [100.0 + index for index in range(len(group.lanes))]
 
 
 def test_quick_is_a_part_of_the_whole() -> None:

@@ -7,7 +7,7 @@ import pytest
 from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound, StepCosts, sentences
 from bow.bench.engines_report import bounds_table, contest_table, gains_table, markdown, summary, table
 from bow.bench.line_up import Lane
-from tests.bench.groups import ENVIRONMENT, GROUP, PYTORCH_ALONE
+from tests.bench.groups import BOW_ALONE, ENVIRONMENT, GROUP, NOBODY, PYTORCH_ALONE
 
 BOUND = Bound(
     GROUP,
@@ -20,7 +20,7 @@ BOUND = Bound(
 
 def test_the_first_table_is_best_against_best() -> None:
     assert contest_table([GROUP]).rows == [
-        ["MLP", "4", "compiled_step, 2 threads", "200", "fused, 8 learners", "900", "4.00x (2.50-4.50)"]
+        ["MLP", "4", "compiled_step, 2 threads", "200", "fused, 8 learners", "500", "2.50x (2.00-3.00)"]
     ]
 
 
@@ -57,9 +57,18 @@ def test_the_tables_stand_without_bow_and_without_the_compiler() -> None:
     assert summary(PYTORCH_ALONE) == "LeNet, batch 16: pytorch 100 samples/s; took 33 s"
 
 
+def test_the_tables_stand_without_pytorch_and_without_anybody() -> None:
+    rows = contest_table([BOW_ALONE, NOBODY]).rows
+    assert rows == [["LeNet", "16", "", "", "eager, 8 learners", "110", ""], ["LeNet", "16", "", "", "", "", ""]]
+    assert table([BOW_ALONE]).rows[0] == ["LeNet", "16", "eager", "1", "1", "90", ""]
+    assert table([NOBODY]).rows == []
+    assert summary(BOW_ALONE) == "LeNet, batch 16: bow 110 samples/s (eager, 8 learners); took 33 s"
+    assert summary(NOBODY) == "LeNet, batch 16: nobody ran; took 33 s"
+
+
 def test_the_summary_names_both_best_settings() -> None:
     assert summary(GROUP) == (
-        "MLP, batch 4: compiled_step, 2 threads 200 samples/s, bow 4.00x (2.50-4.50) as fast (fused, 8 learners); "
+        "MLP, batch 4: compiled_step, 2 threads 200 samples/s, bow 2.50x (2.00-3.00) as fast (fused, 8 learners); "
         "took 33 s"
     )
 
@@ -84,10 +93,11 @@ VALUES = {
     [
         "`bow bench engines`",
         "a processor, 2 cores",
-        "4.00x (2.50-4.50)",
+        "2.50x (2.00-3.00)",
+        "raced again alone",
         "Geometric mean of the medians: 4.00",
         "no compiler",
-        "MLP, 20 operators a step, is bounded by arithmetic at batch 4 (60% of the time).",
+        "MLP, 20 operators a step, is bounded in engine `graph` by arithmetic at batch 4 (60% of the time).",
         "Python, the call alone 2.00 us (1.90-2.10)",
         "96.5 GFLOP/s",
     ],

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from bow.bench.group import geometric_mean
+from bow.bench.group import Group, geometric_mean
 from bow.bench.line_up import Lane
 from bow.bench.measure import Spread
-from tests.bench.groups import GROUP, PYTORCH_ALONE
+from tests.bench.groups import BOW_ALONE, GROUP, NOBODY, PYTORCH_ALONE
 
 
 def test_the_baseline_is_plain_pytorch_with_the_better_median() -> None:
+    assert GROUP.baseline is not None
     assert (GROUP.baseline.implementation, GROUP.baseline.threads) == ("pytorch", 1)
 
 
@@ -20,13 +21,22 @@ def test_the_best_of_bow_meets_the_best_of_plain_and_compiled_pytorch() -> None:
     best = GROUP.best_of_bow
     assert best is not None
     assert (best.implementation, best.learners) == ("fused", 8)
+    assert GROUP.best_of_pytorch is not None
     assert GROUP.best_of_pytorch.short == "compiled_step, 2 threads"
 
 
-def test_contests_and_ratios_are_taken_repeat_by_repeat() -> None:
+def test_the_contest_is_of_the_final_and_not_of_the_race_that_chose_the_two() -> None:
+    assert GROUP.contest == Spread(2.5, 2.0, 3.0, 3)
+    pytorch, bow = GROUP.finalists
+    assert pytorch is not None
+    assert bow is not None
+    assert (pytorch.short, pytorch.speed.median) == ("compiled_step, 2 threads", 200.0)
+    assert (bow.short, bow.speed.median) == ("fused, 8 learners", 500.0)
+
+
+def test_ratios_to_plain_pytorch_are_taken_repeat_by_repeat() -> None:
     best = GROUP.best_of_bow
     assert best is not None
-    assert GROUP.contest == Spread(4.0, 2.5, 4.5, 3)
     assert GROUP.ratio(best) == Spread(8.0, 5.0, 9.0, 3)
 
 
@@ -48,15 +58,22 @@ def test_the_gain_of_a_second_learner_is_over_one_learner_on_one_thread() -> Non
 
 
 def test_the_geometric_mean_is_of_the_medians() -> None:
-    quarter = replace(GROUP, lanes=(*GROUP.lanes[:4], Lane("graph", 1, 1, rates=(50.0, 100.0, 50.0))))
-    assert quarter.contest == Spread(0.25, 0.25, 0.25, 3)
-    assert geometric_mean([GROUP, quarter]) == pytest.approx(1.0)
+    slower = replace(GROUP, final=((250.0,) * 3, (100.0,) * 3))
+    assert slower.contest == Spread(0.4, 0.4, 0.4, 3)
+    assert geometric_mean([GROUP, slower]) == pytest.approx(1.0)
 
 
-def test_without_bow_there_is_no_contest() -> None:
-    assert PYTORCH_ALONE.contest is None
-    assert geometric_mean([PYTORCH_ALONE]) is None
-    assert geometric_mean([GROUP, PYTORCH_ALONE]) == pytest.approx(4.0)
+@pytest.mark.parametrize("group", [PYTORCH_ALONE, BOW_ALONE, NOBODY])
+def test_where_one_side_is_missing_there_is_no_contest(group: Group) -> None:
+    assert group.contest is None
+    assert group.contest_dict()["ratio"] is None
+    assert geometric_mean([group]) is None
+    assert geometric_mean([GROUP, group]) == pytest.approx(2.5)
+
+
+def test_without_plain_pytorch_there_are_no_ratios_to_it() -> None:
+    assert BOW_ALONE.baseline is None
+    assert [values["ratio"] for values in BOW_ALONE.as_dict()["contestants"]] == [None, None]
 
 
 def test_the_json_has_every_contestant_with_its_spread() -> None:
@@ -77,8 +94,8 @@ def test_the_json_has_the_contest_and_the_gains() -> None:
         "model": "mlp",
         "batch_size": 4,
         "pytorch": {"setting": "compiled_step, 2 threads", "samples_per_s": 200.0},
-        "bow": {"setting": "fused, 8 learners", "samples_per_s": 900.0},
-        "ratio": {"median": 4.0, "low": 2.5, "high": 4.5, "n": 3},
+        "bow": {"setting": "fused, 8 learners", "samples_per_s": 500.0},
+        "ratio": {"median": 2.5, "low": 2.0, "high": 3.0, "n": 3},
     }
     assert GROUP.gains_dict() == {
         "model": "mlp",

@@ -3,7 +3,10 @@
 import contextlib
 import functools
 import gc
+import itertools
 import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -16,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.engine.graph import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
+from bow.device import available_cores
+from bow.engine.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
 from bow.errors import GraphError, RuntimeUnavailableError
 from tests.engine.pairs import TOLERANCE, Pair
 
@@ -165,12 +169,12 @@ def test_a_shape_is_captured_when_it_comes_again_and_rare_ones_run_in_eager() ->
         engine = pair.trainings[1]._engine
         for t, samples in enumerate([4, 4, 3, 3, 4, 5, 3]):
             pair.round(batches(t, 2, samples))
-        captured = {shape[0][0][0] for shape in engine._tasks}  # type: ignore[attr-defined]
+        captured = {shape[2][0][0] for shape in engine._tasks}  # type: ignore[attr-defined]
         assert captured == {4, 3}
         for t, samples in enumerate(range(6, 6 + 2 * MAX_SHAPES)):
             pair.round(batches(t, 2, samples))
             pair.round(batches(t, 2, samples))
-        assert len(engine._tasks) == MAX_SHAPES  # type: ignore[attr-defined]
+        assert len(list(engine._tasks)) == MAX_SHAPES  # type: ignore[attr-defined]
         assert pair.engine == "graph"
 
 
@@ -274,32 +278,67 @@ def test_executors_that_nobody_closed_end_with_the_replicas() -> None:
     assert num_threads() == before
 
 
+def numbered(count: int) -> list[Any]:
+    """Batches whose targets say which they are."""
+    return [(torch.randn(2, FEATURES, dtype=torch.float64), torch.full((2, 1), float(j))) for j in range(count)]
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("sync", [bow.SMA(every=4), bow.LocalSGD(every=4), bow.SSGD()])
-def test_first_come_takes_every_batch_once_and_trains(sync: Any, optimizer: str) -> None:
+@pytest.mark.parametrize("sync", [bow.SMA(every=4), bow.LocalSGD(every=4), bow.SSGD(), bow.Independent()])
+def test_first_come_takes_every_batch_once_and_every_learner_learns(sync: Any, optimizer: str) -> None:
+    def step(model: nn.Module, given: Any) -> Any:
+        inputs, targets = given
+        return (model(inputs) ** 2).mean(), {"number": targets.mean()}
+
     made = {"momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), "adamw": torch.optim.AdamW}
-    with replicas(learners=3, sync=sync, dispatch="first_come", optimizer=made[optimizer]) as training:
-        training.run(iter([batch(j) for j in range(3)]), rounds=1)  # captures
+    model = nn.Linear(FEATURES, 1).double()
+    settings = {"learners": 3, "sync": sync, "dispatch": "first_come", "optimizer": made[optimizer]}
+    with replicas(model, step=step, **settings) as training:
+        training.run(iter(numbered(3)), rounds=1)  # captures
         start = training.W.clone()
-        fixed = [batch(j) for j in range(3)] * 16
-        losses = training.run(iter(fixed), rounds=16)
-        assert losses.shape == (16, 3)
-        assert losses.isfinite().all()
-        assert (training.W - start).abs().amax(1).gt(1e-4).all()  # every learner has learned
-        assert losses[-4:].mean() < losses[:4].mean()
+        outcomes = []
+        given = numbered(48)
+        rounds = [given[t : t + 3] for t in range(0, 48, 3)]
+        while rounds:
+            together = min(training.period, len(rounds))
+            outcomes += training.rounds_at_once(rounds[:together])
+            rounds = rounds[together:]
+        seen = torch.cat([outcome.metrics["number"] for outcome in outcomes])
+        assert seen.tolist() == list(range(48))  # by batch, whoever took it
+        assert (training.W - start).abs().amax(1).gt(1e-4).all()
         assert training.rounds == 17
         assert training.engine == "graph"
 
 
-def test_first_come_with_one_learner_or_every_round_averaged_is_the_fixed_order() -> None:
-    with (
-        replicas(dispatch="first_come", sync=bow.SMA()) as free,
-        replicas(sync=bow.SMA(), engine="eager") as eager,
-    ):
-        given = [batch(j) for j in range(12)]
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize("sync", [bow.SMA(every=4), bow.LocalSGD(every=4)])
+def test_first_come_on_one_core_is_eager_in_turn(sync: Any, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With one executor the learner that has been free for longest is the next in turn: nothing depends on time.
+    monkeypatch.setattr("bow.engine.graph.available_cores", lambda: available_cores()[:1])
+    made = {"momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), "adamw": torch.optim.AdamW}
+    settings = {"learners": 3, "sync": sync, "optimizer": made[optimizer]}
+    with replicas(dispatch="first_come", **settings) as free, replicas(engine="eager", **settings) as eager:
+        given = [batch(j) for j in range(36)]
         for training in (free, eager):
-            training.run(iter(given), rounds=6)
+            losses = training.run(iter(given), rounds=12)
+            assert losses.shape == (12, 3)
         torch.testing.assert_close(free.W, eager.W, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(free.z, eager.z, rtol=0, atol=TOLERANCE)
+        buffers = [dict(training.central.named_buffers()) for training in (free, eager)]
+        torch.testing.assert_close(*buffers, rtol=0, atol=TOLERANCE)
+
+
+def test_first_come_is_recorded_on_the_executors_that_ran_it() -> None:
+    with replicas(dispatch="first_come", sync=bow.LocalSGD(every=8)) as training:
+        training.run(iter([batch(j) for j in range(16)]), rounds=8)
+        training.start_timeline()
+        training.run(iter([batch(j) for j in range(16)]), rounds=8)
+        timeline = training.take_timeline()
+    executors = {span.place for span in timeline.spans if span.place.startswith("executor")}
+    assert len(executors) == min(2, len(available_cores()))
+    for place in executors:
+        own = sorted((span for span in timeline.spans if span.place == place), key=lambda span: span.start_ns)
+        assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(own))
 
 
 def test_first_come_an_error_ends_the_rounds_and_training_goes_on() -> None:
@@ -319,3 +358,163 @@ def test_a_learner_that_diverges_ahead_of_the_others_starts_again_from_the_centr
             training.run(iter([infinite, *(batch(j) for j in range(7))]), rounds=4)
         assert training.num_restarts == 1
         assert training.W.isfinite().all()
+
+
+class AssignedBuffer(nn.Linear):
+    """Keeps a running mean and the one before it by assigning new tensors to its buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+        self.register_buffer("mean", torch.zeros(FEATURES))
+        self.register_buffer("mean_before", torch.zeros(FEATURES))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        self.mean_before = self.mean
+        self.mean = mean
+        return super().forward(inputs - mean)
+
+
+def test_buffers_that_the_model_assigns_follow_eager_through_rounds_of_other_shapes() -> None:
+    with Pair("graph", AssignedBuffer, learners=2) as pair:
+        for t, samples in enumerate([4, 4, 3, 4, 4, 3, 3, 4]):
+            pair.round(batches(t, 2, samples))
+        assert pair.trainings[1].learner(0).mean.abs().max() > 0.01
+        assert pair.engine == "graph"
+
+
+def test_a_buffer_that_becomes_another_kind_of_tensor_is_left_to_eager() -> None:
+    class Growing(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(FEATURES, CLASSES)
+            self.register_buffer("seen", torch.zeros(1, FEATURES))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.seen = torch.cat([self.seen, inputs.detach()[:1]])
+            return super().forward(inputs)
+
+    with replicas(Growing().double()) as training:
+        with pytest.warns(UserWarning, match="makes float64.*of buffer 'seen', which was .* running eager"):
+            training.round(batches(0, 2))
+        assert training.learner(0).seen.shape == (2, FEATURES)
+
+
+def test_numbers_of_the_step_and_attributes_of_the_model_are_followed() -> None:
+    beta = [1.0]
+
+    class Scaling(nn.Linear):
+        factor = 1.0
+
+    def build() -> nn.Module:
+        model = Scaling(FEATURES, CLASSES).double()
+        model.factor = 1.0
+        return model
+
+    def step(model: Any, given: Any) -> Tensor:
+        inputs, targets = given
+        return beta[0] * model.factor * cross_entropy(model(inputs), targets)
+
+    with replicas(build(), step=step) as graph, replicas(build(), step=step, engine="eager") as eager:
+        for t in range(6):
+            if t == 2:
+                beta[0] = 0.5
+            if t == 4:
+                for training in (graph, eager):
+                    for j in range(2):
+                        training.learner(j).factor = 3.0
+            losses = [training.round(batches(t, 2)) for training in (graph, eager)]
+            torch.testing.assert_close(*losses, rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(graph.W, eager.W, rtol=0, atol=TOLERANCE)
+        assert graph.engine == "graph"
+
+
+def test_a_number_that_changes_every_round_ends_in_eager_with_a_warning() -> None:
+    beta = [1.0]
+
+    def step(model: nn.Module, given: Any) -> Tensor:
+        return beta[0] * cross_entropy(model(given[0]), given[1])
+
+    with replicas(step=step) as training, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t in range(12):
+            beta[0] *= 0.9
+            training.round(batches(t, 2))
+        assert training.engine == "eager"
+    (warning,) = caught
+    assert "'beta' changes in Python again and again" in str(warning.message)
+
+
+def test_a_dictionary_in_another_order_is_not_taken_for_the_same() -> None:
+    def step(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+        return nn.functional.mse_loss(model(given["inputs"]), given["targets"])
+
+    def pair(seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {name: torch.randn(3, 2, generator=generator, dtype=torch.float64) for name in ("inputs", "targets")}
+
+    model = nn.Linear(2, 2).double()
+    with replicas(model, step=step) as graph, replicas(model, step=step, engine="eager") as eager:
+        for t in range(4):
+            given = [pair(2 * t), pair(2 * t + 1)]
+            if t % 2:
+                given = [dict(reversed(each.items())) for each in given]
+            losses = [training.round(given) for training in (graph, eager)]
+            torch.testing.assert_close(*losses, rtol=0, atol=TOLERANCE)
+
+
+def test_a_batch_with_something_that_is_no_tensor_runs_in_eager() -> None:
+    def step(model: nn.Module, given: Any) -> Tensor:
+        return cross_entropy(model(given[0]), given[1]) * len(given[2])
+
+    given = [(*each, {"a", "b"}) for each in batches(0, 2)]
+    message = "a batch holds something that is no tensor.* running eager"
+    with replicas(step=step) as training, pytest.warns(UserWarning, match=message):
+        assert training.round(given).isfinite().all()
+
+
+def test_the_callers_autocast_reaches_all_learners_or_none() -> None:
+    model = classifier()
+    given = [(inputs.float(), targets) for inputs, targets in batches(0, 2)]
+    given[1] = given[0]
+    with replicas(model, optimizer=functools.partial(torch.optim.SGD, lr=0.0)) as training:
+        plain = training.round(given)
+        with torch.autocast("cpu", torch.bfloat16):
+            reduced = training.round(given)
+            reduced = training.round(given)
+        again = training.round(given)
+    assert plain[0] == plain[1] == again[0] == again[1]
+    assert reduced[0] == reduced[1] != plain[0]
+
+
+def test_hooks_of_the_optimizer_are_called_also_when_they_come_later() -> None:
+    called: list[int] = []
+    with replicas() as training:
+        training.round(batches(0, 2))
+        training.optimizer.register_step_post_hook(lambda *args: called.append(1))
+        for t in range(2):
+            training.round(batches(1 + t, 2))
+        assert called == [1, 1]
+        assert training.engine == "graph"
+
+
+FORGOTTEN = """
+import gc, torch, bow
+from torch import nn
+model = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(6, 2))
+good, wrong = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[0, 1], [2, 4]])
+labels = torch.tensor([0, 1])
+replicas = bow.Replicas(model, nn.functional.cross_entropy, learners=2, engine="graph", device="cpu")
+replicas.round([(good, labels)] * 2)
+try:
+    replicas.round([(good, labels), (wrong, labels)])
+except bow.BowError as error:
+    print("out of range" in str(error))
+del replicas, wrong
+gc.collect()
+print("ended")
+"""
+
+
+def test_replicas_that_are_forgotten_after_an_error_do_not_hang() -> None:
+    done = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["True", "ended"]

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -25,6 +26,7 @@ import bow
 from bow.device import available_cores
 from bow.engine import Eager, Streams
 from bow.engine.choice import check_device
+from bow.engine.place import Crew
 from bow.errors import DataError, DivergenceError, LossError, ModelError, SettingError
 from tests.engine.pairs import Pair
 
@@ -842,6 +844,68 @@ def test_batches_of_a_new_shape_are_looked_at_before_learners_run_ahead() -> Non
 def test_one_learner_has_nobody_to_run_ahead_of() -> None:
     with Replicas(learners=1, sync=bow.LocalSGD(every=8), **FREE) as replicas:
         assert replicas.period == 1
+
+
+def test_learners_that_had_to_fall_back_to_turns_do_not_run_ahead() -> None:
+    with Replicas(build=Reseeding, sync=bow.LocalSGD(every=8), **FREE) as replicas:
+        assert replicas.period == 8
+        with pytest.warns(UserWarning, match="in turn"):
+            rounds(replicas, 1)
+        assert replicas.period == 1
+        rounds(replicas, 2)
+
+
+def test_in_a_fixed_order_nobody_asks_how_many_rounds_can_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounds_ahead(*args: Any) -> int:
+        raise AssertionError("asked")
+
+    with Replicas() as replicas:
+        monkeypatch.setattr(Streams, "rounds_ahead", rounds_ahead)
+        assert len(replicas.rounds_at_once([[batch(10 * t + j) for j in range(2)] for t in range(4)])) == 4
+
+
+def test_large_batches_are_dealt_in_smaller_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    per_round = 2 * sum(part.nbytes for part in batch(0))
+    monkeypatch.setattr("bow.training.replicas.MAX_BYTES_TOGETHER", 2 * per_round)
+    with Replicas(sync=bow.Independent(), **FREE) as replicas:
+        at_once = replicas.rounds_at_once
+        monkeypatch.setattr(Replicas, "rounds_at_once", lambda _, given: taken.append(len(given)) or at_once(given))
+        losses = replicas.run((batch(i) for i in range(14)), 7)
+    assert taken == [2, 2, 2, 1]
+    assert losses.shape == (7, 2)
+
+
+@pytest.mark.parametrize("failing_call", ["start", "wait"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_threads_that_could_not_all_be_started_leave_none(
+    failing_call: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    owner = {"start": threading.Thread, "wait": threading.Event}[failing_call]
+    original = getattr(owner, failing_call)
+
+    def call(self: Any, *args: Any) -> Any:
+        result = original(self, *args) if failing_call == "wait" or not calls else None
+        if threading.current_thread() is threading.main_thread() and sys._getframe(1).f_code.co_name == "__init__":
+            calls.append(self)
+            if len(calls) == 2:
+                raise error
+        return result
+
+    before, threads = set(threading.enumerate()), torch.get_num_threads()
+    crew = Crew([available_cores()[:1]] * 3, threads + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, failing_call, call)
+        with pytest.raises(error):
+            crew._open()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) == before
+    assert torch.get_num_threads() == threads
+    crew._open()
+    assert len(places()) == 3
+    crew.close()
 
 
 def test_rounds_that_never_synchronise_are_handed_over_in_portions() -> None:

@@ -250,6 +250,30 @@ def _no_thread_stays() -> Iterator[None]:
     deadline = time.monotonic() + 2
     while num_threads() > before and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert num_threads() <= before
+
+
+class Parallel(nn.Module):
+    """Two dropouts that do not depend on each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.dropout = nn.Linear(4, 512), nn.Linear(4, 512), nn.Dropout(0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.dropout(self.left(inputs)) + self.dropout(self.right(inputs))
+        return made[:, :2] + made[:, 2:].mean()
+
+
+def test_random_operators_that_run_at_the_same_time_keep_their_streams() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(64, 4), torch.randint(2, (64,))
+    model = Parallel()
+    graph = bow.capture(model, batch, F.cross_entropy)
+    priority = Schedule((1, 1), priority=(0,) * len(graph.operators))
+    with LocalRuntime(graph, priority, use_native=True) as runtime:
+        for seed in range(50):
+            assert_same(runtime.run(*state(model), batch, seed=seed), graph.run(*state(model), batch, seed=seed))
 
 
 def test_python_carries_a_schedule_out_in_an_order_that_respects_it() -> None:

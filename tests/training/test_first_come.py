@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import bow
 from bow.device import available_cores
+from bow.errors import SettingError
 
 Train = Callable[..., bow.Result]
 
@@ -127,15 +128,66 @@ def test_threads_end_with_the_training_and_with_an_error(
                 raise RuntimeError("mine")
 
     before = set(threading.enumerate())
-    train(model, data, epochs=1, callbacks=[Threads()], **FREE, run_dir=tmp_path / "first")
+    free = {"sync": bow.LocalSGD(every=4), **FREE}
+    train(model, data, epochs=1, callbacks=[Threads()], **free, run_dir=tmp_path / "first")
     assert during[-1] > 0
     assert set(threading.enumerate()) == before
     with pytest.raises(RuntimeError, match="mine"):
-        train(model, data, epochs=1, callbacks=[Threads()], **FREE, run_dir=tmp_path / "second")
+        train(model, data, epochs=1, callbacks=[Threads()], **free, run_dir=tmp_path / "second")
     assert during[-1] > 0
     assert set(threading.enumerate()) == before
 
 
 def test_first_come_without_effect_is_warned_about(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     with pytest.warns(UserWarning, match='dispatch="first_come" has no effect in engine eager'):
-        train(model, data, cross_entropy, dispatch="first_come")
+        train(model, data, cross_entropy, dispatch="first_come", sync=bow.LocalSGD(every=4))
+
+
+def test_first_come_is_warned_about_where_every_round_synchronises(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    with pytest.warns(UserWarning, match=r'dispatch="first_come" has no effect with SMA\(.*; use .* every=2 or more'):
+        train(model, data, **FREE)
+
+
+def test_a_training_of_one_period_has_a_throughput(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    assert train(model, data, steps=6, sync=bow.LocalSGD(every=6), **FREE).throughput > 0
+
+
+def test_large_batches_are_dealt_in_smaller_portions(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.training.run.MAX_BYTES_TOGETHER", 2 * 8 * (5 * 4 + 8))  # two rounds of eight samples
+    diary = Diary()
+    train(model, data, epochs=1, sync=bow.LocalSGD(every=6), callbacks=[diary], **FREE)
+    assert diary.completed == [2, 2, 4, 4, 6, 6]
+
+
+def test_there_is_no_state_of_a_round_that_others_have_followed(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    refused, rounds = [], []
+
+    class States:
+        def on_round_end(self, run: Any) -> None:
+            try:
+                rounds.append(run.state()["round"])
+            except SettingError as error:
+                refused.append(str(error))
+
+    train(model, data, epochs=1, sync=bow.LocalSGD(every=4), callbacks=[States()], **FREE)
+    assert rounds == [4, 6]
+    assert len(refused) == 4
+    assert "there is no state of round 1, the learners have run 4 rounds as one" in refused[0]
+
+
+def test_a_training_that_is_stopped_ends_after_the_rounds_that_ran_as_one(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    class Stop:
+        def on_round_end(self, run: Any) -> None:
+            run.stop()
+
+    diary = Diary()
+    train(model, data, epochs=3, sync=bow.LocalSGD(every=4), callbacks=[Stop(), diary], **FREE)
+    assert diary.rounds[-1][0] == 4

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import bow
@@ -50,6 +51,35 @@ def test_a_training_that_ends_early_leaves_what_there_is(
 ) -> None:
     result = train(model, data, batch_size=8, steps=3, learners=2, engine="eager", callbacks=[bow.TraceRounds(first=1)])
     assert {span.details["round"] for span in trace(result).spans} == {1, 2}
+
+
+def test_the_whole_rounds_of_fused_are_recorded(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    callbacks: list[Any] = [bow.TraceRounds(first=1, rounds=2)]
+    with torch.compiler.set_stance("force_eager"):  # all but the compilation, which takes most of a minute
+        result = train(model, data, batch_size=8, steps=6, learners=2, engine="fused", callbacks=callbacks)
+    assert [(span.name, span.details["round"]) for span in trace(result).spans] == [
+        ("whole round", 1),
+        ("whole round", 2),
+    ]
+
+
+@pytest.mark.parametrize(("first", "recorded"), [(0, range(4)), (1, range(4, 6)), (5, range(6, 8))])
+def test_of_rounds_that_run_as_one_all_are_recorded(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], first: int, recorded: range
+) -> None:
+    callbacks = [bow.TraceRounds(first=first, rounds=2)]
+    free = {"engine": "streams", "dispatch": "first_come", "sync": bow.LocalSGD(every=4)}
+    spans = trace(train(model, data, epochs=3, callbacks=callbacks, **free)).spans
+    assert {span.details["round"] for span in spans} == set(recorded)
+
+
+@pytest.mark.parametrize("first", [3, 20])
+def test_a_training_that_ends_before_anything_is_recorded_is_warned_about(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], first: int
+) -> None:
+    with pytest.warns(UserWarning, match=r"recorded nothing: the training ended after 3 rounds; use a smaller first"):
+        result = train(model, data, steps=3, callbacks=[bow.TraceRounds(first=first)])
+    assert not (result.run_dir / bow.TraceRounds.FILE).exists()
 
 
 @pytest.mark.parametrize("wrong", [{"first": -1}, {"rounds": 0}])

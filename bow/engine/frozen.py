@@ -1,0 +1,85 @@
+"""Values in Python that a step graph has frozen: numbers of the step and attributes of the model."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+from torch import nn
+
+_PLAIN = (bool, int, float, str, type(None))
+_MANY = 16
+"""Longer lists and tuples are not looked at."""
+
+
+class FrozenValues:
+    """Plain values that the step and the model's modules had when the learning task was captured.
+
+    A graph repeats them for good, eager PyTorch looks at them every time. What is looked at: enclosing variables,
+    globals and defaults that the code of the step (and of the loss in it) names, and attributes of modules.
+
+    Args:
+        step: what is done with a batch.
+        model: one learner's module.
+    """
+
+    def __init__(self, step: Any, model: nn.Module) -> None:
+        self._cells: list[tuple[CellType, Any, str]] = []
+        self._entries: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._visited: set[int] = set()
+        self._look_at(step)
+        for module in model.modules():
+            self._look_at_entries(vars(module))
+
+    def changed(self) -> str | None:
+        """The name of a value that is another one by now, if there is one."""
+        for values, name, before in self._entries:
+            if values.get(name) != before:
+                return name
+        for cell, before, name in self._cells:
+            if cell.cell_contents != before:
+                return name
+        return None
+
+    def _look_at(self, function: Any) -> None:
+        if id(function) in self._visited:
+            return
+        self._visited.add(id(function))
+        if isinstance(function, functools.partial):
+            self._look_at(function.func)
+            self._look_at_entries(function.keywords)
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType):
+            return
+        names = set(function.__code__.co_names) & function.__globals__.keys()
+        self._look_at_entries(function.__globals__, names)
+        for name, cell in _cells(function):
+            value = cell.cell_contents
+            if _is_plain(value):
+                self._cells.append((cell, _copy(value), name))
+            else:
+                self._look_at(value)
+
+    def _look_at_entries(self, values: Mapping[str, Any], names: set[str] | None = None) -> None:
+        for name in values if names is None else names:
+            if "hook" not in name and not name.startswith("__") and _is_plain(values[name]):
+                self._entries.append((values, name, _copy(values[name])))
+
+
+def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents  # noqa: B018 - an empty one raises
+        except ValueError:
+            continue
+        yield name, cell
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= _MANY and all(isinstance(part, _PLAIN) for part in value)
+    return isinstance(value, _PLAIN)
+
+
+def _copy(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value
