@@ -14,13 +14,16 @@ _CGROUP = Path("/sys/fs/cgroup")
 def available_cores() -> tuple[int, ...]:
     """The cores that this process may use, in ascending order; no more than its share of processor time fills.
 
+    Of those, one hardware thread of every physical core first. Only version 2 of Linux's control groups is looked at.
+
     Example:
         >>> len(available_cores()) >= 1
         True
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = sorted(allowed)
-    return tuple(cores[: max(1, math.floor(cpu_quota() or len(cores)))])
+    quota = cpu_quota()
+    return tuple(cores if quota is None else sorted(physical_first(cores)[: max(1, math.floor(quota))]))
 
 
 def cpu_quota() -> float | None:

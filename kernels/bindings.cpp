@@ -54,7 +54,7 @@ class TorchTeam {
   // Whoever deletes it holds Python's lock, which a thread that ends may need to let go of a tensor.
   ~TorchTeam() { close(); }
 
-  // Returns nothing; raises what a node or Ctrl-C raised.
+  // Raises what Ctrl-C raised; what a node raised stays with the execution.
   void run(Execution& execution, bool record) {
     bool interrupted = false;
     {

@@ -1,7 +1,7 @@
 // Executors: threads pinned to disjoint cores that run the nodes of a plan, each in the order that a schedule gave it,
 // or all of them by priority. Nothing here knows of torch, so that it can be tested on its own under a thread sanitizer.
 //
-// There is no barrier: a node waits for the nodes that it depends on and for nothing else.
+// There is no barrier but in front of a commit: a node waits for the nodes that it depends on and for nothing else.
 //
 // Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4 and 5.
 #pragma once

@@ -63,6 +63,7 @@ class CapturedTasks:
         self._step = _with_autocast(settings.step, group.device, settings.precision)
         self._frozen: FrozenValues | None = None
         self._num_changes = 0
+        self._unstable: str | None = None
         self._tasks: dict[Shape, CapturedTask] = {}
         self._seen: dict[Shape, int] = {}  # in which round first
         self.refusal: str | None = None
@@ -70,6 +71,9 @@ class CapturedTasks:
 
     def __iter__(self) -> Iterator[Shape]:
         return iter(self._tasks)
+
+    def __contains__(self, shape: object) -> bool:
+        return shape in self._tasks
 
     def __getitem__(self, shape: Shape) -> CapturedTask:
         return self._tasks[shape]
@@ -83,7 +87,9 @@ class CapturedTasks:
         self._frozen = None
         self._num_changes += 1
         if self._num_changes > MAX_CHANGES:
-            self.refusal = f"{name!r} changes in Python again and again, and the step would be captured anew each time"
+            self._unstable = (
+                f"{name!r} changes in Python again and again, and the step would be captured anew each time"
+            )
         return True
 
     @property
@@ -105,24 +111,37 @@ class CapturedTasks:
     def _task(self, shape: Shape, batch: Batch, round_index: int) -> CapturedTask | None:
         if shape in self._tasks:
             return self._tasks[shape]
-        first = not self._tasks
-        if shape is NO_SHAPE or self._num_changes > MAX_CHANGES:
-            self.refusal = self.refusal or "a batch holds something that is no tensor"
+        if shape is NO_SHAPE or self._unstable is not None:
+            self.refusal = self._unstable or "a batch holds something that is no dense tensor"
             return None
+        first = not self._tasks
         if len(self._seen) > MAX_SEEN:
             self._seen.clear()
         seen = self._seen.setdefault(shape, round_index) < round_index
         if not first and (not seen or len(self._tasks) == MAX_SHAPES):
             return None
         try:
-            graph = capture(self._group.learners[0].module, batch, step=self._step)
-            _check_buffers(graph)
+            graph = self._capture(batch)
         except (CaptureError, DataError) as error:
             self.refusal = reason(error)
             return None
-        self._frozen = self._frozen or FrozenValues(self._settings.step, self._group.learners[0].module)
-        self._tasks[shape] = CapturedTask(graph, self._region(graph) if first else None)
+        self._tasks[shape] = CapturedTask(graph, self._region(graph) if first and not self._num_changes else None)
         return self._tasks[shape]
+
+    def _capture(self, batch: Batch) -> StepGraph:
+        """The step graph for a batch.
+
+        Raises:
+            CaptureError: the step cannot be captured, or a graph would not do what it does.
+        """
+        model = self._group.learners[0].module
+        frozen = self._frozen or FrozenValues(self._settings.step, model)
+        graph = capture(model, batch, step=self._step)
+        if name := frozen.changed():
+            raise CaptureError(f"the step changes {name!r} in Python, which a graph would not repeat; use a buffer")
+        _check_buffers(graph)
+        self._frozen = frozen
+        return graph
 
     def _region(self, graph: StepGraph) -> Region | None:
         if not (self._settings.compile or compiling_pays(graph, self._settings.rounds)):
@@ -152,7 +171,7 @@ def structure_of(batch: Batch) -> Any:
 def shape_of(batch: Batch) -> Shape:
     """What sets batches apart for a step graph; `NO_SHAPE` where it cannot take one."""
     structure = structure_of(batch)
-    if structure is None:
+    if structure is None or any(leaf.layout is not torch.strided for leaf in leaves_of(batch)):
         return NO_SHAPE
     name = structure if isinstance(structure, int) else str(structure)
     return (

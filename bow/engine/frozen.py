@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from types import CellType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -15,8 +15,9 @@ _MANY = 16
 class FrozenValues:
     """Plain values that the step and the model's modules had when the learning task was captured.
 
-    A graph repeats them for good, eager PyTorch looks at them every time. What is looked at: enclosing variables,
-    globals and defaults that the code of the step (and of the loss in it) names, and attributes of modules.
+    A graph repeats them for good, eager PyTorch looks at them every time. What is looked at: enclosing variables and
+    globals that the code of the step names, those of functions that it names likewise, attributes of an object whose
+    method the step is and of modules that it names (a loss), and attributes of the first learner's modules.
 
     Args:
         step: what is done with a batch.
@@ -34,10 +35,10 @@ class FrozenValues:
     def changed(self) -> str | None:
         """The name of a value that is another one by now, if there is one."""
         for values, name, before in self._entries:
-            if values.get(name) != before:
+            if _differs(values.get(name), before):
                 return name
         for cell, before, name in self._cells:
-            if cell.cell_contents != before:
+            if _differs(_contents(cell), before):
                 return name
         return None
 
@@ -48,13 +49,22 @@ class FrozenValues:
         if isinstance(function, functools.partial):
             self._look_at(function.func)
             self._look_at_entries(function.keywords)
-        function = getattr(function, "__func__", function)
-        if not isinstance(function, FunctionType):
-            return
-        names = set(function.__code__.co_names) & function.__globals__.keys()
+        elif isinstance(function, MethodType):
+            self._look_at(function.__func__)
+            self._look_at_entries(getattr(function.__self__, "__dict__", {}))
+        elif isinstance(function, nn.Module):
+            self._look_at_entries(vars(function))
+            self._look_at(type(function).forward)
+        elif isinstance(function, FunctionType) and not function.__module__.startswith("torch"):
+            self._look_at_variables(function)
+
+    def _look_at_variables(self, function: FunctionType) -> None:
+        names = set(_names(function.__code__)) & function.__globals__.keys()
         self._look_at_entries(function.__globals__, names)
-        for name, cell in _cells(function):
-            value = cell.cell_contents
+        for name in names:
+            self._look_at(function.__globals__[name])
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            value = _contents(cell)
             if _is_plain(value):
                 self._cells.append((cell, _copy(value), name))
             else:
@@ -66,13 +76,24 @@ class FrozenValues:
                 self._entries.append((values, name, _copy(values[name])))
 
 
-def _cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cell.cell_contents  # noqa: B018 - an empty one raises
-        except ValueError:
-            continue
-        yield name, cell
+def _names(code: CodeType) -> Iterator[str]:
+    """The globals that code names, functions inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _differs(now: Any, before: Any) -> bool:
+    """Whether a value is another one; the same not-a-number is the same."""
+    return now is not before and (not _is_plain(now) or now != before)
 
 
 def _is_plain(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from bow.device import available_cores, core_sets, share_cores
-from bow.engine.base import Batches, Engine, Outcome, TaskSettings
+from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.captured import CapturedTasks, Shape, shape_of
 from bow.engine.eager import Eager, InTurn, batch_of
 from bow.engine.graph_ahead import Period
@@ -32,7 +32,8 @@ class Graph(Engine):
     """Runs each learner's learning task as a step graph on its own executor, a thread that is pinned to cores.
 
     The learning task is one compiled region where compiling pays (`compile=True`, or a training that is known to be
-    long) and the step allows it, and runs operator by operator otherwise, bit for bit as in `eager`. Where the
+    long) and the step allows it, and runs operator by operator otherwise, bit for bit as in `eager` where it draws no
+    random numbers. Where the
     optimizer is plain SGD and the synchroniser is SMA, the executors step and average as well, in one pass over the
     rows. Models that cannot be captured run in `eager`, and so do rounds with batches of shapes that are rare.
 
@@ -81,6 +82,13 @@ class Graph(Engine):
         self._alone.clear()
         self._usual = None
 
+    def _forgot_stale(self) -> bool:
+        """Forget what was captured if values in Python that it has frozen have changed, and say whether that was so."""
+        if not self._tasks.forget_if_changed():
+            return False
+        self._forget_rounds()
+        return True
+
     def close(self) -> None:
         """End the executors' threads; the next round starts them again."""
         if self._team is not None:
@@ -113,7 +121,7 @@ class Graph(Engine):
     def rounds_ahead(self, batches: Sequence[Batches]) -> int:
         """Rounds whose learning tasks have been captured."""
         together = batches[: super().rounds_ahead(batches)]
-        if self._failed or self._tasks.forget_if_changed():
+        if self._failed or self._forgot_stale():
             return 1
         return max(1, sum(1 for _ in itertools.takewhile(self._is_captured, together)))
 
@@ -155,7 +163,7 @@ class Graph(Engine):
         if self.spans is not None:
             self.spans += running.spans()
         finite = bool(outcome.finite[0])
-        if steps and not (finite and self._stepping is not None):
+        if steps and not (finite and running.steps):
             self.step_alone(task.learner, finite)
         return outcome
 
@@ -176,8 +184,7 @@ class Graph(Engine):
         if self._failed:
             return None
         self._tasks.refusal = None
-        if self._tasks.forget_if_changed():
-            self._forget_rounds()
+        self._forgot_stale()
         mode = (*self._lanes(), torch.is_autocast_enabled("cpu"), self._stepping is not None)
         usual = self._usual
         if usual is not None and self._usual_mode == mode and usual.feed(batches, self._seeds(usual)):
@@ -195,9 +202,9 @@ class Graph(Engine):
         return self._sgd if self._sgd is not None and fits(self.group, self.sync, self.settings) else None
 
     def _is_captured(self, batches: Batches) -> bool:
-        dealt = (batch_of(batches, learner) for learner in range(len(self.group)))
-        captured = set(self._tasks)
-        return all(shape_of(batch) in captured for batch in dealt if batch is not None)
+        different = 1 if isinstance(batches, Stacked) else len(self.group)
+        dealt = (batch_of(batches, learner) for learner in range(different))
+        return all(shape_of(batch) in self._tasks for batch in dealt if batch is not None)
 
     def _seeds(self, ready: GraphRound) -> list[int]:
         learners = range(len(self.group))
@@ -213,7 +220,7 @@ class Graph(Engine):
         if like is None:
             return None
         lanes, threads = self._lanes()
-        key = (lanes, self._stepping is not None, *(shape or shape_of(like) for shape in shapes))
+        key = (lanes, self._stepping is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
         if key not in self._rounds:
             tasks = self._tasks.by_learner(dealt, shapes, self.round_index)
             if tasks is None:

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bow.engine.base import Batches, Outcome
+from bow.engine.base import Batches, Outcome, Stacked
 from bow.engine.eager import batch_of
 from bow.engine.graph_round import GraphRound
 from bow.engine.task import Batch
@@ -99,7 +99,7 @@ class Period:
         return Outcome(losses, finite, [each is not None for each in done], metrics, taken_by)
 
     def _present(self, batches: Batches) -> list[bool]:
-        return [batch_of(batches, learner) is not None for learner in range(self._learners)]
+        return [True] * self._learners if isinstance(batches, Stacked) else [batch is not None for batch in batches]
 
 
 def _nan(dtype: torch.dtype) -> Tensor:

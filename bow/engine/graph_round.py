@@ -62,6 +62,11 @@ class GraphRound:
         """Whether learning tasks draw random numbers, so that they need seeds."""
         self._build()
 
+    @property
+    def steps(self) -> bool:
+        """Whether learners step inside the job."""
+        return self._sgd is not None
+
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
         """Give the learners what they learn from next.
 
@@ -158,7 +163,7 @@ class GraphRound:
         """Put buffers back that a round in `eager` has put another tensor in the place of; its values stay."""
         for owner, key, bound in self._buffers:
             current = owner._buffers[key]
-            if current is not bound and current is not None:
+            if current is not bound and current is not None and current.shape == bound.shape:
                 bound.copy_(current)
                 owner._buffers[key] = bound
 
@@ -180,6 +185,7 @@ class GraphRound:
         for part in range(self._num_lanes) if self._sgd is not None else ():
             node = builder.job.add_average(part, self._num_lanes)
             commit[part].append(builder.note(node, Label("SGD and averaging", "synchronisation")))
+        commit = commit if any(commit) else []
         builder.job.schedule(order=self._lanes(finishes), priority=[], num_lanes=self._num_lanes, commit=commit)
 
     def _lanes(self, finishes: Sequence[int]) -> list[list[int]]:

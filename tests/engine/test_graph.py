@@ -428,6 +428,66 @@ def test_numbers_of_the_step_and_attributes_of_the_model_are_followed() -> None:
         assert graph.engine == "graph"
 
 
+def test_numbers_that_change_between_periods_are_followed_too() -> None:
+    factor = [1.0]
+
+    def step(model: nn.Module, given: Any) -> Any:
+        loss = factor[0] * cross_entropy(model(given[0]), given[1])
+        return loss, {"factor": loss.detach() * 0 + factor[0]}
+
+    with replicas(step=step, dispatch="first_come", sync=bow.LocalSGD(every=3)) as training:
+        for value in (1.0, 2.0):
+            factor[0] = value
+            training.run(iter([batch(j) for j in range(6)]), rounds=3)
+            training.run(iter([batch(j) for j in range(6)]), rounds=3)
+            assert training.last is not None
+            assert training.last.metrics["factor"].tolist() == [value, value]
+        assert training.engine == "graph"
+
+
+SCALE = 1.0
+
+
+def scaled(loss: Tensor) -> Tensor:
+    return loss * SCALE
+
+
+def test_globals_of_functions_that_the_step_calls_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(model: nn.Module, given: Any) -> Tensor:
+        return scaled(cross_entropy(model(given[0]), given[1]))
+
+    still = functools.partial(torch.optim.SGD, lr=0.0)
+    with replicas(step=step, optimizer=still) as training:
+        before = training.round(batches(0, 2))
+        monkeypatch.setitem(globals(), "SCALE", 2.0)
+        torch.testing.assert_close(training.round(batches(0, 2)), 2 * before)
+        assert training.engine == "graph"
+
+
+def test_a_step_that_counts_in_python_is_left_to_eager() -> None:
+    count = [0]
+
+    def step(model: nn.Module, given: Any) -> Tensor:
+        count[0] += 1
+        return cross_entropy(model(given[0]), given[1]) * min(1.0, count[0] / 10)
+
+    with replicas(step=step) as training:
+        with pytest.warns(UserWarning, match="the step changes 'count' in Python.* running eager"):
+            training.round(batches(0, 2))
+        before = count[0]
+        training.round(batches(1, 2))
+        assert count[0] == before + 2
+
+
+def test_a_value_that_is_not_a_number_has_not_changed() -> None:
+    model = classifier().double()
+    model.best = float("nan")
+    with replicas(model) as training:
+        for t in range(12):
+            training.round(batches(t, 2))
+        assert training.engine == "graph"
+
+
 def test_a_number_that_changes_every_round_ends_in_eager_with_a_warning() -> None:
     beta = [1.0]
 
@@ -467,7 +527,7 @@ def test_a_batch_with_something_that_is_no_tensor_runs_in_eager() -> None:
         return cross_entropy(model(given[0]), given[1]) * len(given[2])
 
     given = [(*each, {"a", "b"}) for each in batches(0, 2)]
-    message = "a batch holds something that is no tensor.* running eager"
+    message = "a batch holds something that is no dense tensor.* running eager"
     with replicas(step=step) as training, pytest.warns(UserWarning, match=message):
         assert training.round(given).isfinite().all()
 
