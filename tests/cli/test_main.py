@@ -41,10 +41,17 @@ def test_interruption_is_one_line_and_status_130(
 
 
 def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "bow", "train", "epochs=100000", "learners=1"]
+    command = [sys.executable, "-u", "-m", "bow", "train", "epochs=100000", "learners=1", "engine=eager"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What runs in the background of a shell ignores Ctrl-C, and so does what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
