@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bow import device
 from bow.device import available_cores, core_sets, parse_cores, physical_first
+from bow.device import cores as device
 from bow.errors import SettingError
 
 

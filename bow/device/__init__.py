@@ -1,0 +1,8 @@
+"""What differs between devices: cores, streams, events, memory, random numbers."""
+
+from bow.device.cores import available_cores as available_cores
+from bow.device.cores import core_sets as core_sets
+from bow.device.cores import cpu_quota as cpu_quota
+from bow.device.cores import parse_cores as parse_cores
+from bow.device.cores import physical_first as physical_first
+from bow.device.cores import share_cores as share_cores
