@@ -1,5 +1,9 @@
 """What differs between devices: cores, streams, events, memory, random numbers."""
 
+from bow.device.base import CapturedGraph as CapturedGraph
+from bow.device.base import Event as Event
+from bow.device.base import Stream as Stream
+from bow.device.base import StreamDevice as StreamDevice
 from bow.device.cores import available_cores as available_cores
 from bow.device.cores import core_sets as core_sets
 from bow.device.cores import cpu_quota as cpu_quota

@@ -1,0 +1,94 @@
+"""Vector clocks: whether every read and write of memory is ordered with those that it must not overlap.
+
+Every actor (the host, a stream, a branch of a graph) counts what it does. Its clock also says how much of every other
+actor's work is known to be over: a wait takes in the clock of the event. Two accesses are ordered if the later actor's
+clock covers the earlier access (Lamport; Fidge; Mattern). Whether they happened to overlap does not matter, so that a
+missing wait is found in every run.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Clock: TypeAlias = dict[str, int]
+"""By actor: how much of its work is over."""
+
+
+def merge(clock: Clock, other: Clock) -> None:
+    """Take in what another clock knows."""
+    for actor, time in other.items():
+        if time > clock.get(actor, 0):
+            clock[actor] = time
+
+
+@dataclass(frozen=True)
+class Access:
+    """One read or write.
+
+    Attributes:
+        actor: who.
+        time: the actor's count.
+        what: the work that it is part of.
+        writes: whether it writes.
+        begin: the first byte, counted from the start of the allocation.
+        end: the byte behind the last one.
+    """
+
+    actor: str
+    time: int
+    what: str
+    writes: bool
+    begin: int
+    end: int
+
+    def conflicts(self, other: "Access") -> bool:
+        """Whether the order of the two matters."""
+        return (self.writes or other.writes) and self.begin < other.end and other.begin < self.end
+
+    def covered_by(self, clock: Clock) -> bool:
+        """Whether it is over by that clock."""
+        return clock.get(self.actor, 0) >= self.time
+
+
+@dataclass
+class History:
+    """The accesses of one allocation that later ones may still have to be ordered with.
+
+    Args:
+        owner: the actor that allocated it, to which its memory goes back.
+    """
+
+    owner: str
+    accesses: list[Access] = field(default_factory=list)
+
+    def unordered(self, access: Access, clock: Clock) -> Access | None:
+        """An earlier access that conflicts and is not known to be over; None where there is none."""
+        return next((a for a in self.accesses if a.conflicts(access) and not a.covered_by(clock)), None)
+
+    def add(self, access: Access) -> None:
+        """Remember an access, and forget those that whoever is ordered behind it is ordered behind as well."""
+        self.accesses = [a for a in self.accesses if not _replaces(access, a)] + [access]
+
+    def unfinished(self, clock: Clock) -> Access | None:
+        """An access that is not known to be over by that clock."""
+        return next((a for a in self.accesses if not a.covered_by(clock)), None)
+
+
+def _replaces(new: Access, old: Access) -> bool:
+    inside = new.begin <= old.begin and old.end <= new.end
+    return inside and (new.writes or (new.actor == old.actor and not old.writes))
+
+
+def extent(offset: int, sizes: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
+    """The bytes between the first and the last element of a strided tensor; gaps between them count as well.
+
+    Example:
+        >>> extent(offset=8, sizes=(2, 3), strides=(4, 1), itemsize=2)
+        (16, 30)
+    """
+    last = offset
+    for size, stride in zip(sizes, strides, strict=True):
+        if size == 0:
+            return offset * itemsize, offset * itemsize
+        last += (size - 1) * stride
+    return offset * itemsize, (last + 1) * itemsize

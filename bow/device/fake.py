@@ -1,0 +1,527 @@
+"""A device that is none: work runs on the CPU as soon as it is issued, and its order is checked as if it did not.
+
+Engines for GPUs run on it in tests. It sees every operator (and so every launch, allocation, read and write), keeps
+vector clocks of host, streams and graphs, and raises as soon as two accesses of the same memory are not ordered by
+events, whatever the numbers came out as. It captures graphs as CUDA does: the work is not carried out, a replay runs
+the same operators on the same addresses, and nothing that Python did in between is repeated.
+
+What it does not see: memory that a kernel reads beyond what its arguments say, and time.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bow.device.base import CapturedGraph, Event, Stream, StreamDevice
+from bow.device.clocks import Access, Clock, History, extent, merge
+from bow.device.cores import available_cores
+
+HOST = "host"
+CALLER = "caller"
+
+_aten: Any = torch.ops.aten
+
+_BLOCKING = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default, _aten.nonzero.default}
+"""Operators with a result that the host needs: it waits for the current stream."""
+
+
+class RaceError(AssertionError):
+    """Two accesses of the same memory that nothing orders, or memory that is given back while it is in use."""
+
+
+class CaptureRuleError(RuntimeError):
+    """Something that CUDA does not allow in a capture, or in a graph."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait for an event: what a test can leave out.
+
+    Attributes:
+        waiting: the stream, or `"host"`.
+        event: its name.
+    """
+
+    waiting: str
+    event: str
+
+
+class FakeEvent(Event):
+    """An event with a clock."""
+
+    def __init__(self, name: str, device: "FakeDevice") -> None:
+        super().__init__(name)
+        self._device = device
+        self.clock: Clock = {}
+        self.recorded_in: _Capture | None = None
+
+    def synchronize(self) -> None:
+        """The host knows from now on that what is in front of the event is over."""
+        self._device._host_waits(self)
+
+    def query(self) -> bool:
+        """Whether the host may find it over: always, since work runs when it is issued."""
+        self._device._host_waits(self)
+        return True
+
+
+class FakeStream(Stream):
+    """A stream that is an actor of its device."""
+
+    def __init__(self, name: str, device: "FakeDevice") -> None:
+        super().__init__(name)
+        self._device = device
+
+    def wait(self, event: Event) -> None:
+        """Take in the event's clock."""
+        assert isinstance(event, FakeEvent)
+        self._device._stream_waits(self.name, event)
+
+    def record(self, event: Event) -> None:
+        """Give the event this stream's clock."""
+        assert isinstance(event, FakeEvent)
+        self._device._record(self.name, event)
+
+
+@dataclass
+class _Step:
+    """One operator of a graph."""
+
+    actor: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    made: list[Tensor]
+    random: bool
+
+
+@dataclass
+class _Order:
+    """A wait or a record of a graph."""
+
+    actor: str
+    event: FakeEvent
+    waits: bool
+
+
+class FakeGraph(CapturedGraph):
+    """Operators to be run again, on the same memory."""
+
+    def __init__(self, name: str, device: "FakeDevice", generator: torch.Generator | None) -> None:
+        self.name = name
+        self.steps: list[_Step | _Order] = []
+        self.generator = generator
+        self.last: tuple[str, int] | None = None
+        self._device = device
+
+    def replay(self) -> None:
+        """Run it on the current stream."""
+        self._device._replay(self)
+
+    def reset(self) -> None:
+        """Forget it."""
+        self.steps = []
+
+
+@dataclass
+class _Capture:
+    """What is being captured."""
+
+    graph: FakeGraph
+    origin: str
+    clocks: dict[str, Clock]
+    before: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """What writes must not have changed in the end: by storage, its bytes and a copy of them."""
+    own: set[int] = field(default_factory=set)
+    """Storages that the capture has allocated."""
+
+
+class FakeDevice(StreamDevice):
+    """A device for tests.
+
+    Args:
+        without: leave this wait out, to see whether anything notices.
+        memory_bytes: what it pretends to have.
+
+    Attributes:
+        waits: every wait that there was, in order of appearance.
+        launches: how many operators each stream was given; those of a graph count for the stream that it ran on.
+    """
+
+    def __init__(self, without: Wait | None = None, memory_bytes: int = 2**34) -> None:
+        super().__init__(torch.device("cpu"))
+        self.waits: dict[Wait, int] = {}
+        self.launches: dict[str, int] = {}
+        self.replays = 0
+        self._without = without
+        self._memory_bytes = memory_bytes
+        self._lock = threading.RLock()
+        self._current = threading.local()
+        self._clocks: dict[str, Clock] = {HOST: {}}
+        self._histories: dict[int, tuple[StorageWeakRef, History]] = {}
+        self._pinned: set[int] = set()
+        self._capture: _Capture | None = None
+        self._num_graphs = 0
+
+    # What the engines use
+
+    def _make_stream(self, name: str, high_priority: bool) -> Stream:
+        return FakeStream(name, self)
+
+    def caller(self) -> Stream:
+        """The stream that is current in the calling thread."""
+        return FakeStream(self._actor(), self)
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """Make a stream the current one."""
+        before = self._actor()
+        self._current.name = stream.name
+        try:
+            yield
+        finally:
+            self._current.name = before
+
+    @contextlib.contextmanager
+    def issuing(self) -> Iterator[None]:
+        """See the operators of this thread."""
+        if getattr(self._current, "seen", False):
+            yield
+            return
+        self._current.seen = True
+        try:
+            with _Seeing(self):
+                yield
+        finally:
+            self._current.seen = False
+
+    def event(self, name: str) -> Event:
+        """Make an event."""
+        return FakeEvent(name, self)
+
+    @contextlib.contextmanager
+    def capture(self, stream: Stream, generator: torch.Generator | None = None) -> Iterator[CapturedGraph]:
+        """Capture what is issued, and undo what it did."""
+        if self._capture is not None:
+            raise CaptureRuleError("one capture at a time")
+        self._num_graphs += 1
+        graph = FakeGraph(f"graph {self._num_graphs}", self, generator)
+        capture = self._capture = _Capture(graph, stream.name, {stream.name: {}})
+        try:
+            with self.on(stream):
+                yield graph
+        finally:
+            self._capture = None
+            with self._unseen():
+                for bytes_now, bytes_before in capture.before.values():
+                    bytes_now.copy_(bytes_before)
+        origin = capture.clocks[capture.origin]
+        for name, clock in capture.clocks.items():
+            if origin.get(name, 0) < clock.get(name, 0):
+                raise CaptureRuleError(f"the capture ended before {name} was joined")
+
+    def generator(self) -> torch.Generator:
+        """Make a generator."""
+        return torch.Generator()
+
+    @contextlib.contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Lend the generator's state to the default one."""
+        default = torch.default_generator
+        state = default.get_state()
+        default.set_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(default.get_state())
+            default.set_state(state)
+
+    def is_host(self, tensor: Tensor) -> bool:
+        """Whether this is a tensor that the device has not been seen to use."""
+        return _key(tensor) not in self._histories
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory that the host writes and reads."""
+        made = torch.empty(tuple(shape), dtype=dtype)
+        self._pinned.add(_key(made))
+        self._histories[_key(made)] = (StorageWeakRef(made.untyped_storage()), History(HOST))
+        return made
+
+    def write_host(self, target: Tensor, source: Tensor) -> None:
+        """The host writes pinned memory."""
+        assert _key(target) in self._pinned
+        with self._lock, self._unseen():
+            self._tick(HOST, "host write", [], [target])
+            target.copy_(source)
+
+    def read_host(self, pinned: Tensor) -> list[Any]:
+        """The host reads pinned memory."""
+        assert _key(pinned) in self._pinned
+        with self._lock, self._unseen():
+            self._tick(HOST, "host read", [pinned], [])
+            values: list[Any] = pinned.tolist()
+        return values
+
+    def upload(self, target: Tensor, values: Sequence[float]) -> None:
+        """Write a tensor in the order of the current stream."""
+        with self._unseen():
+            source = torch.tensor(values, dtype=target.dtype)
+        target.copy_(source)
+
+    def free_bytes(self) -> int:
+        """What it pretends to have left."""
+        return self._memory_bytes - self.used_bytes()
+
+    def used_bytes(self) -> int:
+        """What the allocations that it has seen and that are still there take."""
+        with self._lock:
+            self._collect()
+            return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
+
+    def cores(self) -> tuple[int, ...]:
+        """All cores."""
+        return available_cores()
+
+    # What it sees
+
+    def saw(self, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run an operator that was issued on the current stream."""
+        with self._lock:
+            actor = self._actor()
+            if self._capture is not None and actor in self._capture.clocks:
+                return self._capture_one(self._capture, actor, function, arguments, keywords)
+            return self._run(actor, function, arguments, keywords)
+
+    def _run(self, actor: str, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        reads, writes = _accessed(function, arguments, keywords)
+        self.launches[actor] = self.launches.get(actor, 0) + 1
+        self._collect()
+        given = {_key(tensor) for tensor in _tensors((arguments, keywords))}
+        self._tick(actor, str(function), reads, writes)
+        made = function(*arguments, **keywords)
+        fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in given]
+        self._allocate(actor, fresh)
+        self._tick(actor, str(function), [], fresh)
+        if function in _BLOCKING:
+            merge(self._clocks[HOST], self._clock(actor))
+        return made
+
+    def _tick(self, actor: str, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+        """Check and remember the accesses of one piece of work."""
+        clock = self._clock(actor)
+        merge(clock, self._clocks[HOST])  # what the host has seen end before it issued this
+        clock[actor] = clock.get(actor, 0) + 1
+        for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
+            begin, end = extent(tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.itemsize)
+            access = Access(actor, clock[actor], what, is_write, begin, end)
+            history = self._history(tensor)
+            earlier = history.unordered(access, clock)
+            if earlier is not None:
+                raise RaceError(
+                    f"{what} on {actor} {'writes' if is_write else 'reads'} bytes {begin} to {end} of a tensor "
+                    f"{tuple(tensor.shape)} while {earlier.what} on {earlier.actor} may still be "
+                    f"{'writing' if earlier.writes else 'reading'} them; no event orders the two"
+                )
+            history.add(access)
+
+    def _history(self, tensor: Tensor) -> History:
+        key = _key(tensor)
+        if key not in self._histories:  # made by somebody who was not watched
+            self._histories[key] = (StorageWeakRef(tensor.untyped_storage()), History(CALLER))
+        return self._histories[key][1]
+
+    def _allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            self._histories[_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), History(actor))
+
+    def _collect(self) -> None:
+        """Look at allocations that have been given back: their owner may give the memory out again at once."""
+        for key, (reference, history) in list(self._histories.items()):
+            if not reference.expired():
+                continue
+            del self._histories[key]
+            self._pinned.discard(key)
+            # A graph's memory goes with the graph, which is the host's doing and not that of a stream.
+            left = history.unfinished(self._clock(history.owner if history.owner in self._clocks else HOST))
+            if left is not None:
+                raise RaceError(
+                    f"memory of {history.owner} was given back while {left.what} on {left.actor} may still use it; "
+                    "keep it until that is over"
+                )
+
+    # Streams and events
+
+    def _actor(self) -> str:
+        return getattr(self._current, "name", CALLER)
+
+    def _clock(self, actor: str) -> Clock:
+        return self._clocks.setdefault(actor, {})
+
+    def _left_out(self, waiting: str, event: FakeEvent) -> bool:
+        wait = Wait(waiting, event.name)
+        self.waits[wait] = self.waits.get(wait, 0) + 1
+        return wait == self._without
+
+    def _host_waits(self, event: FakeEvent) -> None:
+        with self._lock:
+            if not self._left_out(HOST, event):
+                merge(self._clocks[HOST], event.clock)
+
+    def _stream_waits(self, stream: str, event: FakeEvent) -> None:
+        with self._lock:
+            left_out = self._left_out(stream, event)
+            capture = self._capture
+            if capture is not None and event.recorded_in is capture:
+                if left_out:
+                    return
+                merge(capture.clocks.setdefault(stream, {}), event.clock)
+                capture.graph.steps.append(_Order(stream, event, waits=True))
+            elif capture is not None and stream in capture.clocks:
+                raise CaptureRuleError(f"{stream} is being captured and cannot wait for {event.name} outside of it")
+            elif not left_out:
+                merge(self._clock(stream), event.clock)
+
+    def _record(self, stream: str, event: FakeEvent) -> None:
+        with self._lock:
+            capture = self._capture
+            if capture is not None and stream in capture.clocks:
+                event.recorded_in = capture
+                clock = capture.clocks[stream]
+                clock[stream] = clock.get(stream, 0) + 1
+                capture.graph.steps.append(_Order(stream, event, waits=False))
+            else:
+                event.recorded_in = None
+                clock = self._clock(stream)
+                merge(clock, self._clocks[HOST])
+            event.clock = dict(clock)
+
+    # Graphs
+
+    def _capture_one(
+        self,
+        capture: _Capture,
+        actor: str,
+        function: OpOverload,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Any:
+        if function in _BLOCKING:
+            raise CaptureRuleError(f"{function} makes the host wait for a stream that is being captured")
+        _, writes = _accessed(function, arguments, keywords)
+        for tensor in writes:
+            key = _key(tensor)
+            if key not in capture.own and key not in capture.before:
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+                capture.before[key] = (whole, whole.clone())
+        given = {_key(tensor) for tensor in _tensors((arguments, keywords))}
+        random = torch.Tag.nondeterministic_seeded in function.tags
+        with self.drawing_from(torch.Generator()) if random else contextlib.nullcontext():  # nothing is drawn yet
+            made = function(*arguments, **keywords)
+        fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in given and _key(tensor) not in capture.own]
+        capture.own.update(_key(tensor) for tensor in fresh)
+        self._allocate(capture.graph.name, fresh)
+        clock = capture.clocks[actor]
+        clock[actor] = clock.get(actor, 0) + 1
+        arguments, keywords = tree_map_only(Tensor, _as_it_is, (arguments, keywords))
+        kept = [_as_it_is(tensor) for tensor in fresh]
+        capture.graph.steps.append(_Step(actor, function, arguments, keywords, kept, random))
+        return made
+
+    def _replay(self, graph: FakeGraph) -> None:
+        with self._lock, self._unseen():
+            stream = self._actor()
+            if self._capture is not None:
+                raise CaptureRuleError("a graph cannot be replayed within a capture")
+            clock = self._clock(stream)
+            merge(clock, self._clocks[HOST])
+            if graph.last is not None and clock.get(graph.last[0], 0) < graph.last[1]:
+                raise RaceError(f"{graph.name} is replayed on {stream} while it may still be running")
+            self.replays += 1
+            self._collect()
+            clocks = {stream: clock}
+            events: dict[FakeEvent, Clock] = {}
+            first = True
+            for step in graph.steps:
+                # The branch that the capture began on is the stream itself; every other one is an actor of its own.
+                if first:
+                    origin, first = step.actor, False
+                actor = stream if step.actor == origin else f"{graph.name}/{step.actor}"
+                if isinstance(step, _Step):
+                    self._replay_one(graph, actor, step)
+                elif step.waits:
+                    merge(self._clock(actor), events[step.event])
+                else:
+                    self._clock(actor)[actor] = self._clock(actor).get(actor, 0) + 1
+                    events[step.event] = dict(self._clock(actor))
+                clocks[actor] = self._clock(actor)
+            clock[stream] = clock.get(stream, 0) + 1
+            graph.last = (stream, clock[stream])
+
+    def _replay_one(self, graph: FakeGraph, actor: str, step: _Step) -> None:
+        reads, writes = _accessed(step.function, step.arguments, step.keywords)
+        self.launches[actor] = self.launches.get(actor, 0) + 1
+        self._tick(actor, f"{step.function} of {graph.name}", reads, [*writes, *step.made])
+        drawing = step.random and graph.generator is not None
+        with self.drawing_from(graph.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
+            made = step.function(*step.arguments, **step.keywords)
+        given = {_key(tensor) for tensor in _tensors((step.arguments, step.keywords))}
+        anew = [tensor for tensor in _tensors(made) if _key(tensor) not in given]
+        for kept, new in zip(step.made, anew, strict=True):
+            kept.copy_(new)
+
+    @contextlib.contextmanager
+    def _unseen(self) -> Iterator[None]:
+        with _disable_current_modes(), torch.no_grad():
+            yield
+
+
+class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._device.saw(func, args, kwargs or {})
+
+
+def _accessed(
+    function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors that an operator reads and writes, as its schema says; a view touches nothing."""
+    schema = function._schema
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if not written and any(result.alias_info is not None for result in schema.returns):
+        return [], []
+    reads: list[Tensor] = []
+    writes: list[Tensor] = []
+    for index, argument in enumerate(schema.arguments):
+        given = arguments[index] if index < len(arguments) else keywords.get(argument.name)
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        # An argument that is written to may be read as well; a write orders it with everything a read would.
+        (writes if is_written else reads).extend(_tensors(given))
+    return reads, writes
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    """The same memory under a tensor of its own: Python may give the first one other memory (`set_`)."""
+    return tensor.detach()
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
