@@ -204,3 +204,9 @@ def prepare_environment() -> None:
     With the default of 8, streams beyond that share a queue, and one learner's kernels wait behind another's.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+@functools.cache
+def cuda_device(torch_device: torch.device) -> CudaDevice:
+    """The one object for a GPU: its streams are made once."""
+    return CudaDevice(torch_device)

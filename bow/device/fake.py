@@ -10,7 +10,7 @@ What it does not see: memory that a kernel reads beyond what its arguments say, 
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +97,7 @@ class _Step:
     """One operator of a graph."""
 
     actor: str
-    function: Callable[..., Any]
+    function: OpOverload
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     made: list[Tensor]
@@ -253,7 +253,7 @@ class FakeDevice(StreamDevice):
         """Memory that the host writes and reads."""
         made = torch.empty(tuple(shape), dtype=dtype)
         self._pinned.add(_key(made))
-        self._histories[_key(made)] = (StorageWeakRef(made.untyped_storage()), History(HOST))
+        self._histories[_key(made)] = (_weak(made), History(HOST))
         return made
 
     def write_host(self, target: Tensor, source: Tensor) -> None:
@@ -321,7 +321,7 @@ class FakeDevice(StreamDevice):
         merge(clock, self._clocks[HOST])  # what the host has seen end before it issued this
         clock[actor] = clock.get(actor, 0) + 1
         for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
-            begin, end = extent(tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.itemsize)
+            begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
             access = Access(actor, clock[actor], what, is_write, begin, end)
             history = self._history(tensor)
             earlier = history.unordered(access, clock)
@@ -336,17 +336,17 @@ class FakeDevice(StreamDevice):
     def _history(self, tensor: Tensor) -> History:
         key = _key(tensor)
         if key not in self._histories:  # made by somebody who was not watched
-            self._histories[key] = (StorageWeakRef(tensor.untyped_storage()), History(CALLER))
+            self._histories[key] = (_weak(tensor), History(CALLER))
         return self._histories[key][1]
 
     def _allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
-            self._histories[_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), History(actor))
+            self._histories[_key(tensor)] = (_weak(tensor), History(actor))
 
     def _collect(self) -> None:
         """Look at allocations that have been given back: their owner may give the memory out again at once."""
         for key, (reference, history) in list(self._histories.items()):
-            if not reference.expired():
+            if not reference.expired():  # type: ignore[no-untyped-call]
                 continue
             del self._histories[key]
             self._pinned.discard(key)
@@ -420,7 +420,7 @@ class FakeDevice(StreamDevice):
         for tensor in writes:
             key = _key(tensor)
             if key not in capture.own and key not in capture.before:
-                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 capture.before[key] = (whole, whole.clone())
         given = {_key(tensor) for tensor in _tensors((arguments, keywords))}
         random = torch.Tag.nondeterministic_seeded in function.tags
@@ -520,6 +520,10 @@ def _tensors(value: Any) -> list[Tensor]:
 def _as_it_is(tensor: Tensor) -> Tensor:
     """The same memory under a tensor of its own: Python may give the first one other memory (`set_`)."""
     return tensor.detach()
+
+
+def _weak(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _key(tensor: Tensor) -> int:
