@@ -34,6 +34,10 @@ _BLOCKING = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.
 """Operators with a result that the host needs: it waits for the current stream."""
 
 
+_UNDECLARED = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
+"""Arguments that operators write to although their schemas do not say so."""
+
+
 class RaceError(AssertionError):
     """Two accesses of the same memory that nothing orders, or memory that is given back while it is in use."""
 
@@ -350,8 +354,9 @@ class FakeDevice(StreamDevice):
                 continue
             del self._histories[key]
             self._pinned.discard(key)
-            # A graph's memory goes with the graph, which is the host's doing and not that of a stream.
-            left = history.unfinished(self._clock(history.owner if history.owner in self._clocks else HOST))
+            over = dict(self._clocks[HOST])  # a graph's memory goes with the graph, which is the host's doing
+            merge(over, self._clocks.get(history.owner, {}))
+            left = history.unfinished(over)
             if left is not None:
                 raise RaceError(
                     f"memory of {history.owner} was given back while {left.what} on {left.actor} may still use it; "
@@ -500,16 +505,16 @@ def _accessed(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors that an operator reads and writes, as its schema says; a view touches nothing."""
     schema = function._schema
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    written.update(_UNDECLARED.get(function, ()))
     if not written and any(result.alias_info is not None for result in schema.returns):
         return [], []
     reads: list[Tensor] = []
     writes: list[Tensor] = []
     for index, argument in enumerate(schema.arguments):
         given = arguments[index] if index < len(arguments) else keywords.get(argument.name)
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
         # An argument that is written to may be read as well; a write orders it with everything a read would.
-        (writes if is_written else reads).extend(_tensors(given))
+        (writes if argument.name in written else reads).extend(_tensors(given))
     return reads, writes
 
 

@@ -8,11 +8,13 @@ from bow.engine.base import Stacked as Stacked
 from bow.engine.base import TaskSettings as TaskSettings
 from bow.engine.base import check_dispatch as check_dispatch
 from bow.engine.choice import ENGINES as ENGINES
+from bow.engine.choice import STREAM_ENGINES as STREAM_ENGINES
 from bow.engine.choice import EngineName as EngineName
 from bow.engine.choice import check_device as check_device
 from bow.engine.choice import check_engine as check_engine
 from bow.engine.choice import choose_engine as choose_engine
 from bow.engine.choice import choose_learners as choose_learners
+from bow.engine.choice import make_engine as make_engine
 from bow.engine.eager import Eager as Eager
 from bow.engine.fused import Fused as Fused
 from bow.engine.graph import Graph as Graph

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from bow.engine.swap import Memory, check_memory_setting
 from bow.engine.task import Batch, Metrics, Step, check_precision
 from bow.errors import DivergenceError, SettingError
 from bow.replica import LearnerGroup
@@ -51,6 +52,7 @@ class TaskSettings:
         seed: from which all random numbers of the learning tasks derive.
         rounds: how many the training will have, if that is known: whether something that takes time first pays.
         dispatch: whether batches are dealt to learners in a fixed order, or to the learner that is free first.
+        memory: where a learning task keeps what its backward pass needs.
 
     Raises:
         SettingError: a value outside its range.
@@ -64,6 +66,7 @@ class TaskSettings:
     seed: int = 0
     rounds: int | None = None
     dispatch: Dispatch = "fixed"
+    memory: Memory = "device"
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -72,6 +75,7 @@ class TaskSettings:
         if self.on_nan not in ("restart", "error"):
             raise SettingError(f'on_nan must be "restart" or "error", got {self.on_nan!r}')
         check_dispatch(self.dispatch)
+        check_memory_setting(self.memory, self.compile)
 
 
 def check_dispatch(dispatch: str) -> None:
@@ -140,8 +144,8 @@ class Engine(abc.ABC):
     """
 
     name: ClassVar[str]
-    device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """Where it runs."""
+    brings_batches: ClassVar[bool] = False
+    """Whether it brings batches to its device itself, where learners do not compute on the host."""
     learners_run_ahead: ClassVar[bool] = False
     """Whether a learner can start on its next batch while others are still at theirs; needs `learn_ahead`."""
 
@@ -181,6 +185,9 @@ class Engine(abc.ABC):
 
     def resized(self) -> None:  # noqa: B027 - an engine that keeps nothing per learner has nothing to do
         """Learners were added or removed."""
+
+    def catch_up(self) -> None:  # noqa: B027 - most engines have ended a round when `round` returns
+        """Wait for rounds that are still under way, and act on what has come of them."""
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing
         """End the engine's threads, if it has some; the next round starts them again."""
@@ -271,7 +278,7 @@ class Engine(abc.ABC):
         self.group.gather_buffers()  # for learners that diverge meanwhile
         outcomes = self.learn_ahead(batches, due)
         for outcome in outcomes[:-1] if due else outcomes:
-            self._count_divergence(outcome)
+            self._count_divergence(outcome, self.round_index)
             self.round_index += 1
         if due:
             # All learning tasks have ended, and none of this round has stepped: every w_j is what it was before.
@@ -317,7 +324,7 @@ class Engine(abc.ABC):
         rows = self.group.matrix
         if self.sync.follows(self.num_learners):
             rows.z.copy_(rows.weights[0])
-        self._count_divergence(outcome)
+        self._count_divergence(outcome, self.round_index)
         if outcome.any_diverged:
             self.group.restart(outcome.diverged, weights=self._restarts_weights)
         if self.sync.restarts_on_drop and due and self.drop.take():
@@ -368,7 +375,7 @@ class Engine(abc.ABC):
         """Whether a learner that diverged gets new weights; where gradients are averaged, all have the same anyway."""
         return self.sync.timing is not Timing.BEFORE_STEP
 
-    def _count_divergence(self, outcome: Outcome) -> None:
+    def _count_divergence(self, outcome: Outcome, round_index: int) -> None:
         """Tell of learners that diverged, or end the training where starting them again from `z` cannot help."""
         if not outcome.any_diverged:
             self._hopeless_rounds = 0
@@ -377,11 +384,11 @@ class Engine(abc.ABC):
         loss = float(outcome.losses[which])
         quantity = "gradient was not finite" if math.isfinite(loss) else f"loss was {loss:g}"
         learner = which if outcome.taken_by is None else outcome.taken_by[which]
-        cause = f"learner {learner}'s {quantity} in round {self.round_index}"
+        cause = f"learner {learner}'s {quantity} in round {round_index}"
         if self.settings.on_nan == "error":
             raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
         self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
-        if self._hopeless_rounds >= HOPELESS_ROUNDS or not bool(torch.isfinite(self.group.matrix.z).all()):
+        if self._hopeless_rounds >= HOPELESS_ROUNDS or not self._central_is_finite():
             raise DivergenceError(f"training diverged: {cause}, and so did every other; lower the learning rate")
         what = "starts again from the central model" if self._restarts_weights else "is left out of the mean"
         message = f"{cause}: it {what}"
@@ -389,6 +396,9 @@ class Engine(abc.ABC):
             warnings.warn(f"{message} (said once, then counted)", stacklevel=5)
         self.num_restarts += sum(outcome.diverged)
         self._note("learner restarted", message)
+
+    def _central_is_finite(self) -> bool:
+        return bool(torch.isfinite(self.group.matrix.z).all())
 
     def _note(self, event: str, message: str) -> None:
         self.events.append(Event(self.round_index, event, message))

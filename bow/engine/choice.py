@@ -15,17 +15,26 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-from bow.engine.base import Engine
+from bow.device import StreamDevice
+from bow.engine.base import Engine, TaskSettings
+from bow.engine.cuda import CudaFused, CudaGraphs, CudaStreams, StreamEngine, WholeRound
 from bow.engine.eager import Eager
 from bow.engine.fused import Fused
 from bow.engine.graph import Graph
 from bow.engine.streams import Streams
 from bow.errors import SettingError
-from bow.replica import num_trainable
+from bow.replica import LearnerGroup, num_trainable
+from bow.sync import Synchroniser
 
-EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
+EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams", "whole_round"]
 
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Eager, Fused, Graph, Streams)}
+"""Those of a CPU."""
+
+STREAM_ENGINES: dict[str, type[StreamEngine]] = {
+    engine.name: engine for engine in (CudaGraphs, CudaStreams, WholeRound, CudaFused)
+}
+"""Those of a device with streams; `eager` runs there too."""
 
 LEARNERS_CPU = 4
 LEARNERS_CUDA = 8
@@ -42,16 +51,37 @@ def check_engine(engine: str) -> None:
         raise SettingError(f"engine must be one of {', '.join(names)}, got {engine!r}")
 
 
-def check_device(engine: type[Engine], device: torch.device) -> None:
-    """Refuse an engine that does not run on a device."""
-    if device.type not in engine.device_types:
+def make_engine(
+    name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None
+) -> Engine:
+    """Make an engine by its name.
+
+    Args:
+        name: of the engine.
+        group: the learners.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they are, if it is a device with streams.
+    """
+    if device is not None and name in STREAM_ENGINES:
+        return STREAM_ENGINES[name](group, sync, settings, device)
+    return ENGINES[name](group, sync, settings)
+
+
+def check_device(engine: str, streams: bool) -> None:
+    """Refuse an engine that does not run on a device.
+
+    Args:
+        engine: its name.
+        streams: whether the device works through streams, as GPUs do.
+    """
+    if not streams and engine not in ENGINES:
         raise SettingError(
-            f'engine="{engine.name}" runs on {" and ".join(engine.device_types)} in this version, got device {device}; '
-            'use devices="cpu", or engine="eager"'
+            f'engine="{engine}" runs on GPUs, and this training runs on the CPU; use engine="graph", or device="cuda"'
         )
 
 
-def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) -> type[Engine]:
+def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) -> str:
     """The engine for `engine="auto"`.
 
     Args:
@@ -59,13 +89,15 @@ def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) ->
         rounds: how long the training will be; None where that is unknown.
         device: where it will be.
     """
+    if device.type == "cuda":
+        return CudaGraphs.name
     unfit = (nn.modules.conv._ConvNd, nn.RNNBase)
     fusible = num_trainable(model) <= FUSED_PARAMETERS and not any(isinstance(m, unfit) for m in model.modules())
     if rounds is not None and rounds >= FUSED_ROUNDS and fusible:
-        return Fused
-    if rounds is not None and rounds >= GRAPH_ROUNDS and device.type in Graph.device_types:
-        return Graph
-    return Eager
+        return Fused.name
+    if rounds is not None and rounds >= GRAPH_ROUNDS:
+        return Graph.name
+    return Eager.name
 
 
 def choose_learners(device: torch.device, samples_per_epoch: int | None, batch_size: int | None) -> int:

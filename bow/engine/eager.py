@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from bow.device import StreamDevice, cuda_device
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.random import DrawWatch, task_random
+from bow.engine.swap import Around, swapped_tasks
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range
 from bow.errors import BowError, LossError, ModelError, reason
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
@@ -28,13 +30,24 @@ class Eager(Engine):
 
     Each learner's row is split and viewed as its parameters, applied with `torch.func.functional_call`, and the
     loss is differentiated in the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
+
+    Args:
+        group: the learners of the device.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they run, if it is a device with streams; None: the GPU that their rows are on, if it is one.
     """
 
     name = "eager"
 
-    def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
+    def __init__(
+        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
+    ) -> None:
         super().__init__(group, sync, settings)
-        self._in_turn = InTurn(group, settings)
+        if device is None and group.device.type == "cuda":
+            device = cuda_device(group.device)
+        self._swapped = swapped_tasks(settings.memory, group, device, at_once=False)
+        self._in_turn = InTurn(group, settings, self._swapped)
 
     def resized(self) -> None:
         """Wrap the learners anew."""
@@ -44,6 +57,11 @@ class Eager(Engine):
         """Run the learning tasks in turn."""
         return self._in_turn.learn(batches, self.round_index)
 
+    def close(self) -> None:
+        """Give pinned memory back, if there is some; the next round takes it anew."""
+        if self._swapped is not None:
+            self._swapped.close()
+
 
 class InTurn:
     """Runs the learning tasks of a device one after another.
@@ -51,12 +69,13 @@ class InTurn:
     Args:
         group: the learners.
         settings: what their learning tasks have in common.
+        around: as for `LearningTasks`.
     """
 
-    def __init__(self, group: LearnerGroup, settings: TaskSettings) -> None:
+    def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:
         self._group = group
         self._seed = settings.seed
-        self.tasks = LearningTasks(group, settings)
+        self.tasks = LearningTasks(group, settings, around)
         self._order = _order_on_one_place(len(group))
 
     def resized(self) -> None:
@@ -112,11 +131,13 @@ class LearningTasks:
     Args:
         group: the learners.
         settings: what their learning tasks have in common.
+        around: makes the context around forward and backward pass of a task; None: there is none.
     """
 
-    def __init__(self, group: LearnerGroup, settings: TaskSettings) -> None:
+    def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:
         self._group = group
         self._settings = settings
+        self._around = around
         self.resized()
         self._compiled = self._compile() if settings.compile else None
 
@@ -139,7 +160,9 @@ class LearningTasks:
             batch: on what.
             forward: makes the context of the forward pass of a task that is not compiled.
         """
-        return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)
+        around = contextlib.nullcontext() if self._around is None else self._around(learner, batch)
+        with around:
+            return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)
 
     def collected(self, learned: Sequence[Learned | None]) -> tuple[Tensor, Metrics]:
         """Losses and metrics of a round's tasks, each as one tensor; NaN where there was none."""

@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,16 +16,14 @@ from bow.engine.eager import Eager, InTurn
 from bow.engine.random import task_random
 from bow.engine.sgd_round import SgdRound
 from bow.engine.sgd_state import fits
-from bow.engine.task import Batch, LearningTask, Metrics, PureTask, compiled
+from bow.engine.task import Batch, compiled
+from bow.engine.together import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, reason
-from bow.replica import LearnerGroup, buffer_slots
+from bow.replica import LearnerGroup
 from bow.seeds import derive_seed
 from bow.sync import SMA, Synchroniser
 
 WHOLE = "whole round"
-
-TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
-"""`(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once."""
 
 
 class Fused(Engine):
@@ -66,7 +64,7 @@ class Fused(Engine):
         began = time.perf_counter_ns()
         try:
             with self._random():
-                outcome = self._whole_round(self._stacked_buffers(), stacked, due)
+                outcome = self._whole_round(self._buffers.tensors(), stacked, due)
         except BowError:
             raise
         except Exception as error:
@@ -92,7 +90,7 @@ class Fused(Engine):
             except Exception as error:
                 failures[name] = f"{name} does not work for this model ({type(error).__name__}: {reason(error)})"
         if outcome is None:
-            self._buffers_moved = True
+            self._buffers.moved()
             outcome = self._in_turn.learn(batches, self.round_index)  # an error that comes again here is the user's
         self._failed.update(failures)
         self._levels = [level for level in self._levels if level[0] not in failures]
@@ -105,7 +103,7 @@ class Fused(Engine):
     def _learn_together(self, run: TogetherTask, batch: Batch) -> Outcome:
         matrix = self.group.matrix
         with self._random():
-            loss, finite, metrics = run(matrix.weights, matrix.gradients, self._stacked_buffers(), batch)
+            loss, finite, metrics = run(matrix.weights, matrix.gradients, self._buffers.tensors(), batch)
         return Outcome(loss, finite, [True] * len(self.group), metrics)
 
     @contextlib.contextmanager
@@ -116,40 +114,13 @@ class Fused(Engine):
 
     def _build(self) -> None:
         group = self.group
-        task = LearningTask(group.learners[0].module, self.settings.step, group.device, self.settings.precision)
-        together = torch.vmap(PureTask(task, group.layout), randomness="different")
-
-        def run(
-            rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
-        ) -> tuple[Tensor, Tensor, Metrics]:
-            result = together(rows, buffers, batch)
-            gradients.copy_(result.gradient)
-            for name, buffer in result.buffers.items():
-                buffers[name].copy_(buffer)
-            return result.loss, result.finite, result.metrics
-
+        together = vectorised(group, self.settings)
+        run = writing_results(together)
         levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
         self._levels = [(name, run) for name, run in levels if name not in self._failed]
         whole = WHOLE not in self._failed and fits(group, self.sync, self.settings)
         self._whole_round = SgdRound(group, cast(SMA, self.sync), together) if whole else None
-        self._buffers: dict[str, Tensor] = {}
-        self._buffers_moved = True
-
-    def _stacked_buffers(self) -> dict[str, Tensor]:
-        """The learners' buffers as one tensor each, of which every learner's module sees its row."""
-        if not self._buffers_moved:
-            return self._buffers
-        slots = [dict(buffer_slots(learner.module)) for learner in self.group.learners]
-        self._buffers = {}
-        for name in slots[0]:
-            owners = [s[name] for s in slots]
-            values = [owner._buffers[key] for owner, key in owners]
-            if values[0] is not None:
-                self._buffers[name] = torch.stack([v for v in values if v is not None])
-                for row, (owner, key) in zip(self._buffers[name], owners, strict=True):
-                    owner._buffers[key] = row
-        self._buffers_moved = False
-        return self._buffers
+        self._buffers = StackedBuffers(group)
 
 
 def stack_batches(batches: Batches) -> Batch | None:

@@ -42,7 +42,6 @@ class Graph(Engine):
     """
 
     name = "graph"
-    device_types = ("cpu",)
     learners_run_ahead = True
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_DEFAULT_GENERATOR = threading.Lock()
+DEFAULT_GENERATOR = threading.Lock()
 """Held while operators of learning tasks use the one default generator that all threads share."""
 
 
@@ -57,7 +57,7 @@ class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _lent(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call an operator that takes no generator while the default one is in the state of this one."""
         default = torch.default_generator
-        with _DEFAULT_GENERATOR:
+        with DEFAULT_GENERATOR:
             state = default.get_state()
             default.set_state(self._generator.get_state())
             try:

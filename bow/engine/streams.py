@@ -57,7 +57,6 @@ class Streams(Engine):
     """
 
     name = "streams"
-    device_types = ("cpu",)
     learners_run_ahead = True
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:

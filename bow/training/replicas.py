@@ -11,8 +11,8 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bow.device import StreamDevice, cuda_device
 from bow.engine import (
-    ENGINES,
     Batch,
     EngineName,
     Event,
@@ -25,6 +25,7 @@ from bow.engine import (
     check_engine,
     choose_engine,
     choose_learners,
+    make_engine,
     step_from_loss,
 )
 from bow.errors import CheckpointError, ModelError, SettingError
@@ -98,7 +99,7 @@ class Replicas(nn.Module):
         learners: int | Literal["auto"] = "auto",
         engine: EngineName = "auto",
         sync: Synchroniser = DEFAULT_SYNC,
-        device: str | torch.device = "auto",
+        device: str | torch.device | StreamDevice = "auto",
         dispatch: Dispatch = "fixed",
         precision: str | None = None,
         clip_norm: float | None = None,
@@ -115,15 +116,18 @@ class Replicas(nn.Module):
             check_step(loss, step), precision, clip_norm, on_nan, compile, seed, expected_rounds, dispatch
         )
         template = prepare_template(model, seed)
-        self.device = resolve_device(device)
+        streams = device if isinstance(device, StreamDevice) else None
+        self.device = device.torch_device if isinstance(device, StreamDevice) else resolve_device(device)
+        if self.device.type == "cuda" and streams is None:
+            streams = cuda_device(self.device)
         count = choose_learners(self.device, None, None) if learners == "auto" else learners
         if isinstance(count, int) and count >= 1:
             sync.check(count)
-        chosen = choose_engine(template, expected_rounds, self.device) if engine == "auto" else ENGINES[engine]
-        check_device(chosen, self.device)
+        chosen = choose_engine(template, expected_rounds, self.device) if engine == "auto" else engine
+        check_device(chosen, streams is not None)
         group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
         self._group = group
-        self._engine = chosen(group, sync, settings)
+        self._engine = make_engine(chosen, group, sync, settings, streams)
         self._modules["central"] = group.central
         self.last: Outcome | None = None
         """Losses and metrics of the last round."""
@@ -305,11 +309,13 @@ class Replicas(nn.Module):
                 f"use every={self.rounds} or less, or train for longer",
                 stacklevel=2,
             )
+        self._engine.catch_up()
         return self._group.export()
 
     def training_state(self) -> dict[str, Any]:
         """Everything that is needed to go on exactly, as tensors and plain values."""
         engine = self._engine
+        engine.catch_up()
         return {
             **self._identity(),
             "round": engine.round_index,
@@ -331,6 +337,7 @@ class Replicas(nn.Module):
                     f"resume with the same {part}"
                 )
         self.sync.check(len(state["group"]["buffers"]))
+        self._engine.catch_up()
         learners = self.learners
         self._group.load_state(state["group"])
         self._engine.round_index = state["round"]
@@ -346,6 +353,7 @@ class Replicas(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load the central model; every learner starts from it and averaging starts at rest."""
+        self._engine.catch_up()
         result = self.central.load_state_dict(state_dict, strict=strict)
         self._group.restart_all()
         for learner in self._group.learners:
@@ -402,7 +410,7 @@ class Replicas(nn.Module):
         return Stacked(self._to_device(batches))
 
     def _to_device(self, batch: Batch) -> Batch:
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or self._engine.brings_batches:
             return batch
         return tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
 

@@ -12,12 +12,16 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 
 import bow
-from bow.engine import ENGINES
+from bow.device.fake import FakeDevice
+from bow.engine import ENGINES, STREAM_ENGINES
 
 TOLERANCE = 1e-10
 SEED = 0
 
-OTHERS = [name for name in ENGINES if name != "eager"]
+FAKE = "@fake"
+"""Behind the name of an engine: on the fake device, which checks the order of all accesses."""
+
+OTHERS = [name for name in ENGINES if name != "eager"] + [name + FAKE for name in STREAM_ENGINES]
 """The engines that have to follow `eager`."""
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -30,7 +34,7 @@ class Pair:
     """Two trainings of one model in float64; the learning rate falls on the way, so that `SMA` restarts.
 
     Args:
-        engine: what is compared with `eager`.
+        engine: what is compared with `eager`; with `@fake` behind its name on a fake device.
         build: makes the model.
         loss: of outputs and targets.
         optimizer: a name in `OPTIMIZERS`.
@@ -53,6 +57,9 @@ class Pair:
         **settings: Any,
     ) -> None:
         torch.manual_seed(SEED)
+        other, _, where = engine.partition("@")
+        self._where = "@" + where if where else ""
+        devices = ["cpu", FakeDevice() if where else "cpu"]
         model = build().double()
         self.trainings = [
             bow.Replicas(
@@ -62,12 +69,12 @@ class Pair:
                 learners=learners,
                 engine=name,
                 sync=sync(),
-                device="cpu",
+                device=devices[index],
                 seed=SEED,
                 compile=compile and index == 1,
                 **settings,
             )
-            for index, name in enumerate(("eager", engine))
+            for index, name in enumerate(("eager", other))
         ]
         self.schedulers = [StepLR(training.optimizer, 7, gamma=0.3) for training in self.trainings]
 
@@ -82,7 +89,7 @@ class Pair:
     @property
     def engine(self) -> str:
         """What ran beside `eager`, after any fallback."""
-        return self.trainings[1].engine
+        return self.trainings[1].engine + self._where
 
     def round(self, batches: list[Any]) -> None:
         expected, actual = (training.round(batches) for training in self.trainings)

@@ -1,0 +1,409 @@
+"""The round on a device with streams: who waits for whom."""
+
+import abc
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from bow.device import Event, StreamDevice, cuda_device, kernels_for
+from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
+from bow.engine.cuda.feed import Fed, Feed, Given
+from bow.engine.cuda.learner import Made, StreamLearner
+from bow.engine.cuda.results import SLOTS, Results
+from bow.engine.cuda.step import SgdStep
+from bow.engine.eager import LearningTasks
+from bow.engine.frozen import FrozenValues
+from bow.engine.sgd_state import fits
+from bow.errors import BowError, reason
+from bow.replica import LearnerGroup
+from bow.seeds import derive_seed
+from bow.sync import SMA, Synchroniser
+
+ROUNDS_TOGETHER = 4
+"""Rounds that are issued without a barrier between them, where nobody looks at the learners in between."""
+
+MAX_SHAPES = 8
+"""Batches of so many different shapes are captured, each when it comes for the second time; others run as they are."""
+
+
+MAX_CHANGES = 8
+"""Values in Python that are frozen into a graph may change so often; then nothing is captured any more."""
+
+
+Learn: TypeAlias = Callable[[StreamLearner, Given], Made]
+
+
+@dataclass
+class _UnderWay:
+    """A round that the device has yet to end, as far as the host knows."""
+
+    round: int
+    slot: int
+    active: list[bool]
+    restarted: bool
+    """Whether weights of learners that diverged were set back on the device."""
+
+
+class StreamEngine(Engine):
+    """What the engines on devices with streams have in common.
+
+    The host issues rounds and does not wait for them. Events alone order the streams:
+
+    * A call begins behind what the caller's stream has been given, and what the caller issues next runs behind
+      the call (`fork`, `_join`). Rounds within a call have no barrier of all streams between them.
+    * Learner j's stream: its batch is there; learning task; step.
+    * The synchronisation stream has a high priority. What a synchronisation task needs from before the step is
+      computed there while the learners learn; behind their steps it moves the central model.
+    * Of a round's results the host hears `SLOTS` rounds later, and learners that diverged then start again: always in
+      the same round, so that a training is repeated exactly. Plain SGD with `SMA` sets weights back on the device at
+      once.
+
+    Args:
+        group: the learners of the device.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they run; None: the GPU that their rows are on.
+    """
+
+    brings_batches = True
+
+    def __init__(
+        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
+    ) -> None:
+        super().__init__(group, sync, settings)
+        self.device = cuda_device(group.device) if device is None else device
+        self.kernels = kernels_for(self.device.torch_device)
+        self.learners: list[StreamLearner] = []
+        self._tasks = LearningTasks(group, settings)
+        self._feed = Feed(self.device, SLOTS)
+        self._results: Results | None = None
+        self._under_way: deque[_UnderWay] = deque()
+        self._over = [self.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]
+        self._sync_stream = self.device.stream("synchronisation", high_priority=True)
+        self._issued = self.device.event("the caller has issued its work")
+        self._advanced = self.device.event("learners and central model have been moved")
+        self._gate: Event | None = None
+        """What learners have to wait for before they learn; None: their own streams order it."""
+        self._sgd: SgdStep | None = None
+        self._shapes: set[Hashable] = set()
+        """Of batches that there are graphs for."""
+        self._seen: dict[Hashable, int] = {}  # in which round first
+        self._refused: str | None = None
+        """Why nothing is captured any more."""
+        self._frozen: FrozenValues | None = None
+        self._num_changes = 0
+        self._bind()
+
+    # What differs between them
+
+    @abc.abstractmethod
+    def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
+        """Issue the learning tasks of a round, and all the rest of it where there is `stepping`.
+
+        Afterwards the synchronisation stream waits for all of it, and the results are in their slot.
+        """
+
+    def capture(self, given: Given) -> None:
+        """Capture what there is to capture for batches of this shape, behind a `fork`; the host may wait.
+
+        Args:
+            given: a batch, which need not lie on the device.
+
+        Raises:
+            Exception: it cannot be captured.
+        """
+
+    # The round
+
+    @property
+    def period(self) -> int:
+        """Rounds that can be issued at once."""
+        return ROUNDS_TOGETHER if self.settings.dispatch == "fixed" else super().period
+
+    def round(self, batches: Batches) -> Outcome:
+        """Issue one round; the host does not wait for it."""
+        return self.rounds([batches])[0]
+
+    @torch.no_grad()
+    def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
+        """Issue some rounds without a barrier between them; the host does not wait for them."""
+        if not batches:
+            return []
+        with self.device.issuing():
+            results = self._prepared(batches)
+            made = results.empty(len(batches))
+            self.fork()
+            active = [self._issue(each, made[index]) for index, each in enumerate(batches)]
+            self._join()
+            return [results.outcome(made[index], there) for index, there in enumerate(active)]
+
+    @property
+    def stepping(self) -> SgdStep | None:
+        """What steps on the learners' streams, if optimizer and synchroniser are of the kind; hooks may change it."""
+        return self._sgd if self._sgd is not None and fits(self.group, self.sync, self.settings) else None
+
+    @property
+    def description(self) -> str:
+        """Its name, and whether learning tasks cannot be captured."""
+        return self.name if self._refused is None else f"{self.name} (not captured)"
+
+    @property
+    def results(self) -> Results:
+        """Where learning tasks put their results."""
+        assert self._results is not None
+        return self._results
+
+    def learn(self, batches: Batches) -> Outcome:
+        """Not a part of a round here."""
+        raise NotImplementedError
+
+    def _issue(self, batches: Batches, made: Tensor) -> list[bool]:
+        """Issue one round and say which learners have a batch in it."""
+        slot = self.round_index % SLOTS
+        while len(self._under_way) >= SLOTS:
+            self._hear()
+        due = self._due(self.round_index)
+        self._observe_learning_rate()
+        began = time.perf_counter_ns()
+        fed = self._feed.put(slot, batches, self.num_learners)
+        active = [given is not None for given in fed.given]
+        stepping = self.stepping
+        if stepping is None:
+            with self.device.on(self._sync_stream):
+                self._before_step(due)
+        self.issue_learning(slot, fed, due)
+        self._gate = None
+        with self.device.on(self._sync_stream):
+            if stepping is None:
+                self._step_all(slot, active, due)
+            if self.sync.follows(self.num_learners):
+                self.group.matrix.z.copy_(self.group.matrix.weights[0])
+                self.followed()
+            self._restart_on_drop(due)
+            self.results.collect(slot, made)
+        self._sync_stream.record(self._over[slot])
+        self._under_way.append(_UnderWay(self.round_index, slot, active, restarted=stepping is not None))
+        self.round_index += 1
+        self.record("issued", "round", began)
+        return active
+
+    def _step_all(self, slot: int, active: list[bool], due: bool) -> None:
+        """Optimizer and synchroniser in PyTorch, for all learners behind all of them."""
+        rows = self.results.rows(slot)
+        outcome = self.results.outcome(rows, active)
+        # Who diverged, only the device knows by now: no step can be left out, but one without a gradient is harmless.
+        self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
+        outcome.healthy = active
+        self._step(outcome, due)
+        self._move()
+
+    def followed(self) -> None:
+        """The central model was made of the only learner's weights, which must not be written before that."""
+
+    def _restart_on_drop(self, due: bool) -> None:
+        if self.sync.restarts_on_drop and due and self.drop.take():
+            self.group.restart_all()
+            self._move()
+            self._note("restart", "the learning rate dropped: every learner starts again from the central model")
+
+    def _move(self) -> None:
+        """Learners were moved on the synchronisation stream: they wait for it before they learn again."""
+        self._sync_stream.record(self._advanced)
+        self._gate = self._advanced
+
+    # Before and behind a call
+
+    def fork(self) -> None:
+        """Have everything wait for what the caller has issued: batches, and whatever was done to the learners."""
+        if self.stepping is not None:
+            self.stepping.begin()
+        self.device.caller().record(self._issued)
+        self._sync_stream.wait(self._issued)
+        self._gate = self._issued
+
+    def _join(self) -> None:
+        """Have what the caller issues next wait for the rounds; the synchronisation stream has waited for all else."""
+        self._sync_stream.record(self._advanced)
+        self.device.caller().wait(self._advanced)
+
+    # What the host hears later
+
+    def _hear(self) -> None:
+        """Wait for the oldest round that is under way, and start learners again that diverged in it."""
+        over = self._under_way.popleft()
+        self._over[over.slot].synchronize()
+        outcome = self.results.on_host(over.slot, over.active)
+        self._count_divergence(outcome, over.round)
+        if outcome.any_diverged:
+            with self.device.on(self._sync_stream):
+                self.group.restart(outcome.diverged, weights=self._restarts_weights and not over.restarted)
+            self._move()
+
+    def _central_is_finite(self) -> bool:
+        with self.device.on(self._sync_stream):
+            return super()._central_is_finite()
+
+    def catch_up(self) -> None:
+        """Wait for all rounds, and hear what has come of them."""
+        if not self._under_way:
+            return
+        with torch.no_grad(), self.device.issuing():
+            while self._under_way:
+                self._hear()
+            self._join()
+
+    def settle(self) -> None:
+        """Make `z` what the training has reached; the device has ended all rounds by then."""
+        self.catch_up()
+        super().settle()
+
+    def close(self) -> None:
+        """Wait for the device."""
+        self.catch_up()
+
+    def resized(self) -> None:
+        """Make streams and graphs for the learners that there are now."""
+        self._bind()
+
+    def _resize(self, change: object) -> None:
+        self.catch_up()
+        super()._resize(change)
+
+    # Learners side by side
+
+    def issue_side_by_side(self, fed: Fed, rows: Tensor, due: bool, learn: Learn) -> None:
+        """Issue a round on the streams of the learners and the synchronisation stream, which comes last.
+
+        Args:
+            fed: the batches.
+            rows: where results go, by learner.
+            due: whether it is a round with a synchronisation task.
+            learn: issues one learning task on the current stream.
+        """
+        stepping = self.stepping
+        if stepping is not None:
+            with self.device.on(self._sync_stream):
+                if due:
+                    stepping.center()
+            self._sync_stream.record(stepping.centered)
+        self.for_each(lambda learner: self._issue_one(learner, fed, rows, due, learn))
+        for learner in self.learners:
+            self._sync_stream.wait(learner.through)
+        if stepping is not None and due:
+            with self.device.on(self._sync_stream):
+                stepping.commit()
+
+    def for_each(self, issue: Callable[[StreamLearner], None]) -> None:
+        """Issue something for each learner."""
+        for learner in self.learners:
+            issue(learner)
+
+    def learn_one(self, learner: StreamLearner, given: Given) -> Made:
+        """Issue a learning task of the coming round on the current stream."""
+        return learner.learn(given, derive_seed(self.settings.seed, self.round_index, learner.index))
+
+    def _issue_one(self, learner: StreamLearner, fed: Fed, rows: Tensor, due: bool, learn: Learn) -> None:
+        given, stream, stepping = fed.given[learner.index], learner.stream, self.stepping
+        with self.device.on(stream):
+            if self._gate is not None:
+                stream.wait(self._gate)
+            made = None
+            if given is None:
+                self.group.learners[learner.index].gradient.zero_()
+                rows[learner.index].fill_(torch.nan)
+            else:
+                if fed.copied is not None:
+                    stream.wait(fed.copied)
+                made = learn(learner, given)
+                rows[learner.index].copy_(made.results)
+            if stepping is not None:
+                stream.wait(stepping.centered)
+                if made is not None:
+                    stepping.row(learner.index, made.finite, due)
+                elif due:
+                    stepping.correct(learner.index)
+        stream.record(learner.through)
+
+    # Shapes and captures
+
+    def _bind(self) -> None:
+        self._tasks.resized()
+        for learner in self.learners:
+            learner.forget()
+        self._shapes.clear()
+        self.learners = [
+            StreamLearner(self.device, self.group, self._tasks, index) for index in range(self.num_learners)
+        ]
+        fitting = fits(self.group, self.sync, self.settings)
+        self._sgd = SgdStep(self.device, self.group, cast(SMA, self.sync), self.kernels) if fitting else None
+        if self._results is not None:
+            self._make_results(self._results.metrics)
+
+    def _make_results(self, metrics: Sequence[str]) -> None:
+        self._results = Results(self.device, self.num_learners, metrics, self.group.matrix.z.dtype)
+
+    def _prepared(self, batches: Sequence[Batches]) -> Results:
+        """See to it that what these rounds need is there: graphs, and a place for results."""
+        self._forget_stale()
+        for index, each in enumerate(batches):
+            for given in _different(each):
+                self._get_ready(given, self.round_index + index)
+        return self.results
+
+    def _get_ready(self, given: Given, round_index: int) -> None:
+        shape = given.shape
+        if self._results is None:
+            self.fork()  # learning tasks see what the caller has done to the learners
+            self._make_results(self.learners[0].probe(given, self._issued))
+        if shape is None or shape in self._shapes or self._refused is not None:
+            return
+        seen = self._seen.setdefault(shape, round_index) < round_index
+        if (self._shapes and not seen) or len(self._shapes) >= MAX_SHAPES:
+            return
+        self.catch_up()
+        frozen = self._frozen or FrozenValues(self.settings.step, self.group.learners[0].module)
+        try:
+            self.capture(given)
+        except (BowError, AssertionError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            self._refused = reason(error)
+            self._tell(f"engine {self.name} cannot capture this model ({self._refused}); running {self.description}")
+            return
+        self._shapes.add(shape)
+        self._frozen = frozen
+
+    def _forget_stale(self) -> None:
+        """Drop graphs that have values in Python frozen into them which have changed since."""
+        name = self._frozen.changed() if self._frozen is not None else None
+        if name is None:
+            return
+        self.catch_up()
+        self._bind()
+        self._frozen = None
+        self._num_changes += 1
+        if self._num_changes > MAX_CHANGES:
+            self._refused = f"{name!r} changes in Python again and again, and the step would be captured anew each time"
+            self._tell(f"{self._refused}; running {self.description}")
+
+    def _tell(self, message: str) -> None:
+        self._note("engine changed", message)
+        warnings.warn(message, stacklevel=7)
+
+
+def _different(batches: Batches) -> Iterator[Given]:
+    """A round's batches as they are, one of each kind as far as that is known at no cost."""
+    if isinstance(batches, Stacked):
+        leaves, spec = tree_flatten(batches.value)
+        yield Given([leaf[0] for leaf in leaves], spec)
+        return
+    for batch in batches:
+        if batch is not None:
+            yield Given(*tree_flatten(batch))

@@ -1,0 +1,190 @@
+"""One learner on a device with streams: its stream, its random numbers, its learning task as a graph."""
+
+import contextlib
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bow.device import CapturedGraph, Event, StreamDevice
+from bow.engine.cuda.feed import Given
+from bow.engine.eager import LearningTasks
+from bow.engine.random import DEFAULT_GENERATOR
+from bow.replica import LearnerGroup, buffer_slots, buffer_state, load_buffers
+
+WARM_UP = 3
+"""Learning tasks that run before one is captured: libraries choose their algorithms and take their workspaces."""
+
+
+@dataclass
+class Made:
+    """What a learning task has left on the device.
+
+    Attributes:
+        results: `[loss, finite, metrics...]`.
+        finite: whether loss and gradient are finite, a bool tensor of shape [].
+        metrics: the names of the metrics.
+    """
+
+    results: Tensor
+    finite: Tensor
+    metrics: list[str]
+
+
+@dataclass
+class CapturedTask:
+    """A learning task as a graph.
+
+    Attributes:
+        graph: to replay.
+        inputs: the batch that it reads, always at the same addresses.
+        made: where it leaves its results.
+        draws: whether it draws random numbers.
+    """
+
+    graph: CapturedGraph
+    inputs: Given
+    made: Made
+    draws: bool
+
+
+class StreamLearner:
+    """A learner that learns on a stream of its own.
+
+    Args:
+        device: where.
+        group: the learners.
+        tasks: their learning tasks.
+        index: which learner this is.
+    """
+
+    def __init__(self, device: StreamDevice, group: LearnerGroup, tasks: LearningTasks, index: int) -> None:
+        self.index = index
+        self.stream = device.stream(f"learner {index}")
+        self.through = device.event(f"learner {index} is through")
+        self.draws = True
+        """Whether learning tasks that are not captured may draw random numbers."""
+        self._device = device
+        self._group = group
+        self._tasks = tasks
+        self._generator = device.generator()
+        self._captured: dict[Hashable, CapturedTask] = {}
+
+    @property
+    def module(self) -> nn.Module:
+        """The learner's model."""
+        return self._group.learners[self.index].module
+
+    def __contains__(self, shape: Hashable) -> bool:
+        return shape in self._captured
+
+    def learn(self, given: Given, seed: int) -> Made:
+        """Issue the learning task on the current stream, up to the gradient in the learner's row of `G`.
+
+        Args:
+            given: what it learns from; it must have been copied.
+            seed: of its random numbers.
+        """
+        captured = self._captured.get(given.shape)
+        if captured is None:
+            with self._drawing(seed) if self.draws else contextlib.nullcontext():
+                return self.run(given)
+        for static, leaf in zip(captured.inputs.leaves, given.leaves, strict=True):
+            static.copy_(leaf)
+        if captured.draws:
+            self._generator.manual_seed(seed)
+        captured.graph.replay()
+        return captured.made
+
+    def capture(self, given: Given, behind: Event) -> None:
+        """Capture the learning task for batches of this shape.
+
+        Args:
+            given: a batch, of the host or the device.
+            behind: when the batch, and what the learner is, can be read.
+
+        Raises:
+            Exception: the task cannot be captured; buffers are as they were.
+        """
+        with self._trying(behind):
+            inputs = self.inputs_like(given)
+            draws = self.warm_up(inputs)
+            with self._device.capture(self.stream, self._generator) as graph:
+                made = self.run(inputs)
+            self._captured[given.shape] = CapturedTask(graph, inputs, made, draws)
+
+    def try_out(self, given: Given, behind: Event) -> bool:
+        """Run the learning task a few times, undo it, and say whether it draws random numbers."""
+        with self._trying(behind):
+            return self.warm_up(self.inputs_like(given))
+
+    def probe(self, given: Given, behind: Event) -> list[str]:
+        """Run the learning task once, undo it, and say what metrics the step returns."""
+        with self._trying(behind), self._device.drawing_from(self._generator):
+            return self.run(self.inputs_like(given)).metrics
+
+    def inputs_like(self, given: Given) -> Given:
+        """Tensors of the current stream, at addresses that stay, with a batch in them."""
+        device = self._device.torch_device
+        leaves = [
+            torch.empty(leaf.shape, dtype=leaf.dtype, device=device).copy_(leaf) if isinstance(leaf, Tensor) else leaf
+            for leaf in given.leaves
+        ]
+        return Given(leaves, given.spec)
+
+    def warm_up(self, given: Given) -> bool:
+        """Run the learning task a few times on the current stream, and say whether it draws random numbers."""
+        before = state_of(self._generator)
+        with self._device.drawing_from(self._generator):
+            for _ in range(WARM_UP):
+                self.run(given)
+        return state_of(self._generator) != before
+
+    @contextlib.contextmanager
+    def _drawing(self, seed: int) -> Iterator[None]:
+        self._generator.manual_seed(seed)
+        with DEFAULT_GENERATOR, self._device.drawing_from(self._generator):
+            yield
+
+    @contextlib.contextmanager
+    def _trying(self, behind: Event) -> Iterator[None]:
+        """Around learning tasks that are none of the training's: what they do to buffers is undone."""
+        self.stream.wait(behind)
+        with self._device.on(self.stream):
+            before = buffer_state(self.module)
+            try:
+                yield
+            finally:
+                load_buffers(self.module, before)
+                self.stream.record(self.through)
+
+    def forget(self) -> None:
+        """Give the graphs back; none of them is running."""
+        for captured in self._captured.values():
+            captured.graph.reset()
+        self._captured.clear()
+
+    def run(self, given: Given) -> Made:
+        """Issue every operator of the learning task on the current stream."""
+        bound = [(owner, key, owner._buffers[key]) for _, (owner, key) in buffer_slots(self.module)]
+        # Backward on this thread: torch's own thread for the device is one for all learners.
+        with torch.autograd.set_multithreading_enabled(False):
+            learned = self._tasks.run(self.index, given.batch)
+        for owner, key, buffer in bound:
+            assigned = owner._buffers[key]
+            if assigned is not buffer and buffer is not None and assigned is not None:
+                buffer.copy_(assigned)  # a graph goes on reading where it read
+                owner._buffers[key] = buffer
+        row = self._group.learners[self.index].gradient
+        # Infinite minus infinite is no number: one value tells of all.
+        total = row.sum() + learned.loss
+        finite = (total - total) == 0
+        values = [learned.loss, finite, *learned.metrics.values()]
+        results = torch.stack([value.to(row.dtype) for value in values])
+        return Made(results, finite, list(learned.metrics))
+
+
+def state_of(generator: torch.Generator) -> bytes:
+    """How far a generator is."""
+    return bytes(generator.get_state().numpy())

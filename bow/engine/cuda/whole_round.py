@@ -1,0 +1,193 @@
+"""The whole round as one CUDA graph."""
+
+import abc
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from bow.device import CapturedGraph, StreamDevice
+from bow.engine.base import TaskSettings
+from bow.engine.cuda.base import StreamEngine
+from bow.engine.cuda.feed import Fed, Given
+from bow.engine.cuda.learner import Made, StreamLearner
+from bow.engine.task import Batch
+from bow.replica import LearnerGroup
+from bow.seeds import derive_seed
+from bow.sync import Synchroniser
+
+
+@dataclass
+class StaticRound:
+    """Memory that a round's graphs read and write.
+
+    Attributes:
+        leaves: the batches of all learners, tensors `[learners, batch, ...]`.
+        spec: how they make up a batch.
+        rows: where results go, by learner.
+    """
+
+    leaves: list[Tensor]
+    spec: TreeSpec
+    rows: Tensor
+
+    def batch(self) -> Batch:
+        """The batches of all learners as one."""
+        return tree_unflatten(self.leaves, self.spec)
+
+    def fed(self) -> Fed:
+        """The batches by learner."""
+        return Fed([Given([leaf[learner] for leaf in self.leaves], self.spec) for learner in range(len(self.rows))])
+
+
+@dataclass
+class _CapturedRound:
+    static: StaticRound
+    graphs: dict[bool, CapturedGraph]
+    """By whether it has a synchronisation task."""
+    draws: bool
+
+
+class RoundGraphs(StreamEngine):
+    """What engines have in common that replay one graph a round.
+
+    Rounds in which a learner has no batch, or one of a rare shape, run on the learners' streams.
+    """
+
+    def __init__(
+        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
+    ) -> None:
+        self._rounds: dict[Hashable, _CapturedRound] = {}
+        self._last_replayed = False
+        super().__init__(group, sync, settings, device)
+        self.stream = self.device.stream("round")
+        self.generator = self.device.generator()
+        self.through = self.device.event("the round's graph is through")
+        self._forked = self.device.event("the round has begun")
+        self._joined = self.device.event("the round has been joined")
+
+    @abc.abstractmethod
+    def warm_up(self, static: StaticRound) -> bool:
+        """Run what will be captured a few times, and say whether it draws random numbers; the host waits."""
+
+    @abc.abstractmethod
+    def issue_round(self, static: StaticRound, due: bool) -> None:
+        """Issue a round, from its stream on and back to it: learning, and all the rest if there is `stepping`."""
+
+    def capture(self, given: Given) -> None:
+        """Capture the round for batches of this shape, with and without a synchronisation task."""
+        self.fork()
+        stream, learners = self.stream, self.num_learners
+        stream.wait(self._issued)
+        with self.device.on(stream):
+            static = StaticRound(
+                [_repeated(leaf, learners, self.device.torch_device) for leaf in given.leaves],
+                given.spec,
+                torch.zeros_like(self.results.rows(0)),
+            )
+        stream.record(self._forked)
+        draws = self.warm_up(static)
+        self._gate = None
+        graphs = {}
+        for due in (False, True) if self.stepping is not None else (False,):
+            with self.device.capture(stream, self.generator) as graph:
+                self.issue_round(static, due)
+            graphs[due] = graph
+        self._rounds[given.shape] = _CapturedRound(static, graphs, draws)
+
+    def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
+        """Replay the round's graph, or issue it on the learners' streams."""
+        captured = self._captured_for(fed)
+        if (captured is not None) != self._last_replayed and self._gate is None:
+            # The other streams have the learners now. All they did, the synchronisation stream has waited for.
+            self._move()
+        self._last_replayed = captured is not None
+        if captured is None:
+            self.issue_side_by_side(fed, self.results.rows(slot), due, self.learn_one)
+            return
+        stream = self.stream
+        if self._gate is not None:
+            stream.wait(self._gate)
+        if fed.copied is not None:
+            stream.wait(fed.copied)
+        with self.device.on(stream):
+            for index, given in enumerate(fed.given):
+                assert given is not None
+                for static, leaf in zip(captured.static.leaves, given.leaves, strict=True):
+                    static[index].copy_(leaf)
+            if captured.draws:
+                self.generator.manual_seed(derive_seed(self.settings.seed, self.round_index))
+            captured.graphs[due and self.stepping is not None].replay()
+            self.results.rows(slot).copy_(captured.static.rows)
+        stream.record(self.through)
+        self._sync_stream.wait(self.through)
+
+    def followed(self) -> None:
+        """The next graph steps without waiting for anybody else."""
+        self._move()
+
+    def _captured_for(self, fed: Fed) -> _CapturedRound | None:
+        shapes = {None if given is None else given.shape for given in fed.given}
+        return self._rounds.get(shapes.pop()) if len(shapes) == 1 else None
+
+    def _bind(self) -> None:
+        for captured in self._rounds.values():
+            for graph in captured.graphs.values():
+                graph.reset()
+        self._rounds.clear()
+        super()._bind()
+
+
+class WholeRound(RoundGraphs):
+    """Replays one CUDA graph a round: the learning tasks as parallel branches, with steps and averaging.
+
+    One launch a round costs the host least, and nothing but the graph's own edges orders the learners. In exchange they
+    keep step. The synchronisation task is a branch of its own beside the learning tasks, as it is in engine `graph`.
+
+    References:
+        Budea, TensorBow, 2019, chapter 4.
+    """
+
+    name = "whole_round"
+
+    def warm_up(self, static: StaticRound) -> bool:
+        """Run every learner's task on its own stream, as it is going to be captured."""
+        fed, draws = static.fed(), False
+        for learner, given in zip(self.learners, fed.given, strict=True):
+            assert given is not None
+            draws |= learner.try_out(given, self._forked)
+            self.stream.wait(learner.through)  # the first round writes other batches there
+        return draws
+
+    def issue_round(self, static: StaticRound, due: bool) -> None:
+        """Fork to the learners and the synchronisation stream, and join them."""
+        self.stream.record(self._forked)
+        self._gate = self._forked
+        if self.stepping is not None:
+            self._sync_stream.wait(self._forked)
+        self.issue_side_by_side(static.fed(), static.rows, due, _run)
+        self._gate = None
+        self._sync_stream.record(self._joined)
+        self.stream.wait(self._joined)
+
+
+def _run(learner: StreamLearner, given: Given) -> Made:
+    return learner.run(given)
+
+
+def _repeated(leaf: Tensor, learners: int, device: torch.device) -> Tensor:
+    return torch.empty(learners, *leaf.shape, dtype=leaf.dtype, device=device).copy_(leaf.expand(learners, *leaf.shape))
+
+
+@contextlib.contextmanager
+def unchanged(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Around work that is none of the training's, on the current stream: what it does to these is undone."""
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    try:
+        yield
+    finally:
+        for name, tensor in tensors.items():
+            tensor.copy_(before[name])

@@ -1,0 +1,522 @@
+"""Learning tasks that keep in host memory what their backward pass needs: for models that do not fit otherwise.
+
+What the forward pass saves is copied to pinned host memory on a stream of its own, and its device memory goes back.
+The backward pass meets the saved tensors in reverse: they are copied back, on another stream, one or two ahead of
+their use. Both directions run beside the computation.
+
+What is saved several times (the result of a ReLU is the input of the next convolution) is copied once. A tensor that is
+only a part of its allocation (a slice; query, key and value in one) is first copied on the device, in the order of the
+computation: the other parts may still be written to, which says nothing about this one. That takes the device a few
+percent of the time that the copy to the host takes.
+
+Events order all of it, in this circle:
+
+    computation  --saved-->  copy to the host  --on the host-->  computation gives the memory back
+    computation  --there is room-->  copy to the device  --back-->  computation uses it
+
+What the circle makes unnecessary: a copy to the device waits for the computation, which has waited for the copy to the
+host; pinned memory is written again behind a forward pass, which runs behind all that the computation has waited for.
+"""
+
+import contextlib
+import itertools
+import math
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from bow.device import Event, StreamDevice
+from bow.engine.task import Batch
+from bow.errors import SettingError, reason
+from bow.replica import LearnerGroup
+
+Memory: TypeAlias = Literal["device", "swap"]
+"""Where a learning task keeps what its backward pass needs."""
+
+Around: TypeAlias = Callable[[int, Batch], contextlib.AbstractContextManager[None]]
+"""Makes the context around forward and backward pass of a learner's task on a batch."""
+
+SWAPPING = ("eager", "streams")
+"""The engines whose learning tasks are run by autograd every time. In a graph or a fused task nothing is saved."""
+
+MIN_BYTES = 2**20
+"""What is smaller stays on the device: a copy of it costs more time than it is worth memory."""
+
+MAX_SPREAD = 8
+"""A tensor with gaps between its elements gets them again when it comes back; with more than this it stays."""
+
+LEAVING = 2
+"""So many may be on their way to the host while the computation goes on; with one more it waits for the oldest."""
+
+AHEAD = 2
+"""So many are copied back before they are needed."""
+
+
+def check_memory_setting(memory: str, compile: bool) -> None:
+    """Refuse a place that does not exist, and swapping what a compiled learning task does not show."""
+    if memory not in get_args(Memory):
+        raise SettingError(f'memory must be "device" or "swap", got {memory!r}')
+    if memory == "swap" and compile:
+        raise SettingError(
+            'memory="swap" swaps what autograd saves, which a compiled learning task (compile=True) does not show; '
+            "leave one of the two out"
+        )
+
+
+def check_swap(memory: Memory, engine: str, *, streams: bool) -> None:
+    """Refuse an engine that cannot swap.
+
+    Args:
+        memory: the setting.
+        engine: the name of the engine that will run.
+        streams: whether the device works through streams, as GPUs do.
+
+    Raises:
+        SettingError: with the engines that can.
+
+    Warns:
+        UserWarning: on a CPU `memory="swap"` has no effect.
+    """
+    if memory != "swap":
+        return
+    if engine not in SWAPPING:
+        raise SettingError(
+            f'memory="swap" needs learning tasks that save tensors for their backward pass, which those of engine '
+            f'"{engine}" do not; use engine="eager" or "streams"'
+        )
+    if not streams:
+        warnings.warn(
+            'memory="swap" has no effect on a CPU, where all memory is the host\'s already; leave it out',
+            stacklevel=4,
+        )
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Pinned memory, and when it was last copied to and from."""
+
+    memory: Tensor
+    on_host: Event
+    back: Event
+
+
+@dataclass(eq=False)
+class _Parked:
+    """Elements that are, or soon will be, in pinned memory.
+
+    Attributes:
+        index: counts them within a learning task.
+        slot: where they are; None once the task has ended.
+        count: how many.
+        dtype: of each; those who saved them may see others.
+        flat: they on the device, where they are there and can be used.
+        changed: whether they were written to while they were being copied.
+    """
+
+    index: int
+    slot: _Slot | None
+    count: int
+    dtype: torch.dtype
+    flat: Tensor | None = None
+    changed: bool = False
+
+
+class _Leaving(NamedTuple):
+    """What is on its way to the host: its memory must not be given back before it has got there."""
+
+    parked: _Parked
+    slot: _Slot
+    flat: Tensor
+    version: int
+
+
+class _Known(NamedTuple):
+    """What was parked last of an allocation, or of a part of it, that is still there."""
+
+    allocation: StorageWeakRef
+    version: int
+    parked: "weakref.ref[_Parked]"
+
+
+class _View(NamedTuple):
+    """How a tensor lies in memory. A dimension of stride 0 counts as one of size 1: `expand` repeats it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def compact(self) -> tuple[int, ...]:
+        """The strides in the same order without gaps."""
+        strides, step = list(self.strides), 1
+        for dimension in self._from_fastest():
+            strides[dimension] = step
+            step *= self.shape[dimension]
+        return tuple(strides)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last one, gaps included."""
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether elements share memory, as the windows of `unfold` do."""
+        reach = 1
+        for dimension in self._from_fastest():
+            if self.strides[dimension] < reach:
+                return True
+            reach += (self.shape[dimension] - 1) * self.strides[dimension]
+        return False
+
+    def _from_fastest(self) -> list[int]:
+        dimensions = [dimension for dimension, size in enumerate(self.shape) if size > 1]
+        return sorted(dimensions, key=lambda dimension: self.strides[dimension])
+
+
+def _view_of(tensor: Tensor) -> _View:
+    shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return _View(tuple(shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+class _Saved(NamedTuple):
+    """What autograd holds instead of a tensor. Nothing but this keeps it on the device, or a copy of it.
+
+    Attributes:
+        parked: its elements, or those of its whole allocation.
+        dtype: of the tensor.
+        shape: of the tensor.
+        view: where it lies among them.
+        spread: whether it gets gaps between its elements that they do not have.
+    """
+
+    parked: _Parked
+    dtype: torch.dtype
+    shape: torch.Size
+    view: _View
+    spread: bool = False
+
+
+class _Kept(NamedTuple):
+    """What autograd holds instead of a tensor that stays."""
+
+    tensor: Tensor
+    version: int
+
+
+class Swap:
+    """Swaps what one learning task at a time saves for its backward pass.
+
+    Learners that learn at the same time need one each; learners in turn on the same stream share one, and with it the
+    pinned memory.
+
+    Args:
+        device: where the learning tasks run.
+        name: of the two streams for copies, unique on the device.
+        min_bytes: what is smaller stays on the device.
+
+    Example:
+        >>> from bow.device.fake import FakeDevice
+        >>> device, layer = FakeDevice(), nn.Linear(64, 64)
+        >>> swap = Swap(device, min_bytes=1024)
+        >>> with device.issuing(), swap.task(stays=layer.parameters()):
+        ...     layer(torch.ones(32, 64)).exp().sum().backward()
+        >>> swap.pinned_bytes
+        16384
+        >>> swap.close()
+    """
+
+    def __init__(self, device: StreamDevice, name: str = "swap", min_bytes: int = MIN_BYTES) -> None:
+        self._device = device
+        self._name = name
+        self._min_bytes = min_bytes
+        self._to_host = device.stream(f"{name} to the host")
+        self._from_host = device.stream(f"{name} to the device")
+        self._saved = device.event(f"{name}: saved")
+        self._room = device.event(f"{name}: there is room")
+        self._idle = device.event(f"{name}: idle")
+        self._pool: dict[int, list[_Slot]] = {}
+        self._stays: set[int] = set()
+        self._slots: list[_Slot] = []
+        self._parked: list[weakref.ref[_Parked]] = []
+        self._known: dict[Hashable, _Known] = {}
+        self._leaving: deque[_Leaving] = deque()
+        self._coming: dict[int, Tensor] = {}
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Pinned host memory that is reserved, while no task runs; the next task uses it again."""
+        return sum(slot.memory.nbytes for slots in self._pool.values() for slot in slots)
+
+    @contextlib.contextmanager
+    def task(self, stays: Iterable[Tensor]) -> Iterator[None]:
+        """Around forward and backward pass of a learning task.
+
+        Args:
+            stays: tensors whose memory others hold anyway, and what shares it: parameters, buffers, the batch.
+
+        Raises:
+            SettingError: the task uses `torch.func`, under which nothing can be swapped.
+        """
+        assert not self._slots, "one task at a time"
+        self._stays = {_allocation_of(tensor) for tensor in stays}
+        try:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            raise SettingError(
+                f'memory="swap" does not go with this learning task ({reason(error)}); use memory="device"'
+            ) from error
+        finally:
+            self._end()
+
+    def close(self) -> None:
+        """Wait for the copies, and give the pinned memory back; the next task takes some anew."""
+        for stream in (self._to_host, self._from_host):
+            stream.record(self._idle)
+            self._idle.synchronize()
+        self._pool.clear()
+
+    # Forward
+
+    @torch.no_grad()
+    def _pack(self, tensor: Tensor) -> _Saved | _Kept:
+        tensor = tensor.detach()
+        if self._can_leave(tensor):
+            view = _view_of(tensor)
+            count = math.prod(view.shape)
+            if count * tensor.itemsize == tensor.untyped_storage().nbytes() and not view.overlaps:
+                return self._pack_whole(tensor, view, count)
+            if count * tensor.itemsize >= self._min_bytes and view.span <= MAX_SPREAD * count and not view.overlaps:
+                return self._pack_part(tensor, view, count)
+        return _Kept(tensor, tensor._version)
+
+    def _can_leave(self, tensor: Tensor) -> bool:
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+            return False
+        if tensor.device != self._device.torch_device or tensor.is_conj() or tensor.is_neg():
+            return False
+        return tensor.untyped_storage().nbytes() >= self._min_bytes and _allocation_of(tensor) not in self._stays
+
+    def _pack_whole(self, tensor: Tensor, view: _View, count: int) -> _Saved:
+        """Save a tensor that has its allocation to itself."""
+        key = (_allocation_of(tensor),)
+        parked = self._known_as(key, tensor)
+        if parked is None:
+            flat = tensor.as_strided((count,), (1,), 0)
+            parked = self._remembered(key, tensor, self._copy_to_host(flat))
+        return _Saved(parked, tensor.dtype, tensor.shape, view)
+
+    def _pack_part(self, tensor: Tensor, view: _View, count: int) -> _Saved:
+        """Save a tensor that is a part of its allocation, without gaps."""
+        key = (_allocation_of(tensor), tensor.dtype, view)
+        compact = view._replace(strides=view.compact, offset=0)
+        parked = self._known_as(key, tensor)
+        if parked is None:
+            flat = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
+            flat.as_strided(*compact).copy_(tensor.as_strided(*view))
+            parked = self._remembered(key, tensor, self._copy_to_host(flat))
+        return _Saved(parked, tensor.dtype, tensor.shape, view._replace(offset=0), compact.strides != view.strides)
+
+    def _known_as(self, key: Hashable, tensor: Tensor) -> _Parked | None:
+        """What was parked of the very same memory in the same state."""
+        known = self._known.get(key)
+        if known is None or known.allocation.expired() or known.version != tensor._version:  # type: ignore[no-untyped-call]
+            return None
+        return known.parked()
+
+    def _remembered(self, key: Hashable, tensor: Tensor, parked: _Parked) -> _Parked:
+        allocation = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._known[key] = _Known(allocation, tensor._version, weakref.ref(parked))
+        return parked
+
+    def _copy_to_host(self, flat: Tensor) -> _Parked:
+        slot = self._take(flat.nbytes)
+        self._device.caller().record(self._saved)
+        self._to_host.wait(self._saved)
+        with self._device.on(self._to_host):
+            _like(slot, flat.dtype, len(flat)).copy_(flat, non_blocking=True)
+        self._to_host.record(slot.on_host)
+        parked = _Parked(len(self._slots), slot, len(flat), flat.dtype)
+        self._slots.append(slot)
+        self._parked.append(weakref.ref(parked))
+        self._leaving.append(_Leaving(parked, slot, flat, flat._version))
+        if len(self._leaving) > LEAVING:
+            self._let_go()
+        return parked
+
+    def _let_go(self) -> _Leaving:
+        """Let the oldest go of what is leaving.
+
+        Its memory belongs to the computation's stream, and whoever gets it next there writes behind this wait. The
+        host never waits, and how much memory is held does not depend on how far ahead it is.
+        """
+        leaving = self._leaving.popleft()
+        self._device.caller().wait(leaving.slot.on_host)
+        leaving.parked.changed = leaving.flat._version != leaving.version
+        return leaving
+
+    # Backward
+
+    @torch.no_grad()
+    def _unpack(self, packed: _Saved | _Kept) -> Tensor:
+        if isinstance(packed, _Kept):
+            if packed.tensor._version != packed.version:
+                raise RuntimeError(MODIFIED)
+            return packed.tensor
+        flat = self._on_device(packed.parked).view(packed.dtype)
+        self._fetch_ahead(packed.parked.index)
+        view = packed.view
+        if packed.spread:
+            spread = torch.empty_strided(view.shape, view.strides, dtype=packed.dtype, device=flat.device)
+            flat = spread.copy_(flat.as_strided(view.shape, view.compact))
+        return flat.as_strided(packed.shape, view.strides, view.offset)
+
+    def _on_device(self, parked: _Parked) -> Tensor:
+        while self._leaving:  # what is still here need not be copied back
+            leaving = self._let_go()
+            leaving.parked.flat = leaving.flat
+        if parked.changed:
+            raise RuntimeError(MODIFIED)
+        if parked.slot is None:
+            raise RuntimeError(
+                'what a learning task saved for its backward pass is not kept behind its end with memory="swap"'
+            )
+        if parked.flat is None:
+            if parked.index not in self._coming:
+                self._fetch(parked, parked.slot)
+            parked.flat = self._coming.pop(parked.index)
+            self._device.caller().wait(parked.slot.back)
+        return parked.flat
+
+    def _fetch_ahead(self, index: int) -> None:
+        """Begin to copy back what comes next, which is what was saved before."""
+        earlier = (self._parked[i]() for i in range(index - 1, -1, -1))
+        absent = (parked for parked in earlier if parked is not None and parked.flat is None)
+        for parked in itertools.islice(absent, AHEAD):
+            if parked.index not in self._coming and parked.slot is not None:
+                self._fetch(parked, parked.slot)
+
+    def _fetch(self, parked: _Parked, slot: _Slot) -> None:
+        """Copy back, into memory of the computation's stream: that is where it is used and given back."""
+        flat = torch.empty(parked.count, dtype=parked.dtype, device=self._device.torch_device)
+        self._device.caller().record(self._room)  # what used this memory before is over by then
+        self._from_host.wait(self._room)
+        with self._device.on(self._from_host):
+            flat.copy_(_like(slot, parked.dtype, parked.count), non_blocking=True)
+        self._from_host.record(slot.back)
+        self._coming[parked.index] = flat
+
+    def _end(self) -> None:
+        """The computation waits for all copies that nobody has waited for; then memory on both sides is free."""
+        while self._leaving:
+            self._let_go()
+        for index in self._coming:
+            self._device.caller().wait(self._slots[index].back)
+        self._coming.clear()
+        for reference in self._parked:
+            if (parked := reference()) is not None:  # a graph that the step has kept
+                parked.slot = parked.flat = None
+        for slot in self._slots:
+            self._pool.setdefault(slot.memory.nbytes, []).append(slot)
+        self._slots.clear()
+        self._parked.clear()
+        self._known.clear()
+
+    # Pinned memory
+
+    def _take(self, num_bytes: int) -> _Slot:
+        size = 2 ** (num_bytes - 1).bit_length()  # as torch's allocator of pinned memory does
+        free = self._pool.get(size)
+        if free:
+            return free.pop()
+        try:
+            memory = self._device.pinned((size,), torch.uint8)
+        except RuntimeError as error:
+            raise SettingError(
+                f'memory="swap" finds no {size} bytes of host memory to pin more ({reason(error)}); use fewer '
+                "learners or a smaller batch_size"
+            ) from error
+        return _Slot(
+            memory, self._device.event(f"{self._name}: on the host"), self._device.event(f"{self._name}: back")
+        )
+
+
+class SwappedTasks:
+    """Puts every learning task of a group of learners into the context of a `Swap`.
+
+    Args:
+        group: the learners.
+        device: where their tasks run.
+        at_once: whether tasks of different learners run at the same time, each on a stream of its own.
+        min_bytes: what is smaller stays on the device.
+    """
+
+    def __init__(self, group: LearnerGroup, device: StreamDevice, *, at_once: bool, min_bytes: int = MIN_BYTES) -> None:
+        self._group = group
+        self._device = device
+        self._at_once = at_once
+        self._min_bytes = min_bytes
+        self._swaps: dict[str, Swap] = {}
+        self._making = threading.Lock()
+
+    def __call__(self, learner: int, batch: Batch) -> contextlib.AbstractContextManager[None]:
+        """The context of one learning task, on the current stream."""
+        module = self._group.learners[learner].module
+        tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        return self._of(learner).task(itertools.chain(module.parameters(), module.buffers(), tensors))
+
+    def close(self) -> None:
+        """Wait for the copies, and give the pinned memory back."""
+        for swap in self._swaps.values():
+            swap.close()
+
+    def _of(self, learner: int) -> Swap:
+        name = f"swap of learner {learner}" if self._at_once else "swap"
+        with self._making:
+            if name not in self._swaps:
+                self._swaps[name] = Swap(self._device, name, self._min_bytes)
+            return self._swaps[name]
+
+
+def swapped_tasks(
+    memory: Memory, group: LearnerGroup, device: StreamDevice | None, *, at_once: bool
+) -> SwappedTasks | None:
+    """What swaps the learning tasks of a group; None where nothing is swapped.
+
+    Args:
+        memory: the setting.
+        group: the learners.
+        device: where their tasks run; None: not on a device with streams.
+        at_once: whether tasks of different learners run at the same time.
+    """
+    return SwappedTasks(group, device, at_once=at_once) if memory == "swap" and device is not None else None
+
+
+MODIFIED = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation; a step that works "
+    "on a copy of it instead can be differentiated"
+)
+"""What autograd says as well; it cannot see for itself what hooks have saved."""
+
+
+def _allocation_of(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def _like(slot: _Slot, dtype: torch.dtype, count: int) -> Tensor:
+    """Pinned memory as so many elements."""
+    return slot.memory[: count * dtype.itemsize].view(dtype)

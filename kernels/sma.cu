@@ -1,0 +1,352 @@
+// Synchronous model averaging (SMA) and SGD with momentum over the rows of the replica matrix.
+//
+//     c_j  = alpha * (w_j - z)                        w_j before its step
+//     w_j  = w_j - (optimizer's step) - c_j
+//     z'   = z + sum_j c_j + mu * (z - z_prev);       z_prev = z;     z = z'
+//
+// Layout: W, C, M (momentum), G (gradient) are rows `[learners, columns]` with a stride in elements each; z, z_prev,
+// z_next and the total are single rows. `numbers` are six doubles on the device, so that a captured CUDA graph takes
+// other values when it is replayed: lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu. `finite` is one byte per
+// learner, 0 for one whose loss or gradient is not finite.
+//
+// Launch, for every kernel: 256 threads a block, any number of blocks, no shared memory. A thread takes 16 bytes of
+// every row at a time, or single columns where an address or a stride is no multiple of 16 bytes, and walks down the
+// learners in ascending order: no atomics, the same sums every time. P below is the bytes of a row, k the learners.
+//
+// Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
+// Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, Algorithm 2.
+#include "dtypes.cuh"
+
+// Learners whose rows are on their way from memory together: with few columns there are too few threads to hide the
+// latency of one load after another.
+constexpr int kTogether = 4;
+
+template <typename A>
+struct Numbers {
+  A lr, momentum, weight_decay;
+  bool nesterov;
+  A alpha, mu;
+
+  __device__ explicit Numbers(const double* from)
+      : lr(static_cast<A>(from[0])),
+        momentum(static_cast<A>(from[1])),
+        weight_decay(static_cast<A>(from[2])),
+        nesterov(from[3] != 0),
+        alpha(static_cast<A>(from[4])),
+        mu(static_cast<A>(from[5])) {}
+};
+
+// What `torch.optim.SGD` subtracts from a weight. `m` is 0 where there is no momentum; nobody keeps it then.
+template <typename A>
+__device__ inline A sgd_step(const Numbers<A>& numbers, A w, A g, A& m) {
+  const A gradient = g + numbers.weight_decay * w;
+  m = numbers.momentum * m + gradient;
+  return numbers.lr * (numbers.nesterov ? gradient + numbers.momentum * m : m);
+}
+
+// The next value of z, given the sum of the corrections.
+template <typename A, int N>
+__device__ inline Pack<A, N> moved_central(const Pack<A, N>& z, const Pack<A, N>& z_prev, const Pack<A, N>& sum, A mu) {
+  Pack<A, N> next;
+#pragma unroll
+  for (int i = 0; i < N; ++i) next.at[i] = z.at[i] + sum.at[i] + mu * (z.at[i] - z_prev.at[i]);
+  return next;
+}
+
+// Up to kTogether rows from `from` on.
+template <int N, typename T>
+__device__ inline void load_rows(Pack<T, N> (&to)[kTogether], const T* from, long long stride, long long rows) {
+#pragma unroll
+  for (int u = 0; u < kTogether; ++u) {
+    if (u < rows) to[u] = load<N>(from + u * stride);
+  }
+}
+
+// C = alpha * (W - z);  total = sum_j C_j: what a device adds to the sum over all devices.
+// Moved: W and z read, C and total written, (2 k + 2) P.
+template <typename T>
+__device__ inline void sma_contribute(
+    const T* weights, long long weights_stride, const T* z, T* corrections, long long corrections_stride, T* total,
+    double alpha_, long long learners, long long columns) {
+  using A = typename Arithmetic<T>::type;
+  const A alpha = static_cast<A>(alpha_);
+  const bool aligned = in_steps_of_16(
+      address(weights), address(z), address(corrections), address(total), weights_stride * sizeof(T),
+      corrections_stride * sizeof(T));
+  for_columns<T>(columns, aligned, [&](auto width, long long column) {
+    constexpr int N = decltype(width)::value;
+    const Values<T, N> central = widen(load<N>(z + column));
+    Values<T, N> sum = {};
+    for (long long first = 0; first < learners; first += kTogether) {
+      Pack<T, N> w[kTogether];
+      load_rows(w, weights + first * weights_stride + column, weights_stride, learners - first);
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u >= learners) break;
+        Values<T, N> c = widen(w[u]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          c.at[i] = alpha * (c.at[i] - central.at[i]);
+          sum.at[i] += c.at[i];
+        }
+        store(corrections + (first + u) * corrections_stride + column, c);
+      }
+    }
+    store(total + column, sum);
+  });
+}
+
+// W -= C;  z' = z + total + mu * (z - z_prev);  z_prev = z;  z = z'. `total` may be the sum over several devices.
+// Moved: W read and written, C read, z and z_prev read and written, total read, (3 k + 5) P.
+template <typename T>
+__device__ inline void sma_apply(
+    T* weights, long long weights_stride, const T* corrections, long long corrections_stride, T* z, T* z_prev,
+    const T* total, double mu_, long long learners, long long columns) {
+  using A = typename Arithmetic<T>::type;
+  const A mu = static_cast<A>(mu_);
+  const bool aligned = in_steps_of_16(
+      address(weights), address(corrections), address(z), address(z_prev), address(total), weights_stride * sizeof(T),
+      corrections_stride * sizeof(T));
+  for_columns<T>(columns, aligned, [&](auto width, long long column) {
+    constexpr int N = decltype(width)::value;
+    for (long long first = 0; first < learners; first += kTogether) {
+      Pack<T, N> w[kTogether], c[kTogether];
+      load_rows(w, weights + first * weights_stride + column, weights_stride, learners - first);
+      load_rows(c, corrections + first * corrections_stride + column, corrections_stride, learners - first);
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u >= learners) break;
+        Values<T, N> moved = widen(w[u]);
+        const Values<T, N> correction = widen(c[u]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) moved.at[i] -= correction.at[i];
+        store(weights + (first + u) * weights_stride + column, moved);
+      }
+    }
+    const Values<T, N> before = widen(load<N>(z + column));
+    const Values<T, N> next =
+        moved_central(before, widen(load<N>(z_prev + column)), widen(load<N>(total + column)), mu);
+    store(z_prev + column, before);
+    store(z + column, next);
+  });
+}
+
+// z_next = z + sum_j alpha * (w_j - z) + mu * (z - z_prev). Only reads the rows: it runs beside the learning tasks, which
+// subtract their own corrections in `sgd_row`.
+// Moved: W, z and z_prev read, z_next written, (k + 3) P.
+template <typename T>
+__device__ inline void sma_center(
+    const T* weights, long long weights_stride, const T* z, const T* z_prev, T* z_next, const double* numbers_,
+    long long learners, long long columns) {
+  using A = typename Arithmetic<T>::type;
+  const Numbers<A> numbers(numbers_);
+  const bool aligned =
+      in_steps_of_16(address(weights), address(z), address(z_prev), address(z_next), weights_stride * sizeof(T));
+  for_columns<T>(columns, aligned, [&](auto width, long long column) {
+    constexpr int N = decltype(width)::value;
+    const Values<T, N> central = widen(load<N>(z + column));
+    Values<T, N> sum = {};
+    for (long long first = 0; first < learners; first += kTogether) {
+      Pack<T, N> w[kTogether];
+      load_rows(w, weights + first * weights_stride + column, weights_stride, learners - first);
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u >= learners) break;
+        const Values<T, N> row = widen(w[u]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum.at[i] += numbers.alpha * (row.at[i] - central.at[i]);
+      }
+    }
+    store(z_next + column, moved_central(central, widen(load<N>(z_prev + column)), sum, numbers.mu));
+  });
+}
+
+// One learner's row, w, m and g:
+//
+//     g += weight_decay * w;   m = momentum * m + g;   step = lr * (nesterov ? g + momentum * m : m)
+//     w  = w - step - (synchronise ? alpha * (w - z) : 0)
+//
+// A learner that is not finite starts again from the central model: w = synchronise ? z_next : z, and m = 0. z_next is
+// only read then, and z only where it is needed.
+// Moved: w, m and g read, w and m written, z read when synchronising, 6 P; without momentum m is not touched, 4 P.
+template <typename T>
+__device__ inline void sgd_row(
+    T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const unsigned char* finite,
+    const double* numbers_, long long columns, long long synchronise) {
+  using A = typename Arithmetic<T>::type;
+  const Numbers<A> numbers(numbers_);
+  const bool steps = *finite != 0;
+  const T* restart = synchronise ? z_next : z;
+  const bool aligned =
+      in_steps_of_16(address(weights), address(momenta), address(gradient), address(z), address(restart));
+  for_columns<T>(columns, aligned, [&](auto width, long long column) {
+    constexpr int N = decltype(width)::value;
+    Values<T, N> m = {};
+    if (!steps) {
+      store(weights + column, widen(load<N>(restart + column)));
+      store(momenta + column, m);
+      return;
+    }
+    const Values<T, N> w = widen(load<N>(weights + column)), g = widen(load<N>(gradient + column));
+    Values<T, N> moved;
+    if (numbers.momentum != 0) m = widen(load<N>(momenta + column));
+#pragma unroll
+    for (int i = 0; i < N; ++i) moved.at[i] = w.at[i] - sgd_step(numbers, w.at[i], g.at[i], m.at[i]);
+    if (synchronise) {
+      const Values<T, N> central = widen(load<N>(z + column));
+#pragma unroll
+      for (int i = 0; i < N; ++i) moved.at[i] -= numbers.alpha * (w.at[i] - central.at[i]);
+    }
+    store(weights + column, moved);
+    if (numbers.momentum != 0) store(momenta + column, m);
+  });
+}
+
+// A whole round in one pass: `sgd_row` for every learner, the sum of all corrections, and the central model. A learner
+// that is not finite takes part in the sum, because its weights are finite, and starts again from z', or from z when not
+// synchronising. z and z_prev are only written when synchronising.
+// Moved: W and M read and written, G read, z and z_prev read and written, (5 k + 4) P; without momentum (3 k + 4) P.
+template <typename T>
+__device__ inline void sgd_round(
+    T* weights, long long weights_stride, T* momenta, long long momenta_stride, const T* gradients,
+    long long gradients_stride, T* z, T* z_prev, const unsigned char* finite, const double* numbers_,
+    long long learners, long long columns, long long synchronise) {
+  using A = typename Arithmetic<T>::type;
+  const Numbers<A> numbers(numbers_);
+  const bool aligned = in_steps_of_16(
+      address(weights), address(momenta), address(gradients), address(z), address(z_prev), weights_stride * sizeof(T),
+      momenta_stride * sizeof(T), gradients_stride * sizeof(T));
+  for_columns<T>(columns, aligned, [&](auto width, long long column) {
+    constexpr int N = decltype(width)::value;
+    const Values<T, N> zeros = {};
+    Values<T, N> central = zeros, sum = zeros;
+    if (synchronise) central = widen(load<N>(z + column));
+    bool restarts = false;
+    for (long long first = 0; first < learners; first += kTogether) {
+      Pack<T, N> w[kTogether], m[kTogether], g[kTogether];
+      load_rows(w, weights + first * weights_stride + column, weights_stride, learners - first);
+      load_rows(g, gradients + first * gradients_stride + column, gradients_stride, learners - first);
+      if (numbers.momentum != 0) {
+        load_rows(m, momenta + first * momenta_stride + column, momenta_stride, learners - first);
+      }
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u >= learners) break;
+        const Values<T, N> before = widen(w[u]);
+        Values<T, N> correction = zeros;
+        if (synchronise) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) {
+            correction.at[i] = numbers.alpha * (before.at[i] - central.at[i]);
+            sum.at[i] += correction.at[i];
+          }
+        }
+        T* const momentum = momenta + (first + u) * momenta_stride + column;
+        if (!finite[first + u]) {
+          restarts = true;
+          store(momentum, zeros);
+          continue;
+        }
+        const Values<T, N> gradient = widen(g[u]);
+        Values<T, N> moved, velocity = zeros;
+        if (numbers.momentum != 0) velocity = widen(m[u]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const A step = sgd_step(numbers, before.at[i], gradient.at[i], velocity.at[i]);
+          moved.at[i] = before.at[i] - step - correction.at[i];
+        }
+        store(weights + (first + u) * weights_stride + column, moved);
+        if (numbers.momentum != 0) store(momentum, velocity);
+      }
+    }
+    Values<T, N> next;
+    if (synchronise) {
+      next = moved_central(central, widen(load<N>(z_prev + column)), sum, numbers.mu);
+      store(z_prev + column, central);
+      store(z + column, next);
+    } else if (restarts) {
+      next = widen(load<N>(z + column));
+    }
+    if (!restarts) return;
+    for (long long j = 0; j < learners; ++j) {
+      if (!finite[j]) store(weights + j * weights_stride + column, next);
+    }
+  });
+}
+
+// The averaging alone, for any optimizer: w_j -= c_j for every learner, and the central model.
+// Moved: W read and written, z and z_prev read and written, (2 k + 4) P.
+template <typename T>
+__device__ inline void sma_round(
+    T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers_, long long learners,
+    long long columns) {
+  using A = typename Arithmetic<T>::type;
+  const Numbers<A> numbers(numbers_);
+  const bool aligned = in_steps_of_16(address(weights), address(z), address(z_prev), weights_stride * sizeof(T));
+  for_columns<T>(columns, aligned, [&](auto width, long long column) {
+    constexpr int N = decltype(width)::value;
+    const Values<T, N> central = widen(load<N>(z + column));
+    Values<T, N> sum = {};
+    for (long long first = 0; first < learners; first += kTogether) {
+      Pack<T, N> w[kTogether];
+      load_rows(w, weights + first * weights_stride + column, weights_stride, learners - first);
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u >= learners) break;
+        Values<T, N> row = widen(w[u]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const A correction = numbers.alpha * (row.at[i] - central.at[i]);
+          sum.at[i] += correction;
+          row.at[i] -= correction;
+        }
+        store(weights + (first + u) * weights_stride + column, row);
+      }
+    }
+    const Values<T, N> next = moved_central(central, widen(load<N>(z_prev + column)), sum, numbers.mu);
+    store(z_prev + column, central);
+    store(z + column, next);
+  });
+}
+
+// The kernels by name, one set per element type. Integers are 64 bits and scalars doubles, as Python has them: a caller
+// that packs arguments cannot mistake their size.
+#define BOW_KERNELS(suffix, T)                                                                                      \
+  extern "C" __global__ void __launch_bounds__(256) sma_contribute_##suffix(                                        \
+      const T* weights, long long weights_stride, const T* z, T* corrections, long long corrections_stride,         \
+      T* total, double alpha, long long learners, long long columns) {                                              \
+    sma_contribute(                                                                                                 \
+        weights, weights_stride, z, corrections, corrections_stride, total, alpha, learners, columns);              \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) sma_apply_##suffix(                                             \
+      T* weights, long long weights_stride, const T* corrections, long long corrections_stride, T* z, T* z_prev,    \
+      const T* total, double mu, long long learners, long long columns) {                                           \
+    sma_apply(weights, weights_stride, corrections, corrections_stride, z, z_prev, total, mu, learners, columns);   \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) sma_center_##suffix(                                            \
+      const T* weights, long long weights_stride, const T* z, const T* z_prev, T* z_next, const double* numbers,    \
+      long long learners, long long columns) {                                                                      \
+    sma_center(weights, weights_stride, z, z_prev, z_next, numbers, learners, columns);                             \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) sgd_row_##suffix(                                               \
+      T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const unsigned char* finite,          \
+      const double* numbers, long long columns, long long synchronise) {                                            \
+    sgd_row(weights, momenta, gradient, z, z_next, finite, numbers, columns, synchronise);                          \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) sgd_round_##suffix(                                             \
+      T* weights, long long weights_stride, T* momenta, long long momenta_stride, const T* gradients,               \
+      long long gradients_stride, T* z, T* z_prev, const unsigned char* finite, const double* numbers,              \
+      long long learners, long long columns, long long synchronise) {                                               \
+    sgd_round(                                                                                                      \
+        weights, weights_stride, momenta, momenta_stride, gradients, gradients_stride, z, z_prev, finite, numbers,  \
+        learners, columns, synchronise);                                                                            \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) sma_round_##suffix(                                             \
+      T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers, long long learners,             \
+      long long columns) {                                                                                          \
+    sma_round(weights, weights_stride, z, z_prev, numbers, learners, columns);                                      \
+  }
+
+BOW_KERNELS(f32, float)
+BOW_KERNELS(f64, double)
+BOW_KERNELS(bf16, bfloat16)

@@ -1,0 +1,89 @@
+"""Every wait of the engines on devices with streams is needed: leave any one out, and the fake device notices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import bow
+from bow.device.fake import CaptureRuleError, FakeDevice, RaceError, Wait
+from tests.engine.cuda.trainings import ENGINES, SGD, batch, round_of, training
+
+ROUNDS = 11  # every slot of results is used again
+
+
+def train(device: FakeDevice, engine: str, optimizer: Any, sync: Callable[[], Any]) -> str:
+    """A training in which everything happens: calls of one round and of several, short rounds, a caller that looks."""
+    replicas = training(engine, device, optimizer=optimizer, sync=sync())
+    with device.issuing():
+        t = 0
+        while t < ROUNDS:
+            together = 4 if t % 3 == 0 else 1
+            outcomes = replicas.rounds_at_once([round_of(t + i) for i in range(together)])
+            t += together
+            for outcome in outcomes:
+                outcome.losses.mul(1)  # what a caller may do behind a call: read results and learners, change learners
+            replicas.z.mul(1)
+            replicas.W.mul_(1)
+        replicas.round([batch(7), None])
+        for _ in range(2):  # another shape is captured when it comes again, here in a round of different ones
+            replicas.round([batch(8, 3), batch(9)])
+        for _ in range(2):
+            replicas.round([batch(8, 3), batch(9, 3)])
+        replicas.round(round_of(t))
+        replicas.training_state()
+    replicas.close()
+    return str(replicas.engine)
+
+
+CASES: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "SGD and SMA by kernels": (SGD, bow.SMA),
+    "every second round": (SGD, functools.partial(bow.SMA, every=2)),
+    "another optimizer": (functools.partial(SGD, dampening=0.1), bow.SMA),
+    "another synchroniser": (SGD, bow.SSGD),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_wait_is_needed(engine: str) -> None:
+    occurring: dict[Wait, list[str]] = {}
+    for case in CASES:
+        device = FakeDevice()
+        assert train(device, engine, *CASES[case]).startswith(engine)
+        for wait in device.waits:
+            occurring.setdefault(wait, []).append(case)
+    assert len(occurring) > 10
+    unnoticed = [wait for wait, cases in occurring.items() if not any(is_noticed(engine, case, wait) for case in cases)]
+    assert unnoticed == []
+
+
+def is_noticed(engine: str, case: str, wait: Wait) -> bool:
+    try:
+        return "not captured" in train(FakeDevice(without=wait), engine, *CASES[case])
+    except (RaceError, CaptureRuleError):
+        return True
+
+
+def test_the_engines_need_no_barrier_of_the_whole_device() -> None:
+    for engine in ENGINES:
+        assert not any(wait.waiting == "host" and "slot" not in wait.event for wait in steady(engine)), engine
+
+
+def steady(engine: str) -> set[Wait]:
+    """The waits of rounds whose shapes are known."""
+    device = FakeDevice()
+    replicas = training(engine, device)
+    with torch.compiler.set_stance("force_eager"):
+        for t in range(8):
+            replicas.round(round_of(t))
+        before = dict(device.waits)
+        for t in range(8, 16):
+            replicas.round(round_of(t))
+    replicas.close()
+    return {wait for wait, count in device.waits.items() if count > before.get(wait, 0)}

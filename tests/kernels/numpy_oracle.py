@@ -1,0 +1,67 @@
+"""The kernels' formulas in NumPy, in float64; nothing is changed in place, results are returned."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Numbers(NamedTuple):
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.02
+    nesterov: float = 0.0
+    alpha: float = 0.3
+    mu: float = 0.6
+
+
+def sma_contribute(w: Array, z: Array, alpha: float) -> tuple[Array, Array]:
+    """Corrections and their sum."""
+    corrections = alpha * (w - z)
+    return corrections, corrections.sum(axis=0)
+
+
+def sma_apply(
+    w: Array, corrections: Array, z: Array, z_prev: Array, total: Array, mu: float
+) -> tuple[Array, Array, Array]:
+    """The next w, z and z_prev."""
+    return w - corrections, z + total + mu * (z - z_prev), z
+
+
+def sma_center(w: Array, z: Array, z_prev: Array, numbers: Numbers) -> Array:
+    """The next z."""
+    return z + sum(numbers.alpha * (row - z) for row in w) + numbers.mu * (z - z_prev)
+
+
+def sgd_row(
+    w: Array, m: Array, g: Array, z: Array, z_next: Array, finite: bool, numbers: Numbers, synchronise: bool
+) -> tuple[Array, Array]:
+    """The next w and m of one learner."""
+    if not finite:
+        return (z_next if synchronise else z), np.zeros_like(m)
+    g = g + numbers.weight_decay * w
+    step = numbers.lr * g
+    if numbers.momentum:
+        m = numbers.momentum * m + g
+        step = numbers.lr * (g + numbers.momentum * m if numbers.nesterov else m)
+    return w - step - (numbers.alpha * (w - z) if synchronise else 0.0), m
+
+
+def sgd_round(
+    w: Array, m: Array, g: Array, z: Array, z_prev: Array, finite: list[bool], numbers: Numbers, synchronise: bool
+) -> tuple[Array, Array, Array, Array]:
+    """The next w, m, z and z_prev."""
+    z_next = sma_center(w, z, z_prev, numbers) if synchronise else z
+    rows = [sgd_row(w[j], m[j], g[j], z, z_next, finite[j], numbers, synchronise) for j in range(len(w))]
+    w_next, m_next = (np.stack(column) for column in zip(*rows, strict=True))
+    return w_next, m_next, z_next, (z if synchronise else z_prev)
+
+
+def sma_round(w: Array, z: Array, z_prev: Array, numbers: Numbers) -> tuple[Array, Array, Array]:
+    """The next w, z and z_prev."""
+    corrections, total = sma_contribute(w, z, numbers.alpha)
+    return sma_apply(w, corrections, z, z_prev, total, numbers.mu)
