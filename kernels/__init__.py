@@ -1,1 +1,1 @@
-"""C++ sources of the native runtime; `bow.runtime` builds them when they are first used."""
+"""C++ sources of the native runtime, and CUDA kernels; both are built when they are first used."""

@@ -4,8 +4,8 @@
 //
 // Layout: both are rows of `row_bytes` bytes without gaps; indices are 64-bit integers below `source_rows`. One that is
 // out of range stops the kernel, and with it the CUDA context, as in PyTorch.
-// Launch: 256 threads a block, any number of blocks; a thread copies 16 bytes at a time where both arrays and the length
-// of a row allow, else 4, else 1. Moved: every row read and written once.
+// Launch: 256 threads a block, any number of blocks; a thread copies 16 bytes at a time where both addresses and the
+// length of a row allow, else 4, else 1. Moved: every row that is taken, read and written once.
 #include "dtypes.cuh"
 
 template <typename Unit>

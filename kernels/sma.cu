@@ -131,8 +131,8 @@ __device__ inline void sma_apply(
   });
 }
 
-// z_next = z + sum_j alpha * (w_j - z) + mu * (z - z_prev). Only reads the rows: it runs beside the learning tasks, which
-// subtract their own corrections in `sgd_row`.
+// z_next = z + sum_j alpha * (w_j - z) + mu * (z - z_prev). Only reads the rows: it runs beside the learning tasks,
+// which subtract their own corrections in `sgd_row`.
 // Moved: W, z and z_prev read, z_next written, (k + 3) P.
 template <typename T>
 __device__ inline void sma_center(
@@ -203,8 +203,8 @@ __device__ inline void sgd_row(
 }
 
 // A whole round in one pass: `sgd_row` for every learner, the sum of all corrections, and the central model. A learner
-// that is not finite takes part in the sum, because its weights are finite, and starts again from z', or from z when not
-// synchronising. z and z_prev are only written when synchronising.
+// that is not finite takes part in the sum, because its weights are finite, and starts again from z', or from z when
+// not synchronising. z and z_prev are only written when synchronising.
 // Moved: W and M read and written, G read, z and z_prev read and written, (5 k + 4) P; without momentum (3 k + 4) P.
 template <typename T>
 __device__ inline void sgd_round(

@@ -28,8 +28,8 @@ class CupyKernels:
     """See `bow.device.kernels.Kernels`; other dtypes than float32, float64 and bfloat16 go to `TorchKernels`.
 
     Everything is compiled and loaded here, before any CUDA graph is captured. A launch is one kernel on the stream that
-    is current in PyTorch, so that it can be captured; only the first launch of a thread asks the driver for more, and
-    should not be one under capture.
+    is current in PyTorch, so that it can be captured; only the first launch of a thread asks the driver for more
+    than a capture allows (`launch_once`).
 
     Args:
         device: the CUDA device that all tensors are on.
@@ -55,6 +55,11 @@ class CupyKernels:
             module.compile()
             self._functions = {name: module.get_function(name) for name in [*names, "gather"]}
 
+    def launch_once(self) -> None:
+        """Launch something, on a thread that is going to capture."""
+        one = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self.gather(one, one, torch.empty_like(one))
+
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
         """See `Kernels.sma_contribute`."""
         if weights.dtype not in SUFFIXES:
@@ -77,7 +82,7 @@ class CupyKernels:
         if weights.dtype not in SUFFIXES:
             return self._torch.sma_center(weights, z, z_prev, z_next, numbers)
         w, *centers = self._pointers(weights, z, z_prev, z_next)
-        arguments = (w, weights.stride(0), *centers, self._numbers(numbers), *weights.shape)
+        arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
         return self._launch_over_rows("sma_center", weights, arguments)
 
     def sgd_row(
@@ -95,7 +100,13 @@ class CupyKernels:
         if weights.dtype not in SUFFIXES:
             return self._torch.sgd_row(weights, momentum, gradient, z, z_next, finite, numbers, synchronise)
         rows = self._pointers(weights, momentum, gradient, z, z_next)
-        arguments = (*rows, finite.data_ptr(), self._numbers(numbers), weights.numel(), int(synchronise))
+        arguments = (
+            *rows,
+            self._address(finite, torch.bool),
+            self._address(numbers, torch.float64),
+            weights.numel(),
+            int(synchronise),
+        )
         return self._launch_over_rows("sgd_row", weights, arguments)
 
     def sgd_round(
@@ -112,10 +123,9 @@ class CupyKernels:
         """See `Kernels.sgd_round`."""
         if weights.dtype not in SUFFIXES:
             return self._torch.sgd_round(weights, momenta, gradients, z, z_prev, finite, numbers, synchronise)
-        assert finite.is_contiguous()
         w, m, g, *centers = self._pointers(weights, momenta, gradients, z, z_prev)
         rows = (w, weights.stride(0), m, momenta.stride(0), g, gradients.stride(0))
-        flags = (finite.data_ptr(), self._numbers(numbers))
+        flags = (self._address(finite, torch.bool), self._address(numbers, torch.float64))
         return self._launch_over_rows("sgd_round", weights, (*rows, *centers, *flags, *weights.shape, int(synchronise)))
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
@@ -123,17 +133,19 @@ class CupyKernels:
         if weights.dtype not in SUFFIXES:
             return self._torch.sma_round(weights, z, z_prev, numbers)
         w, *centers = self._pointers(weights, z, z_prev)
-        arguments = (w, weights.stride(0), *centers, self._numbers(numbers), *weights.shape)
+        arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
         return self._launch_over_rows("sma_round", weights, arguments)
 
     def gather(self, source: Samples, indices: Indices, out: Batch) -> None:
         """See `Kernels.gather`."""
         if not (source.is_contiguous() and indices.is_contiguous() and out.is_contiguous()):
             return self._torch.gather(source, indices, out)
-        assert source.dtype == out.dtype
-        assert source.device == indices.device == out.device == self._device
         row_bytes = math.prod(source.shape[1:]) * source.itemsize
-        pointers = (out.data_ptr(), source.data_ptr(), indices.data_ptr())
+        pointers = (
+            self._address(out, source.dtype),
+            self._address(source, source.dtype),
+            self._address(indices, torch.int64),
+        )
         arguments = (*pointers, row_bytes, indices.numel(), source.shape[0])
         return self._launch("gather", indices.numel() * row_bytes, arguments)
 
@@ -147,11 +159,11 @@ class CupyKernels:
             assert tensor.stride(-1) == 1 or columns <= 1, "the elements of a row must lie without gaps"
         return [tensor.data_ptr() for tensor in tensors]
 
-    def _numbers(self, numbers: Numbers) -> int:
-        assert numbers.dtype == torch.float64
-        assert numbers.device == self._device
-        assert numbers.is_contiguous()
-        return numbers.data_ptr()
+    def _address(self, tensor: Tensor, dtype: torch.dtype) -> int:
+        assert tensor.dtype == dtype, f"{tensor.dtype} instead of {dtype}"
+        assert tensor.device == self._device, f"{tensor.device} beside {self._device}"
+        assert tensor.is_contiguous()
+        return tensor.data_ptr()
 
     def _launch_over_rows(self, operation: str, weights: Tensor, arguments: tuple[int | float, ...]) -> None:
         row_bytes = weights.shape[-1] * weights.itemsize

@@ -220,12 +220,14 @@ def _on_cuda(index: int) -> Kernels:
     """One attempt a device: what failed once would fail again, slowly."""
     try:
         adapter = importlib.import_module("bow.device.cupy_kernels")
-        kernels: Kernels = adapter.CupyKernels(torch.device("cuda", index))
+        made = adapter.CupyKernels(torch.device("cuda", index))
+        made.launch_once()  # what fails shall fail here
+        kernels: Kernels = made
     except BowError as error:
         return TorchKernels(str(error))
     except Exception as error:  # whatever a driver, a compiler or a cache folder comes up with
         return TorchKernels(
-            f"the CUDA kernels cannot be compiled ({reason(error)}); reinstall CuPy: "
+            f"the CUDA kernels cannot be used ({reason(error)}); reinstall CuPy: "
             f"pip install --force-reinstall 'bow-trainer[{cuda_extra()}]'"
         )
     return kernels

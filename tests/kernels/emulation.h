@@ -1,6 +1,6 @@
 // CUDA as far as the kernels of `kernels/` use it, on the CPU: g++ compiles their very text behind this header, and
-// `BOW_LAUNCH` calls a kernel for one thread after another. That is exact for kernels whose threads neither share memory
-// nor wait for each other; `backwards` runs them in the opposite order, which must change nothing.
+// `BOW_LAUNCH` calls a kernel for one thread after another. That is exact for kernels whose threads neither share
+// memory nor wait for each other; `backwards` runs them in the opposite order, which must change nothing.
 //
 // What a GPU would refuse is noticed: a `__trap()`, and, with `-fsanitize=alignment`, an access whose address is no
 // multiple of its size.

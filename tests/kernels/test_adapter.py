@@ -148,9 +148,12 @@ def test_pytorch_kernels_on_the_cpu() -> None:
 def test_cupy_kernels_on_cuda(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_num_multiprocessors", "_on_device"):
         monkeypatch.setattr(cupy_kernels.CupyKernels, name, getattr(EmulatedKernels, name))
+    launched: list[str] = []
+    monkeypatch.setattr(cupy_kernels.CupyKernels, "launch_once", lambda self: launched.append(self.name))
     kernels = kernels_for(torch.device("cuda", 0))
     assert (kernels.name, kernels.reason) == ("cupy", None)
     assert kernels_for(torch.device("cuda", 0)) is kernels
+    assert launched == ["cupy"]
 
 
 def fallback_reason() -> str:
@@ -187,6 +190,8 @@ def test_kernels_that_do_not_compile(emulation: Emulation, monkeypatch: pytest.M
 
     for name in ("_num_multiprocessors", "_on_device"):
         monkeypatch.setattr(cupy_kernels.CupyKernels, name, getattr(EmulatedKernels, name))
+    launched: list[str] = []
+    monkeypatch.setattr(cupy_kernels.CupyKernels, "launch_once", lambda self: launched.append(self.name))
     monkeypatch.setattr(sys.modules["cupy"], "RawModule", fails)
     assert "no space left on device" in fallback_reason()
 

@@ -61,7 +61,10 @@ def nvrtc() -> ctypes.CDLL:
         files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("needs the package nvidia-cuda-nvrtc")
-    (library,) = (file for file in files if re.match(r"libnvrtc\.so\.\d+$|nvrtc64_\d+_0\.dll$", file.name))
+    # What it loads by name only: the wheel of CUDA 13.0 does not look beside itself.
+    (builtins,) = (file for file in files if re.fullmatch(r"libnvrtc-builtins\.so\.[\d.]+", file.name))
+    ctypes.CDLL(str(builtins.locate()))
+    (library,) = (file for file in files if re.fullmatch(r"libnvrtc\.so\.\d+", file.name))
     return ctypes.CDLL(str(library.locate()))
 
 
@@ -73,7 +76,7 @@ def compile_with_nvrtc(nvrtc: ctypes.CDLL, code: str, architecture: str) -> byte
     try:
         encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if nvrtc.nvrtcCompileProgram(program, len(options), encoded) != 0:
-            raise SyntaxError(_result(nvrtc, program, "ProgramLog").decode())
+            raise SyntaxError(_result(nvrtc, program, "ProgramLog").decode().rstrip("\0"))
         return _result(nvrtc, program, "CUBIN" if architecture.startswith("sm_") else "PTX")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
