@@ -1,5 +1,6 @@
 """The local runtime: step graphs on executors, by a schedule."""
 
+from bow.runtime.issue import branch_schedule as branch_schedule
 from bow.runtime.job import JobBuilder as JobBuilder
 from bow.runtime.job import Label as Label
 from bow.runtime.job import Program as Program
@@ -11,3 +12,5 @@ from bow.runtime.local import named as named
 from bow.runtime.local import spans_of as spans_of
 from bow.runtime.region import Region as Region
 from bow.runtime.region import compile_region as compile_region
+from bow.runtime.streams import CapturedStep as CapturedStep
+from bow.runtime.streams import StreamRuntime as StreamRuntime

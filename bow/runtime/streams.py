@@ -1,0 +1,310 @@
+"""Runs a step graph on several streams of a device, by a schedule."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bow.device import CapturedGraph, Event, Stream, StreamDevice
+from bow.errors import GraphError, ScheduleError
+from bow.graph import Operator, StepGraph
+from bow.graph.batches import batch_tensors
+from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_operator
+from bow.graph.learning_step import StepOutputs
+from bow.runtime.issue import MemoryUse, issue_order, operators_of
+from bow.runtime.local import dependencies_of
+from bow.scheduler.stream_plan import START, StreamPlan
+from bow.seeds import derive_seed
+from bow.strategy import Schedule
+
+WARM_UP = 3
+"""So often a step is run before it is captured: libraries set themselves up, measure and allocate workspaces for every
+stream, none of which may happen in a capture."""
+
+
+class StreamRuntime:
+    """Runs the operators of one learner's step graph on several streams of a device.
+
+    A stream is an executor of the schedule; its number of threads means nothing here. The first stream is where a step
+    begins and ends: parameters, buffers and batch must be ready on it, and there the results are. Other streams wait
+    for it, and for each other, exactly where an operator needs what another stream made and no earlier wait covers it.
+
+    The host issues operators in the order of capture as far as the schedule lets it, so that no stream has to wait for
+    work that the host has put behind a lot of other work. A view costs the device nothing: it belongs to the stream
+    that made the memory it looks at, whatever the schedule says, and nothing ever waits for it.
+
+    Runtimes that work at the same time need streams of their own, in captured steps too: cuBLAS has one workspace for
+    each stream.
+
+    Args:
+        graph: a step graph, without updates or with updates that are left out.
+        schedule: which stream runs which operators, in which order; priorities deal operators to streams in turn.
+        device: where the graph was captured for.
+        streams: of the device, one for each executor of the schedule.
+
+    Raises:
+        GraphError: the graph was captured for another device.
+        ScheduleError: the schedule does not fit the graph or the streams.
+
+    Example:
+        >>> import bow
+        >>> from bow.device.fake import FakeDevice
+        >>> from bow.runtime import branch_schedule
+        >>> batch = torch.randn(4, 3), torch.randn(4, 1)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> graph, device = bow.capture(model, batch, torch.nn.functional.mse_loss), FakeDevice()
+        >>> streams = [device.stream("a"), device.stream("b")]
+        >>> with StreamRuntime(graph, branch_schedule(graph, num_streams=2), device, streams) as runtime:
+        ...     outputs = runtime.run(dict(model.named_parameters()), {}, batch)
+        >>> sorted(outputs.gradients)
+        ['bias', 'weight']
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
+    """
+
+    def __init__(self, graph: StepGraph, schedule: Schedule, device: StreamDevice, streams: Sequence[Stream]) -> None:
+        if torch.device(graph.device) != device.torch_device:
+            raise GraphError(
+                f"the graph was captured for {graph.device}, the device is {device.torch_device}; capture it there"
+            )
+        operators = operators_of(graph)
+        dependencies = dependencies_of(operators)
+        schedule.check(dependencies)
+        if len(streams) != len(schedule.threads):
+            raise ScheduleError(
+                f"the schedule has {len(schedule.threads)} executors, got {len(streams)} streams; "
+                "give one stream for each executor"
+            )
+        self._graph = graph
+        self._device = device
+        self._streams = tuple(streams)
+        memory = MemoryUse(graph, operators)
+        order = [turn for turn in issue_order(schedule, dependencies) if not operators[turn[1]].is_view]
+        self.plan = StreamPlan.of(order, memory.dependencies(), len(streams))
+        """Which operator is issued where and when, and what waits for what. Views are none of its tasks."""
+        place = {turn.task: streams[turn.stream].name for turn in self.plan.turns} | {START: streams[0].name}
+        self._events = {
+            task: device.event(f"start of {place[task]}" if task == START else f"operator {task} of {place[task]}")
+            for task in sorted(self.plan.awaited)
+        }
+        self._first_views = memory.views_of_inputs
+        self._stretches = [
+            (stream, list(steps))
+            for stream, steps in itertools.groupby(self._steps(operators, memory), key=lambda step: step.stream)
+        ]
+        self._stream_of = {value: step.stream for _, steps in self._stretches for step in steps for value in step.makes}
+        self._held: dict[int, list[Tensor]] = {}
+
+    def run(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, *, seed: int | None = None
+    ) -> StepOutputs:
+        """Issue a step: the same numbers as `StepGraph.run` with this seed, bit for bit, whatever the schedule.
+
+        It may be issued within a capture, without a seed; `close` first what has run outside of it.
+
+        Args:
+            parameters: tensors by the names of `model.named_parameters()`.
+            buffers: tensors by the names of `model.named_buffers()`; they are not written to.
+            batch: like the one that the graph was captured with.
+            seed: of the random numbers. None draws from torch's generator, in the order of issue.
+
+        Raises:
+            GraphError: a tensor is missing or does not fit; an operator fails, and the message names it.
+        """
+        with torch.no_grad(), self._device.issuing(), self._device.on(self._streams[0]):
+            live = inputs_of(self._graph, parameters, buffers, batch)
+            try:
+                self._issue(live, seed)
+                return outputs_of(self._graph, live.__getitem__)
+            finally:
+                self._hold(live)
+
+    def capture(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        batch: Any,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> "CapturedStep":
+        """Capture a step, the streams as branches of one graph, which costs the host one launch to run again.
+
+        The step is run a few times first, on the calling thread.
+
+        Args:
+            parameters: as in `run`; every replay reads what these very tensors hold by then.
+            buffers: likewise.
+            batch: likewise.
+            generator: whose random numbers replays draw, in the order of issue; None: those of the device's own.
+
+        Raises:
+            GraphError: as in `run`.
+        """
+        for _ in range(WARM_UP):
+            self.run(parameters, buffers, batch, seed=0)
+        self.close()
+        with torch.no_grad(), self._device.issuing(), self._device.capture(self._streams[0], generator) as captured:
+            live = inputs_of(self._graph, parameters, buffers, batch)
+            inputs = [*parameters.values(), *buffers.values(), *batch_tensors(batch).values(), *live.values()]
+            self._issue(live, None)
+            outputs = outputs_of(self._graph, live.__getitem__)
+        return CapturedStep(self._device, self._streams[0], captured, inputs, outputs)
+
+    def close(self) -> None:
+        """Let go of the memory that a run left, once every stream has waited for what follows on the first one."""
+        if not self._held:
+            return
+        over = self._device.event(f"end of {self._streams[0].name}")
+        self._streams[0].record(over)
+        for stream in self._held:
+            self._streams[stream].wait(over)
+        self._held.clear()
+
+    def __enter__(self) -> "StreamRuntime":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _steps(self, operators: Sequence[Operator], memory: MemoryUse) -> list["_Step"]:
+        allocations = list(memory.uses)
+        steps = []
+        begun: set[int] = set()
+        for turn, gone in zip(self.plan.turns, self.plan.releases(list(memory.uses.values())), strict=True):
+            steps.append(
+                _Step(
+                    operator=operators[turn.task],
+                    views=tuple(memory.views_of[turn.task]),
+                    stream=turn.stream,
+                    is_first=turn.stream not in begun,
+                    waits=tuple(self._events[task] for task in turn.waits),
+                    over=self._events.get(turn.task),
+                    finished=tuple(value for index in gone for value in memory.aliases[allocations[index]]),
+                )
+            )
+            begun.add(turn.stream)
+        return steps
+
+    def _issue(self, live: dict[int, Tensor], seed: int | None) -> None:
+        """Issue all operators; what they are given is ready on the first stream, what they made is in the end."""
+        first = self._streams[0]
+        begun: set[int] = set()
+        if START in self._events:  # orders the inputs, and all earlier use of memory, with the other streams
+            first.record(self._events[START])
+        try:
+            self._issue_operators(live, seed, begun)
+        except BaseException:
+            self._abandon(begun)
+            raise
+        for task in self.plan.join:  # orders the results, and all use of the inputs, with what follows
+            first.wait(self._events[task])
+
+    def _issue_operators(self, live: dict[int, Tensor], seed: int | None, begun: set[int]) -> None:
+        for view in self._first_views:
+            run_operator(view, live, self._graph)
+        with lent_generator(self._graph.device, seed is not None) as generator:
+            for number, steps in self._stretches:
+                stream = self._streams[number]
+                with self._device.on(stream):
+                    for step in steps:
+                        for event in step.waits:
+                            stream.wait(event)
+                        if step.is_first:
+                            begun.add(number)
+                            self._held.pop(number, None)
+                        if step.operator.is_random and seed is not None:
+                            generator.manual_seed(derive_seed(seed, step.operator.index))
+                        step.run(live, self._graph)
+                        if step.over is not None:
+                            stream.record(step.over)
+
+    def _abandon(self, begun: set[int]) -> None:
+        """Join the streams in the middle of a step: they may still be reading what the caller is going to change."""
+        for number in begun - {0}:
+            over = self._device.event(f"end of {self._streams[number].name}")
+            self._streams[number].record(over)
+            self._streams[0].wait(over)
+
+    def _hold(self, live: Mapping[int, Tensor]) -> None:
+        """Keep what other streams than the first one made until they have waited for it.
+
+        What they allocated goes back to them, and they would use it again at once. Only behind the first wait of the
+        next step do they know that the others, and whoever read the results, are through with it.
+        """
+        for value, tensor in live.items():
+            stream = self._stream_of.get(value, 0)
+            if stream:
+                self._held.setdefault(stream, []).append(tensor)
+
+
+class CapturedStep:
+    """A step on several streams as one graph, on tensors that stay where they are.
+
+    Args:
+        device: where it runs.
+        stream: where it begins and ends.
+        graph: what was captured.
+        inputs: what it reads.
+        outputs: where it leaves what it is run for.
+    """
+
+    def __init__(
+        self, device: StreamDevice, stream: Stream, graph: CapturedGraph, inputs: Sequence[Tensor], outputs: StepOutputs
+    ) -> None:
+        self._device = device
+        self._stream = stream
+        self._graph = graph
+        self._inputs = [tensor.detach() for tensor in inputs]  # a graph does not keep the memory that it reads
+        self.outputs = outputs
+        """Loss, gradients, new buffers and metrics of the last replay, in the same tensors every time."""
+
+    def replay(self) -> StepOutputs:
+        """Run it on its stream, and say where the results are going to be on that stream."""
+        with self._device.issuing(), self._device.on(self._stream):
+            self._graph.replay()
+        return self.outputs
+
+    def reset(self) -> None:
+        """Give its memory back, which the results are part of; the host must have waited for the last replay."""
+        self._graph.reset()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One operator's turn.
+
+    Attributes:
+        operator: what is run.
+        views: of what it makes.
+        stream: where.
+        is_first: whether it is the first one on its stream.
+        waits: what its stream waits for first.
+        over: recorded behind it, if anybody waits for it.
+        finished: the values that nobody needs behind it, and whose memory its stream may use again.
+    """
+
+    operator: Operator
+    views: tuple[Operator, ...]
+    stream: int
+    is_first: bool
+    waits: tuple[Event, ...]
+    over: Event | None
+    finished: tuple[int, ...]
+
+    @property
+    def makes(self) -> list[int]:
+        return [value for operator in (self.operator, *self.views) for value in operator.results if value is not None]
+
+    def run(self, live: dict[int, Tensor], graph: StepGraph) -> None:
+        run_operator(self.operator, live, graph)
+        for view in self.views:
+            run_operator(view, live, graph)
+        for value in self.finished:
+            del live[value]

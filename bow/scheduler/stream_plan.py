@@ -1,0 +1,142 @@
+"""Tasks on several streams that only events order: where a stream has to wait, and when memory can go back."""
+
+import bisect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+START = -1
+"""Stands for a task: the beginning of all, on stream 0."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A task that is issued.
+
+    Attributes:
+        task: its number.
+        stream: where it is issued.
+        waits: tasks of other streams, or `START`: the stream waits for the end of each first.
+    """
+
+    task: int
+    stream: int
+    waits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """Tasks in the order in which they are issued, and the waits that this takes.
+
+    All begins and ends on stream 0: no task runs before what was issued there in front of the plan, and what is issued
+    there behind the plan runs after all tasks. A stream runs its own tasks in order, so it waits for tasks of other
+    streams only, and only where nothing that it has waited for says that they are over. The waits are those edges
+    between streams that the transitive reduction of everything that has to be ordered keeps: none can be left out.
+
+    Attributes:
+        num_streams: how many streams there are.
+        turns: in the order of issue.
+        join: tasks that stream 0 waits for in the end.
+
+    Example:
+        >>> plan = StreamPlan.of([(0, 0), (1, 1), (1, 2)], {0: (), 1: (0,), 2: (0, 1)}, num_streams=2)
+        >>> [turn.waits for turn in plan.turns], plan.join
+        ([(), (0,), ()], (2,))
+    """
+
+    num_streams: int
+    turns: tuple[Turn, ...]
+    join: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, order: Sequence[tuple[int, int]], dependencies: Mapping[int, Collection[int]], num_streams: int
+    ) -> "StreamPlan":
+        """The plan for tasks in an order.
+
+        Args:
+            order: (stream, task), each task behind those that it depends on.
+            dependencies: by task: those that must be over before it begins.
+            num_streams: how many streams there are.
+        """
+        known = _Knowledge(num_streams)
+        turns = []
+        for stream, task in order:
+            turns.append(Turn(task, stream, known.still_open(stream, (START, *dependencies[task]))))
+            known.issue(turns[-1])
+        return cls(num_streams, tuple(turns), known.still_open(0, [turn.task for turn in turns]))
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """The tasks that some stream waits for: an event stands behind each."""
+        return frozenset({*self.join, *(task for turn in self.turns for task in turn.waits)})
+
+    def releases(self, allocations: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Which memory can go back behind which turn.
+
+        Memory goes back to the stream that allocated it, whose next task may be given it without waiting for anybody.
+        So this stream has to know by then that all others are through with it.
+
+        Args:
+            allocations: by allocation: the tasks that use it, the one that allocates it first.
+
+        Returns:
+            By turn, the allocations that go back once its task is issued. Some never do: their stream does not hear of
+            the last use before the end.
+        """
+        known = _Knowledge(self.num_streams)
+        clocks: list[list[tuple[int, ...]]] = [[] for _ in range(self.num_streams)]
+        positions: list[list[int]] = [[] for _ in range(self.num_streams)]
+        for position, turn in enumerate(self.turns):
+            clocks[turn.stream].append(known.issue(turn))
+            positions[turn.stream].append(position)
+        released: list[list[int]] = [[] for _ in self.turns]
+        for allocation, uses in enumerate(allocations):
+            stream = known.stream_of(uses[0])
+            first = bisect.bisect_left(clocks[stream], True, key=lambda clock: known.all_over(uses, clock))
+            if first < len(clocks[stream]):
+                released[positions[stream][first]].append(allocation)
+        return released
+
+
+class _Knowledge:
+    """What every stream knows to be over, as vector clocks: by stream, how many of its tasks."""
+
+    def __init__(self, num_streams: int) -> None:
+        self._clocks = [(0,) * num_streams for _ in range(num_streams)]
+        self._ends: dict[int, tuple[int, int]] = {}  # by task: its stream, and how manieth it is there
+        self._behind: dict[int, tuple[int, ...]] = {}  # by task: what who waits for it knows
+        self.issue(Turn(START, 0, ()))
+
+    def issue(self, turn: Turn) -> tuple[int, ...]:
+        """A stream waits and is given its next task; what it knows from then on."""
+        own, *others = self._clocks[turn.stream], *(self._behind[task] for task in turn.waits)
+        clock = [max(counts) for counts in zip(own, *others, strict=True)]
+        clock[turn.stream] += 1
+        self._ends[turn.task] = turn.stream, clock[turn.stream]
+        self._behind[turn.task] = self._clocks[turn.stream] = tuple(clock)
+        return tuple(clock)
+
+    def still_open(self, stream: int, tasks: Iterable[int]) -> tuple[int, ...]:
+        """The fewest of some tasks that a stream has to wait for, to know that all of them are over."""
+        last: dict[int, int] = {}  # by stream
+        for task in tasks:
+            if not self._is_over(task, self._clocks[stream]):
+                other = self.stream_of(task)
+                last[other] = max(task, last.get(other, task), key=self._ends.__getitem__)
+        return tuple(
+            task
+            for _, task in sorted(last.items())
+            if not any(self._is_over(task, self._behind[other]) for other in last.values() if other != task)
+        )
+
+    def all_over(self, tasks: Iterable[int], clock: Sequence[int]) -> bool:
+        """Whether a clock says that all these tasks are over."""
+        return all(self._is_over(task, clock) for task in tasks)
+
+    def stream_of(self, task: int) -> int:
+        """Where a task was issued."""
+        return self._ends[task][0]
+
+    def _is_over(self, task: int, clock: Sequence[int]) -> bool:
+        stream, count = self._ends[task]
+        return clock[stream] >= count
