@@ -53,6 +53,10 @@ class DivergenceError(BowError, ArithmeticError):
     """Training that left the finite numbers and cannot go on."""
 
 
+class DeviceMemoryError(BowError, RuntimeError):
+    """A round that ran out of memory; the training is as it was before."""
+
+
 class CheckpointError(BowError, RuntimeError):
     """A checkpoint that is missing, damaged, or of another model."""
 

@@ -8,7 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bow.doctor import Machine, MemoryNeed, check_engines, estimate_memory, find_libraries, inspect_machine, problems
+from bow.device.memory import free_bytes
+from bow.doctor import Machine, check_engines, find_libraries, inspect_machine, problems
+from bow.engine.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
+from bow.errors import BowError
 
 USAGE = """\
 usage: bow doctor [NAME=VALUE ...]
@@ -17,7 +20,6 @@ Says what this machine is, which engines run on it, and which libraries are ther
 bow train, it also says whether that training would fit in memory, and ends with exit status 1 where it would not.
 """
 GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow")
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def run(words: Sequence[str]) -> int:
@@ -27,24 +29,13 @@ def run(words: Sequence[str]) -> int:
         return 0
     console = Console(highlight=False, soft_wrap=True)
     machine = inspect_machine()
-    console.print(_machine_table(machine), "", _engine_table(machine), "", _library_table())
+    console.print(
+        _machine_table(machine), "", _engine_table(machine), "", _library_table(), "", _learner_table(machine)
+    )
     for problem in [machine.gpu_problem, *problems()]:
         if problem:
             console.print(Text(f"\n{problem}", "yellow"))
-    return 0 if not words else _check_fit(words, machine, console)
-
-
-def bytes_text(count: float) -> str:
-    """A number of bytes as people read it.
-
-    Example:
-        >>> bytes_text(3 * 2**20), bytes_text(512), bytes_text(25 * 2**30)
-        ('3.0 MiB', '512 B', '25.0 GiB')
-    """
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.1f} {UNITS[unit]}" if unit else f"{count:.0f} B"
+    return 0 if not words else _check_fit(words, console)
 
 
 def _machine_table(machine: Machine) -> Table:
@@ -87,64 +78,82 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _check_fit(words: Sequence[str], machine: Machine, console: Console) -> int:
-    from bow.cli.arguments import build
-    from bow.cli.composition import compose
+def _learner_table(machine: Machine) -> Table:
+    """What a learner of the default recipe costs on each device, and how many there is room for."""
+    table = _table(
+        "Learners of the default recipe, predicted", "device", "engine", "each", "and while it learns", "room for"
+    )
+    try:
+        arguments = _arguments(())
+    except BowError as error:
+        table.add_row("none", "", "", "", Text(str(error), "yellow"))
+        return table
+    for device in ["cpu", *(f"cuda:{index}" for index in range(len(machine.gpus)))]:
+        place = torch.device(device)
+        engine, need = _need(arguments, place)
+        fitting = f"{need.fitting(free_bytes(place)):,}"
+        table.add_row(device, engine, bytes_text(need.learner_bytes), bytes_text(need.task_bytes), fitting)
+    return table
 
-    arguments = build(compose(words))
-    need = _need(arguments)
-    free = _free_bytes(arguments, machine)
+
+def _check_fit(words: Sequence[str], console: Console) -> int:
+    arguments = _arguments(words)
+    place = torch.device("cuda:0" if arguments["devices"] != "cpu" and torch.cuda.is_available() else "cpu")
+    _, need = _need(arguments, place)
+    free = free_bytes(place)
     console.print("", _need_table(need))
     activations = "" if need.activation_bytes is not None else ", activations not included"
     text = f"{bytes_text(need.total_bytes)} of {bytes_text(free)}{activations}"
     if need.total_bytes <= free:
         console.print(Text(f"\nIt fits: {text}", "green"))
         return 0
-    console.print(Text(f"\nIt does not fit: {text}; {_remedy(need, free)}", "red"))
+    most = need.fitting(free)
+    remedy = f"use learners={most}" if most else "use a smaller model or batch_size"
+    console.print(Text(f"\nIt does not fit: {text}; {remedy}", "red"))
     return 1
 
 
-def _need(arguments: dict[str, Any]) -> MemoryNeed:
-    inputs = arguments["data"][0]
-    device = torch.device("cuda" if _on_cuda(arguments) else "cpu")
+def _arguments(words: Sequence[str]) -> dict[str, Any]:
+    from bow.cli.arguments import build
+    from bow.cli.composition import compose
+
+    return build(compose(words))
+
+
+def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
+    """The engine that would run, and what it would need."""
+    from bow.engine import choose_learners
+    from bow.training.replicas import engine_for
+
+    inputs, size, memory = arguments["data"][0], arguments["batch_size"], arguments["memory"]
+    model = arguments["model"]()
     learners = arguments["learners"]
-    if learners == "auto":
-        from bow.engine import choose_learners
-
-        learners = choose_learners(device, len(inputs), arguments["batch_size"])
-    return estimate_memory(
-        arguments["model"],
-        inputs[: arguments["batch_size"]],
+    engine = engine_for(arguments["engine"], memory, model, arguments["steps"], place)
+    need = predict_memory(
+        model,
         arguments["optimizer"],
-        learners=learners,
-        learners_at_once=learners if arguments["engine"] == "fused" else 1,
+        arguments["sync"],
+        learners=choose_learners(place, len(inputs), size) if learners == "auto" else learners,
+        engine=engine,
+        place=place,
+        saved=saved_bytes(model, inputs[:size], arguments["precision"]),
+        clip_norm=arguments["clip_norm"],
+        memory=memory,
     )
-
-
-def _on_cuda(arguments: dict[str, Any]) -> bool:
-    return arguments["devices"] != "cpu" and torch.cuda.is_available()
-
-
-def _free_bytes(arguments: dict[str, Any], machine: Machine) -> int:
-    return machine.gpus[0].free_bytes if _on_cuda(arguments) else machine.available_bytes
+    return engine, need
 
 
 def _need_table(need: MemoryNeed) -> Table:
     table = _table("Memory of these settings", "what", "size", "")
-    each = f"{need.learners} x {bytes_text(need.learner_bytes)}: weights, gradient, correction"
+    each = f"{need.learners} x {bytes_text(need.learner_bytes)}: weights, gradient"
+    each += ", correction" if need.rows_per_learner > 2 else ""
     each += f", {need.state_tensors} optimizer tensors" if need.state_tensors else ""
+    each += ", buffers" if need.buffer_bytes else ""
     table.add_row("learners", bytes_text(need.learners * need.learner_bytes), each)
     table.add_row("central model", bytes_text(need.device_bytes), "itself, its next and last value, and the sum")
     if need.activation_bytes is None:
         table.add_row("activations", "unknown", "this model cannot be measured without running it")
     else:
-        total = need.learners_at_once * need.activation_bytes
-        note = f"{need.learners_at_once} x {bytes_text(need.activation_bytes)}, estimated"
-        table.add_row("activations", bytes_text(total), note)
+        note = f"{need.num_tasks} x {bytes_text(need.task_bytes)}, estimated"
+        table.add_row("activations", bytes_text(need.num_tasks * need.task_bytes), note)
     return table
-
-
-def _remedy(need: MemoryNeed, free: int) -> str:
-    fixed = need.total_bytes - need.learners * need.learner_bytes
-    most = int((free - fixed) // need.learner_bytes)
-    return f"use learners={most}" if most >= 1 else "use a smaller model or batch_size"

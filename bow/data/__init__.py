@@ -2,6 +2,7 @@
 
 from bow.data.characters import text as text
 from bow.data.cifar import cifar10 as cifar10
+from bow.data.indexed import Indexed as Indexed
 from bow.data.mnist_family import fashion_mnist as fashion_mnist
 from bow.data.mnist_family import mnist as mnist
 from bow.data.opening import evaluation_batches as evaluation_batches

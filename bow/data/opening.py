@@ -12,7 +12,8 @@ from bow.data.dataset import DatasetStream, num_samples, read_batch
 from bow.data.loader import LoaderStream, is_iterable, one_pass
 from bow.data.randomness import PrivateRandom
 from bow.data.stream import Batch, BatchStream
-from bow.data.tensors import TensorSamples, TensorStream
+from bow.data.tensor_stream import TensorStream
+from bow.data.tensors import TensorSamples
 from bow.errors import DataError, SettingError
 from bow.seeds import derive_seed
 

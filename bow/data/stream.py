@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
+
 from bow.data.order import SampleOrder
 from bow.errors import DataError, SettingError
 
@@ -50,6 +52,18 @@ class BatchStream(abc.ABC):
     @abc.abstractmethod
     def rounds_left(self, learners: int) -> int | None:
         """Rounds until the stream ends with that many learners; None if it is endless or unknown."""
+
+    def reside(self, device: torch.device, room_bytes: int) -> bool:
+        """Keep the samples on a device from now on, if they are tensors and fit there, and deal them by their numbers.
+
+        Args:
+            device: where the learners are.
+            room_bytes: what they may take there.
+
+        Returns:
+            Whether they do; batches are `Indexed` then.
+        """
+        return False
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:

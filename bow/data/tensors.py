@@ -1,14 +1,13 @@
-"""Streaming tensors in memory: one `index_select` for each round and tensor."""
+"""Samples that are tensors in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from bow.data.order import SampleOrder
-from bow.data.stream import Batch, IndexedStream
+from bow.data.stream import Batch
 from bow.errors import DataError
 
 
@@ -32,14 +31,27 @@ class TensorSamples:
         """Number of samples."""
         return len(self._leaves[0])
 
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return sum(leaf.nbytes for leaf in self._leaves)
+
+    def to(self, device: torch.device) -> "TensorSamples":
+        """The same samples on a device."""
+        return TensorSamples(self.map(lambda leaf: leaf.to(device)))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Any:
+        """What a function makes of every tensor, as a pytree."""
+        return self._tree([function(leaf) for leaf in self._leaves])
+
     def gather(self, indices: Tensor) -> Batch:
         """The samples at these indices, as tensors `[len(indices), ...]`."""
-        return self._tree([leaf.index_select(0, indices) for leaf in self._leaves])
+        return self.map(lambda leaf: leaf.index_select(0, indices))
 
     def gather_stacked(self, indices: Tensor, learners: int) -> Batch:
         """The samples at these indices, as tensors `[learners, len(indices) // learners, ...]`."""
         shape = (learners, len(indices) // learners)
-        return self._tree([leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]) for leaf in self._leaves])
+        return self.map(lambda leaf: leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """All samples in order, as views."""
@@ -49,21 +61,6 @@ class TensorSamples:
     def _tree(self, leaves: list[Tensor]) -> Batch:
         spec: TreeSpec = self._spec
         return tree_unflatten(leaves, spec)
-
-
-class TensorStream(IndexedStream):
-    """A stream over tensors in memory; full rounds are dealt stacked."""
-
-    def __init__(self, samples: TensorSamples, batch_size: int, epochs: int | None, seed: int) -> None:
-        super().__init__(SampleOrder(len(samples), seed, samples.device), batch_size, epochs)
-        self._samples = samples
-
-    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:  # noqa: D102
-        indices = self.order.indices(start, learners * self.batch_size)
-        return self._samples.gather_stacked(indices, learners), True
-
-    def batch(self, start: int, count: int) -> Batch:  # noqa: D102
-        return self._samples.gather(self.order.indices(start, count))
 
 
 def _check_leaves(leaves: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What this machine is, what of bow runs on it, and whether a configuration would fit."""
+"""What this machine is, and what of bow runs on it."""
 
 from bow.doctor.engines import EngineCheck as EngineCheck
 from bow.doctor.engines import check_engines as check_engines
@@ -7,5 +7,3 @@ from bow.doctor.libraries import find_libraries as find_libraries
 from bow.doctor.libraries import problems as problems
 from bow.doctor.machine import Machine as Machine
 from bow.doctor.machine import inspect_machine as inspect_machine
-from bow.doctor.memory import MemoryNeed as MemoryNeed
-from bow.doctor.memory import estimate_memory as estimate_memory

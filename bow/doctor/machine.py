@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-CGROUP = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
+from bow.device.memory import host_memory
+
 CPUINFO = Path("/proc/cpuinfo")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -64,7 +64,7 @@ class Machine:
 
 def inspect_machine() -> Machine:
     """Look at this machine. Takes a second where there is a GPU, for CUDA to start."""
-    total, available = memory()
+    total, available = host_memory()
     gpus = _gpus()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     return Machine(
@@ -79,28 +79,6 @@ def inspect_machine() -> Machine:
         gpu_problem=None if gpus else _gpu_problem(),
         compiler=_compiler(),
     )
-
-
-def memory() -> tuple[int, int]:
-    """Memory of this machine, in all and free, in bytes; that of the container where it is limited to less."""
-    values = {}
-    if MEMINFO.exists():
-        lines = (line.split() for line in MEMINFO.read_text().splitlines())
-        values = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    total = values.get("MemTotal", pages)
-    available = values.get("MemAvailable", total)
-    limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
-    if limit is None or limit >= total:
-        return total, available
-    return limit, min(available, max(limit - (used or 0), 0))
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # not there, or the word "max"
-        return None
 
 
 def _processor() -> str:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from bow.engine.room import out_of_memory_explained
 from bow.engine.swap import Memory, check_memory_setting
 from bow.engine.task import Batch, Metrics, Step, check_precision
 from bow.errors import DivergenceError, SettingError
@@ -250,7 +251,8 @@ class Engine(abc.ABC):
         """One learning task of every learner and, when it is due, the synchronisation task."""
         due = self._due(self.round_index)
         self._observe_learning_rate()
-        outcome = self.learn_and_step(batches, due)
+        with out_of_memory_explained(self.num_learners, self.group.device, self.settings.memory):
+            outcome = self.learn_and_step(batches, due)
         self._end_round(outcome, due)
         return outcome
 
@@ -276,7 +278,8 @@ class Engine(abc.ABC):
         due = self._due(self.round_index + len(batches) - 1)
         self._observe_learning_rate()
         self.group.gather_buffers()  # for learners that diverge meanwhile
-        outcomes = self.learn_ahead(batches, due)
+        with out_of_memory_explained(self.num_learners, self.group.device, self.settings.memory):
+            outcomes = self.learn_ahead(batches, due)
         for outcome in outcomes[:-1] if due else outcomes:
             self._count_divergence(outcome, self.round_index)
             self.round_index += 1
@@ -395,10 +398,10 @@ class Engine(abc.ABC):
         if not self.num_restarts:
             warnings.warn(f"{message} (said once, then counted)", stacklevel=5)
         self.num_restarts += sum(outcome.diverged)
-        self._note("learner restarted", message)
+        self._note("learner restarted", message, round_index)
 
     def _central_is_finite(self) -> bool:
         return bool(torch.isfinite(self.group.matrix.z).all())
 
-    def _note(self, event: str, message: str) -> None:
-        self.events.append(Event(self.round_index, event, message))
+    def _note(self, event: str, message: str, round_index: int | None = None) -> None:
+        self.events.append(Event(self.round_index if round_index is None else round_index, event, message))

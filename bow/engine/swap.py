@@ -85,19 +85,16 @@ def check_swap(memory: Memory, engine: str, *, streams: bool) -> None:
         SettingError: with the engines that can.
 
     Warns:
-        UserWarning: on a CPU `memory="swap"` has no effect.
+        UserWarning: `memory="swap"` has no effect on a CPU.
     """
-    if memory != "swap":
-        return
-    if engine not in SWAPPING:
+    if memory == "swap" and not streams:
+        warnings.warn(
+            'memory="swap" has no effect on a CPU, whose memory is the host\'s already; leave it out', stacklevel=3
+        )
+    elif memory == "swap" and engine not in SWAPPING:
         raise SettingError(
             f'memory="swap" needs learning tasks that save tensors for their backward pass, which those of engine '
             f'"{engine}" do not; use engine="eager" or "streams"'
-        )
-    if not streams:
-        warnings.warn(
-            'memory="swap" has no effect on a CPU, where all memory is the host\'s already; leave it out',
-            stacklevel=4,
         )
 
 

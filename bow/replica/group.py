@@ -24,7 +24,11 @@ from bow.replica.optimizer import OptimizerFactory, OptimizerRows, make_optimize
 SPARE_ROWS = 64
 SPARE_BYTES = 2**30
 """On a CPU, where reserved memory costs nothing before it is written, so many rows are reserved for learners that
-may come, within so many bytes. Elsewhere, and beyond that, there is room for twice the learners."""
+may come, within so many bytes. Elsewhere, and beyond that, there is room for twice the learners, or for as many as
+there is memory for."""
+
+ROWS_PER_SPARE = 3
+"""Weights, gradient, and the correction for which a synchroniser may ask."""
 
 
 class Learner:
@@ -51,6 +55,8 @@ class LearnerGroup:
         learners: how many to start with.
         device: where they live.
         buffers: what the central model's buffers are.
+        spare_bytes: what rows for learners that may come can take, on a device where they cost memory at once; None:
+            as much as they want.
 
     Raises:
         ModelError, OptimizerError, SettingError: as their messages say.
@@ -64,6 +70,7 @@ class LearnerGroup:
         learners: int,
         device: torch.device,
         buffers: BufferPolicy = "average",
+        spare_bytes: int | None = None,
     ) -> None:
         if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
             raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
@@ -77,8 +84,12 @@ class LearnerGroup:
         self.buffer_policy: BufferPolicy = buffers
         self.layout = ParameterLayout(template, groups)
         row_bytes = self.layout.row_length * trainable[0].element_size()
-        spare = min(SPARE_ROWS, SPARE_BYTES // row_bytes) if device.type == "cpu" else 0
-        capacity = max(2 * learners, spare)
+        spare = learners
+        if device.type == "cpu":
+            spare = max(spare, min(SPARE_ROWS, SPARE_BYTES // row_bytes) - learners)
+        elif spare_bytes is not None:
+            spare = min(spare, spare_bytes // (ROWS_PER_SPARE * row_bytes))
+        capacity = learners + spare
         self.matrix = ReplicaMatrix(self.layout.row_length, capacity, trainable[0].dtype, device)
         self.layout.fill(self.matrix.z, template)
         self.optimizer = OptimizerRows(made, self.layout, self.matrix)
@@ -93,6 +104,17 @@ class LearnerGroup:
         return len(self.learners)
 
     @property
+    def held_bytes(self) -> int:
+        """What learners and central model take by now, measured; rows that are only reserved are left out."""
+        matrix = self.matrix
+        rows = [matrix.weights, matrix.gradients, matrix.z, matrix.total, *matrix.state.values()]
+        rows += [matrix.corrections] if matrix.has_corrections else []
+        states = [value for state in self.optimizer.optimizer.state.values() for value in state.values()]
+        buffers = [buffer for module in (self._central, *self._modules()) for buffer in module.buffers()]
+        tensors = [*rows, *buffers, *self._frozen.values(), *(s for s in states if isinstance(s, Tensor))]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @property
     def central(self) -> nn.Module:
         """The central model on `z`, its buffers brought up to date."""
         self.gather_buffers()
@@ -101,7 +123,7 @@ class LearnerGroup:
     def gather_buffers(self) -> None:
         """Bring the central model's buffers up to date."""
         if self.learners:
-            gather_buffers(self._central, [learner.module for learner in self.learners], self.buffer_policy)
+            gather_buffers(self._central, self._modules(), self.buffer_policy)
 
     def add(self) -> None:
         """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
@@ -191,6 +213,9 @@ class LearnerGroup:
         for name, parameter in self.template.named_parameters():
             if id(parameter) in self._frozen:
                 yield name, self._frozen[id(parameter)]
+
+    def _modules(self) -> list[nn.Module]:
+        return [learner.module for learner in self.learners]
 
     def _resize(self, learners: int) -> None:
         while len(self.learners) < learners:

@@ -31,8 +31,8 @@ class ReplicaMatrix:
         except RuntimeError as error:
             gib = 2 * capacity * row_length * dtype.itemsize / 2**30
             raise SettingError(
-                f"learners={capacity // 2} cannot be held: weights and gradients of {capacity} rows take "
-                f"{gib:.1f} GiB, more than there is; use fewer learners"
+                f"weights and gradients of {capacity} learners take {gib:.1f} GiB, more than there is on {device}; "
+                "use fewer learners"
             ) from error
         self._corrections: Tensor | None = None
         self.z: Float[Tensor, " parameters"] = torch.zeros(row_length, dtype=dtype, device=device)
@@ -46,6 +46,11 @@ class ReplicaMatrix:
         if self._corrections is None:
             self._corrections = torch.empty_like(self._weights)
         return self._corrections[: self.learners]
+
+    @property
+    def has_corrections(self) -> bool:
+        """Whether the synchroniser has asked for those."""
+        return self._corrections is not None
 
     def add_row(self) -> int:
         """Put the next row into use, as a copy of `z`, and return its index."""

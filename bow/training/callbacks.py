@@ -123,9 +123,18 @@ class Hooks:
     """Calls one hook of all callbacks that have it."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
-        self._methods = {h: [getattr(c, h) for c in callbacks if hasattr(c, h)] for h in HOOKS}
+        self._methods = {h: [getattr(c, h) for c in callbacks if _has(c, h)] for h in HOOKS}
+
+    def listen(self, hook: str) -> bool:
+        """Whether any callback has this hook."""
+        return bool(self._methods[hook])
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call `hook` of every callback, in their order."""
         for method in self._methods[hook]:
             method(*arguments)
+
+
+def _has(callback: object, hook: str) -> bool:
+    """Whether a callback has a hook of its own, and not just the empty one that it inherits."""
+    return hasattr(callback, hook) and getattr(type(callback), hook, None) is not getattr(Callback, hook)

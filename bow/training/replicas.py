@@ -28,6 +28,8 @@ from bow.engine import (
     make_engine,
     step_from_loss,
 )
+from bow.engine.room import Room
+from bow.engine.swap import Memory, check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.scheduler import Dispatch
@@ -67,6 +69,8 @@ class Replicas(nn.Module):
             take.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
+        memory: where a learning task keeps what its backward pass needs: on the `"device"`, or in host memory
+            (`"swap"`: engines `"eager"` and `"streams"` on a GPU), for models that do not fit otherwise.
         on_nan: a learner whose loss or gradient is not finite starts again from z (`"restart"`), or ends the
             training (`"error"`).
         buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
@@ -75,6 +79,8 @@ class Replicas(nn.Module):
         seed: from which the random numbers of the learning tasks derive.
         expected_rounds: how long the training will be, if that is known: `graph` compiles the learning task of a long
             one, which takes half a minute.
+        example: a batch of one learner, if one is at hand: learners that do not fit on the device with its activations
+            are refused. Without it, those are that do not fit alone.
 
     Raises:
         BowError: an argument that cannot be carried out; the message names the value and the remedy.
@@ -103,17 +109,19 @@ class Replicas(nn.Module):
         dispatch: Dispatch = "fixed",
         precision: str | None = None,
         clip_norm: float | None = None,
+        memory: Memory = "device",
         on_nan: Literal["restart", "error"] = "restart",
         buffers: BufferPolicy = "average",
         compile: bool = False,
         seed: int = 0,
         expected_rounds: int | None = None,
+        example: Batch | None = None,
     ) -> None:
         super().__init__()
         check_engine(engine)
         check_sync(sync)
         settings = TaskSettings(
-            check_step(loss, step), precision, clip_norm, on_nan, compile, seed, expected_rounds, dispatch
+            check_step(loss, step), precision, clip_norm, on_nan, compile, seed, expected_rounds, dispatch, memory
         )
         template = prepare_template(model, seed)
         streams = device if isinstance(device, StreamDevice) else None
@@ -123,9 +131,17 @@ class Replicas(nn.Module):
         count = choose_learners(self.device, None, None) if learners == "auto" else learners
         if isinstance(count, int) and count >= 1:
             sync.check(count)
-        chosen = choose_engine(template, expected_rounds, self.device) if engine == "auto" else engine
+        place = self.device if streams is None else streams
+        chosen = engine_for(engine, memory, template, expected_rounds, place)
         check_device(chosen, streams is not None)
-        group = LearnerGroup(template, optimizer, learners=count, device=self.device, buffers=buffers)
+        check_swap(memory, chosen, streams=streams is not None)
+        self._room = Room(place, template, optimizer, sync, chosen, example, precision, clip_norm, memory)
+        if learners == "auto":
+            count = max(1, self._room.most(count))
+        spare = self._room.check(count) if isinstance(count, int) and count >= 1 else None
+        group = LearnerGroup(
+            template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare
+        )
         self._group = group
         self._engine = make_engine(chosen, group, sync, settings, streams)
         self._modules["central"] = group.central
@@ -179,8 +195,16 @@ class Replicas(nn.Module):
 
     @property
     def period(self) -> int:
-        """How many of the next rounds `rounds_at_once` can run without a barrier, more than one with `"first_come"`."""
+        """How many of the next rounds `rounds_at_once` can run without a barrier.
+
+        More than one with `"first_come"`, and on GPUs.
+        """
         return self._engine.period
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """How batches are dealt."""
+        return self._engine.settings.dispatch
 
     @property
     def W(self) -> Shaped[Tensor, "learners parameters"]:
@@ -280,8 +304,9 @@ class Replicas(nn.Module):
         """Add a learner that starts from z.
 
         Raises:
-            SettingError: averaging would be unstable with it, or no row is left.
+            SettingError: averaging would be unstable with it, no row is left, or there is no memory for it.
         """
+        self._room.check_one_more(self.learners)
         self._engine.add_learner()
 
     def remove_learner(self) -> None:
@@ -455,6 +480,17 @@ def check_sync(sync: object) -> None:
     """Refuse what is no synchroniser, such as its class or its name."""
     if not isinstance(sync, Synchroniser):
         raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
+
+
+def engine_for(
+    engine: EngineName, memory: Memory, model: nn.Module, rounds: int | None, place: torch.device | StreamDevice
+) -> str:
+    """The engine that was named, or the one for `"auto"`: where tensors are to be swapped, one that can."""
+    if engine != "auto":
+        return engine
+    device = place.torch_device if isinstance(place, StreamDevice) else place
+    swaps = memory == "swap" and (isinstance(place, StreamDevice) or place.type == "cuda")
+    return "eager" if swaps else choose_engine(model, rounds, device)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

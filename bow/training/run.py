@@ -252,7 +252,7 @@ class Run:
         self._log(self._end_record())
 
     def _deal(self, first: Deal | None) -> list[Deal]:
-        """The batches of the rounds that are run as one; they do not go beyond an epoch, a checkpoint or the end."""
+        """The batches of the rounds that are handed over at once; they do not go beyond an epoch, a checkpoint or the end."""
         deals: list[Deal] = []
         limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:
@@ -267,6 +267,9 @@ class Run:
         return deals
 
     def _rounds_together(self) -> int:
+        watched = self._plan.lr_interval == "round" or self._hooks.listen("on_round_end")
+        if watched and self.replicas.dispatch == "fixed":
+            return 1  # who looks at a round sees the learners as that round left them
         limits = [self.replicas.period]
         if self._plan.steps is not None:
             limits.append(self._plan.steps - self.round)

@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bow.data import open_stream
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
+from bow.engine.room import Room
+from bow.engine.swap import Memory
 from bow.errors import DataError
 from bow.observe import Logger, Progress, RunDirectory
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
@@ -32,7 +34,7 @@ from bow.training.checks import (
 )
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import Accuracy, Metric
-from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, Replicas, check_step, check_sync
+from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, Replicas, check_step, check_sync, engine_for
 from bow.training.result import Result
 from bow.training.run import Plan, Run, optimizer_settings, restore
 
@@ -64,6 +66,7 @@ def train(
     target: Mapping[str, float] | None = None,
     precision: str | None = None,
     clip_norm: float | None = None,
+    memory: Memory = "device",
     buffers: BufferPolicy = "average",
     callbacks: Sequence[object] = (),
     loggers: Sequence[Logger] = (),
@@ -92,7 +95,7 @@ def train(
         batch_size: samples per learner and round.
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
-        learners: per device; `"auto"` follows the rule in `bow.engine.choice`.
+        learners: per device; `"auto"` follows the rule in `bow.engine.choice`, and never takes more than fit.
         engine: `"eager"`, `"fused"`, `"graph"`, `"streams"` or `"auto"`, see `Replicas`.
         sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
@@ -107,6 +110,8 @@ def train(
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner.
+        memory: where a learning task keeps what its backward pass needs: on the `"device"`, or in host memory
+            (`"swap"`: engines `"eager"` and `"streams"` on a GPU), for models that do not fit otherwise.
         buffers: what the central model's batch-norm statistics are, see `Replicas`; `"recalibrate"` measures them
             on up to 50 shuffled batches of the training data before every evaluation.
         callbacks: objects with some of the hooks of `bow.Callback`.
@@ -160,6 +165,13 @@ def train(
     if first is None:
         raise DataError("the data gave no batch, got an empty stream; give at least one sample")
     check_first_batch(template, first_batch(first), loss, chosen_step, all_labels(data))
+    example = None if loss is None else first_batch(first)
+    if learners == "auto":
+        chosen = engine_for(engine, memory, template, steps or stream.rounds_left(count), device)
+        room = Room(device, template, optimizer, sync, chosen, example, precision, clip_norm, memory)
+        if 0 < (most := room.most(count)) < count:
+            count, stream = most, open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+            first = stream.deal(count)
     evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
     if evaluator is not None:
         check_first_batch(
@@ -177,11 +189,13 @@ def train(
         dispatch=dispatch,
         precision=precision,
         clip_norm=clip_norm,
+        memory=memory,
         on_nan=on_nan,
         buffers=buffers,
         compile=compile,
         seed=seed,
         expected_rounds=rounds,
+        example=example,
     )
     warn_of_first_come(dispatch, sync, count)
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)

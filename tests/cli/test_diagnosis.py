@@ -1,6 +1,7 @@
 import pytest
 
 from bow.cli import main
+from bow.errors import DataError
 
 
 def test_doctor_describes_machine_engines_and_libraries(capsys: pytest.CaptureFixture[str]) -> None:
@@ -9,6 +10,27 @@ def test_doctor_describes_machine_engines_and_libraries(capsys: pytest.CaptureFi
     for word in ("Python", "memory", "C++ compiler", "eager", "fused", "wandb", "tensorboard", "cupy"):
         assert word in shown
     assert "fits" not in shown
+
+
+def test_doctor_predicts_what_a_learner_costs_on_each_device(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor"])
+    lines = capsys.readouterr().out.split("Learners of the default recipe, predicted")[1].splitlines()
+    assert lines[1].split() == ["device", "engine", "each", "and", "while", "it", "learns", "room", "for"]
+    device, _, *sizes, fitting = lines[2].split()
+    assert device == "cpu"
+    assert sizes[1::2] == ["MiB", "MiB"]
+    assert int(fitting.replace(",", "")) > 10
+
+
+def test_doctor_goes_on_without_the_data_of_the_default_recipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(words: object) -> None:
+        raise DataError("no digits; install scikit-learn")
+
+    monkeypatch.setattr("bow.cli.diagnosis._arguments", missing)
+    assert main(["doctor"]) == 0
+    assert "no digits; install scikit-learn" in capsys.readouterr().out
 
 
 def test_doctor_says_that_settings_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,18 +5,6 @@ import pytest
 import torch
 
 from bow.doctor import check_engines, inspect_machine, machine
-from bow.doctor.machine import memory
-
-GIB = 2**30
-
-
-@pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with 8 GiB of which 6 are free, and no container."""
-    (tmp_path / "meminfo").write_text(f"MemTotal: {8 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {6 * 2**20} kB\n")
-    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    return tmp_path
 
 
 def test_machine_is_described() -> None:
@@ -25,21 +13,6 @@ def test_machine_is_described() -> None:
     assert 0 < found.available_bytes <= found.memory_bytes
     assert torch.__version__ in found.torch
     assert len(found.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
-
-
-def test_memory_without_a_container(proc: Path) -> None:
-    assert memory() == (8 * GIB, 6 * GIB)
-
-
-def test_memory_of_a_container_is_its_limit(proc: Path) -> None:
-    (proc / "memory.max").write_text(f"{4 * GIB}\n")
-    (proc / "memory.current").write_text(f"{1 * GIB}\n")
-    assert memory() == (4 * GIB, 3 * GIB)
-
-
-def test_container_without_a_limit_has_all_memory(proc: Path) -> None:
-    (proc / "memory.max").write_text("max\n")
-    assert memory() == (8 * GIB, 6 * GIB)
 
 
 def test_driver_without_a_usable_gpu_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The round on a device with streams: who waits for whom."""
 
 import abc
+import threading
 import time
 import warnings
 from collections import deque
@@ -37,11 +38,27 @@ MAX_CHANGES = 8
 """Values in Python that are frozen into a graph may change so often; then nothing is captured any more."""
 
 
+ONE_OPTIMIZER = threading.Lock()
+"""Held while one learner steps with the optimizer of all."""
+
 Learn: TypeAlias = Callable[[StreamLearner, Given], Made]
 
 
 @dataclass
-class _UnderWay:
+class Issued:
+    """A round that has been issued.
+
+    Attributes:
+        active: which learners have a batch; where learners take batches as they come, which batches there are.
+        taken_by: by batch, the learner that took it, where that is not the batch's own.
+    """
+
+    active: list[bool]
+    taken_by: Sequence[int] | None = None
+
+
+@dataclass
+class UnderWay:
     """A round that the device has yet to end, as far as the host knows."""
 
     round: int
@@ -82,14 +99,14 @@ class StreamEngine(Engine):
         self.kernels = kernels_for(self.device.torch_device)
         self.learners: list[StreamLearner] = []
         self._tasks = LearningTasks(group, settings)
-        self._feed = Feed(self.device, SLOTS)
+        self.feed = Feed(self.device)
         self._results: Results | None = None
-        self._under_way: deque[_UnderWay] = deque()
+        self.under_way: deque[UnderWay] = deque()
         self._over = [self.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]
-        self._sync_stream = self.device.stream("synchronisation", high_priority=True)
-        self._issued = self.device.event("the caller has issued its work")
+        self.sync_stream = self.device.stream("synchronisation", high_priority=True)
+        self.issued = self.device.event("the caller has issued its work")
         self._advanced = self.device.event("learners and central model have been moved")
-        self._gate: Event | None = None
+        self.gate: Event | None = None
         """What learners have to wait for before they learn; None: their own streams order it."""
         self._sgd: SgdStep | None = None
         self._shapes: set[Hashable] = set()
@@ -140,9 +157,21 @@ class StreamEngine(Engine):
             results = self._prepared(batches)
             made = results.empty(len(batches))
             self.fork()
-            active = [self._issue(each, made[index]) for index, each in enumerate(batches)]
+            issued = self.issue_call(batches, made)
             self._join()
-            return [results.outcome(made[index], there) for index, there in enumerate(active)]
+            outcomes = [results.outcome(made[index], each.active) for index, each in enumerate(issued)]
+        for outcome, each in zip(outcomes, issued, strict=True):
+            outcome.taken_by = each.taken_by
+        return outcomes
+
+    def issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[Issued]:
+        """Issue the rounds of a call.
+
+        Args:
+            batches: by round.
+            made: where the caller finds their results, by round.
+        """
+        return [self._issue(each, made[index]) for index, each in enumerate(batches)]
 
     @property
     def stepping(self) -> SgdStep | None:
@@ -164,23 +193,23 @@ class StreamEngine(Engine):
         """Not a part of a round here."""
         raise NotImplementedError
 
-    def _issue(self, batches: Batches, made: Tensor) -> list[bool]:
-        """Issue one round and say which learners have a batch in it."""
+    def _issue(self, batches: Batches, made: Tensor) -> Issued:
+        """Issue one round."""
         slot = self.round_index % SLOTS
-        while len(self._under_way) >= SLOTS:
-            self._hear()
+        while len(self.under_way) >= SLOTS:
+            self.hear()
         due = self._due(self.round_index)
         self._observe_learning_rate()
         began = time.perf_counter_ns()
-        fed = self._feed.put(slot, batches, self.num_learners)
+        fed = self.feed.put(slot, batches, self.num_learners)
         active = [given is not None for given in fed.given]
         stepping = self.stepping
         if stepping is None:
-            with self.device.on(self._sync_stream):
+            with self.device.on(self.sync_stream):
                 self._before_step(due)
         self.issue_learning(slot, fed, due)
-        self._gate = None
-        with self.device.on(self._sync_stream):
+        self.gate = None
+        with self.device.on(self.sync_stream):
             if stepping is None:
                 self._step_all(slot, active, due)
             if self.sync.follows(self.num_learners):
@@ -188,11 +217,11 @@ class StreamEngine(Engine):
                 self.followed()
             self._restart_on_drop(due)
             self.results.collect(slot, made)
-        self._sync_stream.record(self._over[slot])
-        self._under_way.append(_UnderWay(self.round_index, slot, active, restarted=stepping is not None))
+        self.sync_stream.record(self._over[slot])
+        self.under_way.append(UnderWay(self.round_index, slot, active, restarted=stepping is not None))
         self.round_index += 1
         self.record("issued", "round", began)
-        return active
+        return Issued(active)
 
     def _step_all(self, slot: int, active: list[bool], due: bool) -> None:
         """Optimizer and synchroniser in PyTorch, for all learners behind all of them."""
@@ -202,7 +231,7 @@ class StreamEngine(Engine):
         self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
         outcome.healthy = active
         self._step(outcome, due)
-        self._move()
+        self.move()
 
     def followed(self) -> None:
         """The central model was made of the only learner's weights, which must not be written before that."""
@@ -210,13 +239,13 @@ class StreamEngine(Engine):
     def _restart_on_drop(self, due: bool) -> None:
         if self.sync.restarts_on_drop and due and self.drop.take():
             self.group.restart_all()
-            self._move()
+            self.move()
             self._note("restart", "the learning rate dropped: every learner starts again from the central model")
 
-    def _move(self) -> None:
+    def move(self) -> None:
         """Learners were moved on the synchronisation stream: they wait for it before they learn again."""
-        self._sync_stream.record(self._advanced)
-        self._gate = self._advanced
+        self.sync_stream.record(self._advanced)
+        self.gate = self._advanced
 
     # Before and behind a call
 
@@ -224,39 +253,53 @@ class StreamEngine(Engine):
         """Have everything wait for what the caller has issued: batches, and whatever was done to the learners."""
         if self.stepping is not None:
             self.stepping.begin()
-        self.device.caller().record(self._issued)
-        self._sync_stream.wait(self._issued)
-        self._gate = self._issued
+        self.device.caller().record(self.issued)
+        self.sync_stream.wait(self.issued)
+        self.gate = self.issued
 
     def _join(self) -> None:
         """Have what the caller issues next wait for the rounds; the synchronisation stream has waited for all else."""
-        self._sync_stream.record(self._advanced)
+        self.sync_stream.record(self._advanced)
         self.device.caller().wait(self._advanced)
 
     # What the host hears later
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         """Wait for the oldest round that is under way, and start learners again that diverged in it."""
-        over = self._under_way.popleft()
+        over = self.under_way.popleft()
         self._over[over.slot].synchronize()
-        outcome = self.results.on_host(over.slot, over.active)
-        self._count_divergence(outcome, over.round)
-        if outcome.any_diverged:
-            with self.device.on(self._sync_stream):
-                self.group.restart(outcome.diverged, weights=self._restarts_weights and not over.restarted)
-            self._move()
+        self.act_on(self.results.on_host(over.slot, over.active), over.round, over.restarted)
+
+    def act_on(self, outcome: Outcome, round_index: int, restarted: bool) -> None:
+        """Start learners again that diverged.
+
+        Args:
+            outcome: of a round, on the host.
+            round_index: of that round.
+            restarted: whether the device has set back their weights already.
+        """
+        self._count_divergence(outcome, round_index)
+        if not outcome.any_diverged:
+            return
+        diverged = outcome.diverged
+        if outcome.taken_by is not None:
+            took = {learner for learner, bad in zip(outcome.taken_by, diverged, strict=True) if bad}
+            diverged = [learner in took for learner in range(self.num_learners)]
+        with self.device.on(self.sync_stream):
+            self.group.restart(diverged, weights=self._restarts_weights and not restarted)
+        self.move()
 
     def _central_is_finite(self) -> bool:
-        with self.device.on(self._sync_stream):
+        with self.device.on(self.sync_stream):
             return super()._central_is_finite()
 
     def catch_up(self) -> None:
         """Wait for all rounds, and hear what has come of them."""
-        if not self._under_way:
+        if not self.under_way:
             return
         with torch.no_grad(), self.device.issuing():
-            while self._under_way:
-                self._hear()
+            while self.under_way:
+                self.hear()
             self._join()
 
     def settle(self) -> None:
@@ -289,15 +332,15 @@ class StreamEngine(Engine):
         """
         stepping = self.stepping
         if stepping is not None:
-            with self.device.on(self._sync_stream):
+            with self.device.on(self.sync_stream):
                 if due:
                     stepping.center()
-            self._sync_stream.record(stepping.centered)
+            self.sync_stream.record(stepping.centered)
         self.for_each(lambda learner: self._issue_one(learner, fed, rows, due, learn))
         for learner in self.learners:
-            self._sync_stream.wait(learner.through)
+            self.sync_stream.wait(learner.through)
         if stepping is not None and due:
-            with self.device.on(self._sync_stream):
+            with self.device.on(self.sync_stream):
                 stepping.commit()
 
     def for_each(self, issue: Callable[[StreamLearner], None]) -> None:
@@ -312,8 +355,8 @@ class StreamEngine(Engine):
     def _issue_one(self, learner: StreamLearner, fed: Fed, rows: Tensor, due: bool, learn: Learn) -> None:
         given, stream, stepping = fed.given[learner.index], learner.stream, self.stepping
         with self.device.on(stream):
-            if self._gate is not None:
-                stream.wait(self._gate)
+            if self.gate is not None:
+                stream.wait(self.gate)
             made = None
             if given is None:
                 self.group.learners[learner.index].gradient.zero_()
@@ -331,6 +374,17 @@ class StreamEngine(Engine):
                     stepping.correct(learner.index)
         stream.record(learner.through)
 
+    def step_on_stream(self, learner: StreamLearner, made: Made) -> None:
+        """Step one learner alone on its stream, without averaging; the central model does not move meanwhile."""
+        stepping = self.stepping
+        if stepping is not None:
+            stepping.row(learner.index, made.finite, synchronise=False)
+            return
+        gradient = self.group.matrix.gradients[learner.index : learner.index + 1]
+        gradient.masked_fill_(~made.finite, 0)
+        with ONE_OPTIMIZER:  # who steps takes the others' gradients away from it
+            self.step_alone(learner.index, finite=True)
+
     # Shapes and captures
 
     def _bind(self) -> None:
@@ -339,7 +393,8 @@ class StreamEngine(Engine):
             learner.forget()
         self._shapes.clear()
         self.learners = [
-            StreamLearner(self.device, self.group, self._tasks, index) for index in range(self.num_learners)
+            StreamLearner(self.device, self.kernels, self.group, self._tasks, index)
+            for index in range(self.num_learners)
         ]
         fitting = fits(self.group, self.sync, self.settings)
         self._sgd = SgdStep(self.device, self.group, cast(SMA, self.sync), self.kernels) if fitting else None
@@ -361,7 +416,7 @@ class StreamEngine(Engine):
         shape = given.shape
         if self._results is None:
             self.fork()  # learning tasks see what the caller has done to the learners
-            self._make_results(self.learners[0].probe(given, self._issued))
+            self._make_results(self.learners[0].probe(given, self.issued))
         if shape is None or shape in self._shapes or self._refused is not None:
             return
         seen = self._seen.setdefault(shape, round_index) < round_index

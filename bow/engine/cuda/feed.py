@@ -72,16 +72,17 @@ class Feed:
 
     Args:
         device: where to.
-        slots: rounds that can be under way at once.
     """
 
-    def __init__(self, device: StreamDevice, slots: int) -> None:
+    def __init__(self, device: StreamDevice) -> None:
         self._device = device
         self._stream = device.stream("host to device")
-        self._slots = [_Slot(device.event(f"batches of slot {index} are there")) for index in range(slots)]
+        self._slots: dict[int, _Slot] = {}
 
     def put(self, slot: int, batches: Batches, learners: int) -> Fed:
         """Bring the batches of a round; the host can go on at once."""
+        if slot not in self._slots:
+            self._slots[slot] = _Slot(self._device.event(f"batches of slot {slot} are there"))
         used = self._slots[slot]
         used.kept = batches
         stacked = isinstance(batches, Stacked)
@@ -96,12 +97,6 @@ class Feed:
             assert whole is not None
             given = [Given([leaf[learner] for leaf in whole.leaves], whole.spec) for learner in range(learners)]
         return Fed(given, used.copied if copies else None)
-
-    def forget(self) -> None:
-        """Give the memory back; nothing is under way."""
-        for slot in self._slots:
-            slot.buffers.clear()
-            slot.kept = None
 
     def _bring(self, slot: _Slot, index: int, leaves: list[Any], spec: TreeSpec) -> tuple[Given, bool]:
         copies = False

@@ -6,7 +6,7 @@ from torch import Tensor
 from bow.device import StreamDevice
 from bow.engine.base import TaskSettings
 from bow.engine.cuda.feed import Given
-from bow.engine.cuda.learner import WARM_UP, state_of
+from bow.engine.cuda.learner import WARM_UP, gathered, state_of
 from bow.engine.cuda.whole_round import RoundGraphs, StaticRound, unchanged
 from bow.engine.task import compiled
 from bow.engine.together import StackedBuffers, TogetherTask, vectorised, writing_results
@@ -48,19 +48,25 @@ class CudaFused(RoundGraphs):
     def warm_up(self, static: StaticRound) -> bool:
         """Compile and run the vectorised learning task; what it does to buffers is undone."""
         before = state_of(self.generator)
-        with self.device.on(self.stream), self.device.drawing_from(self.generator), unchanged(self._buffers.tensors()):
-            try:
-                self._try(static)
-            except (BowError, AssertionError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:
-                if not self._compiles:
+        try:
+            with (
+                self.device.on(self.stream),
+                self.device.drawing_from(self.generator),
+                unchanged(self._buffers.tensors()),
+            ):
+                try:
+                    self._try(static)
+                except (BowError, AssertionError, torch.OutOfMemoryError):
                     raise
-                self._compiles, self._together = False, writing_results(self._vectorised)
-                self._try(static)  # raises if the error is the user's
-                self._tell(f"fused is not compiled ({reason(error)}); running {self.description}")
-        self.stream.record(self.through)
-        self.device.caller().wait(self.through)  # other streams may be the next to use the buffers
+                except Exception as error:
+                    if not self._compiles:
+                        raise
+                    self._compiles, self._together = False, writing_results(self._vectorised)
+                    self._try(static)  # raises if the error is the user's
+                    self._tell(f"fused is not compiled ({reason(error)}); running {self.description}")
+        finally:
+            self.stream.record(self.through)
+            self.device.caller().wait(self.through)  # other streams may be the next to use the learners
         return state_of(self.generator) != before
 
     def issue_round(self, static: StaticRound, due: bool) -> None:
@@ -75,7 +81,7 @@ class CudaFused(RoundGraphs):
 
     def _learn(self, static: StaticRound) -> Tensor:
         """Learn on the current stream, and say on the device who stayed finite."""
-        matrix, fed = self.group.matrix, static.batch()
+        matrix, fed = self.group.matrix, gathered(static.batch(), self.kernels)
         with torch.autograd.set_multithreading_enabled(False):
             loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), fed)
         values = [loss, finite, *metrics.values()]

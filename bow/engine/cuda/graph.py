@@ -1,10 +1,10 @@
 """Every learner's learning task as a CUDA graph on a stream of its own."""
 
-from bow.engine.cuda.base import StreamEngine
+from bow.engine.cuda.ahead import LearnersAhead
 from bow.engine.cuda.feed import Fed, Given
 
 
-class CudaGraphs(StreamEngine):
+class CudaGraphs(LearnersAhead):
     """Replays a CUDA graph for each learner, all from one thread.
 
     A learning task of a small model is a chain of tiny kernels: launched as one graph it costs the host a few
@@ -23,7 +23,7 @@ class CudaGraphs(StreamEngine):
         """Capture the learning task of every learner."""
         self.fork()
         for learner in self.learners:
-            learner.capture(given, self._issued)
+            learner.capture(given, self.issued)
 
     def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
         """Issue every learner's part of the round."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bow.device import CapturedGraph, Event, StreamDevice
+from bow.data import Indexed
+from bow.device import CapturedGraph, Event, Kernels, StreamDevice
 from bow.engine.cuda.feed import Given
 from bow.engine.eager import LearningTasks
 from bow.engine.random import DEFAULT_GENERATOR
+from bow.engine.task import Batch
 from bow.replica import LearnerGroup, buffer_slots, buffer_state, load_buffers
 
 WARM_UP = 3
@@ -54,18 +56,22 @@ class StreamLearner:
 
     Args:
         device: where.
+        kernels: what gathers batches that lie on the device.
         group: the learners.
         tasks: their learning tasks.
         index: which learner this is.
     """
 
-    def __init__(self, device: StreamDevice, group: LearnerGroup, tasks: LearningTasks, index: int) -> None:
+    def __init__(
+        self, device: StreamDevice, kernels: Kernels, group: LearnerGroup, tasks: LearningTasks, index: int
+    ) -> None:
         self.index = index
         self.stream = device.stream(f"learner {index}")
         self.through = device.event(f"learner {index} is through")
         self.draws = True
         """Whether learning tasks that are not captured may draw random numbers."""
         self._device = device
+        self._kernels = kernels
         self._group = group
         self._tasks = tasks
         self._generator = device.generator()
@@ -170,7 +176,7 @@ class StreamLearner:
         bound = [(owner, key, owner._buffers[key]) for _, (owner, key) in buffer_slots(self.module)]
         # Backward on this thread: torch's own thread for the device is one for all learners.
         with torch.autograd.set_multithreading_enabled(False):
-            learned = self._tasks.run(self.index, given.batch)
+            learned = self._tasks.run(self.index, gathered(given.batch, self._kernels))
         for owner, key, buffer in bound:
             assigned = owner._buffers[key]
             if assigned is not buffer and buffer is not None and assigned is not None:
@@ -183,6 +189,11 @@ class StreamLearner:
         values = [learned.loss, finite, *learned.metrics.values()]
         results = torch.stack([value.to(row.dtype) for value in values])
         return Made(results, finite, list(learned.metrics))
+
+
+def gathered(batch: Batch, kernels: Kernels) -> Batch:
+    """The batch itself, gathered on the current stream where it is known by the numbers of its samples."""
+    return batch.gathered(kernels.gather) if isinstance(batch, Indexed) else batch
 
 
 def state_of(generator: torch.Generator) -> bytes:

@@ -50,7 +50,10 @@ class Results:
 
     def on_host(self, slot: int, active: list[bool]) -> Outcome:
         """What the host finds of a round that is over."""
-        values = self._device.read_host(self._pinned[slot])
+        return self.from_values(self._device.read_host(self._pinned[slot]), active)
+
+    def from_values(self, values: Sequence[Sequence[float]], active: list[bool]) -> Outcome:
+        """A round's results from the numbers that the host has."""
         outcome = self.outcome(torch.tensor(values), active)
         outcome.healthy = [there and row[FINITE] != 0 for there, row in zip(active, values, strict=True)]
         return outcome

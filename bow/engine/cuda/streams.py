@@ -1,13 +1,13 @@
 """A host thread and a stream for every learner."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from bow.device import StreamDevice
 from bow.engine.base import TaskSettings
-from bow.engine.cuda.base import StreamEngine
+from bow.engine.cuda.ahead import LearnersAhead
 from bow.engine.cuda.feed import Fed, Given
 from bow.engine.cuda.learner import StreamLearner
 from bow.engine.place import Crew
@@ -16,7 +16,7 @@ from bow.scheduler import Learn, Run, TaskScheduler
 from bow.sync import Synchroniser
 
 
-class CudaStreams(StreamEngine):
+class CudaStreams(LearnersAhead):
     """Issues every learner's operators from a thread of its own: for models that cannot be captured.
 
     A thread has library handles of its own (cuDNN's and cuBLAS's belong to the thread that uses them), what it
@@ -51,7 +51,7 @@ class CudaStreams(StreamEngine):
     def capture(self, given: Given) -> None:
         """Find out whether learning tasks draw random numbers."""
         self.fork()
-        draws = self.learners[0].try_out(given, self._issued)
+        draws = self.learners[0].try_out(given, self.issued)
         for learner in self.learners:
             learner.draws = draws
 
@@ -70,6 +70,15 @@ class CudaStreams(StreamEngine):
 
         scheduler = TaskScheduler(len(learners), len(learners))
         runs = scheduler.start([[True] * len(learners)], synchronise=False)
+        self._seated().run(scheduler, runs, execute)
+
+    def run_tasks(self, scheduler: TaskScheduler, runs: Sequence[Run], issue: Callable[[Learn], StreamLearner]) -> None:
+        """Issue each task from the thread of its place, which waits until the device has ended it."""
+
+        def execute(run: Run) -> None:
+            assert isinstance(run.task, Learn)
+            issue(run.task).through.synchronize()
+
         self._seated().run(scheduler, runs, execute)
 
     def close(self) -> None:

@@ -81,16 +81,16 @@ class RoundGraphs(StreamEngine):
         """Capture the round for batches of this shape, with and without a synchronisation task."""
         self.fork()
         stream, learners = self.stream, self.num_learners
-        stream.wait(self._issued)
+        stream.wait(self.issued)
         with self.device.on(stream):
             static = StaticRound(
                 [_repeated(leaf, learners, self.device.torch_device) for leaf in given.leaves],
                 given.spec,
-                torch.zeros_like(self.results.rows(0)),
+                self.results.empty(1)[0],
             )
         stream.record(self._forked)
         draws = self.warm_up(static)
-        self._gate = None
+        self.gate = None
         graphs = {}
         for due in (False, True) if self.stepping is not None else (False,):
             with self.device.capture(stream, self.generator) as graph:
@@ -101,16 +101,16 @@ class RoundGraphs(StreamEngine):
     def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
         """Replay the round's graph, or issue it on the learners' streams."""
         captured = self._captured_for(fed)
-        if (captured is not None) != self._last_replayed and self._gate is None:
+        if (captured is not None) != self._last_replayed and self.gate is None:
             # The other streams have the learners now. All they did, the synchronisation stream has waited for.
-            self._move()
+            self.move()
         self._last_replayed = captured is not None
         if captured is None:
             self.issue_side_by_side(fed, self.results.rows(slot), due, self.learn_one)
             return
         stream = self.stream
-        if self._gate is not None:
-            stream.wait(self._gate)
+        if self.gate is not None:
+            stream.wait(self.gate)
         if fed.copied is not None:
             stream.wait(fed.copied)
         with self.device.on(stream):
@@ -123,11 +123,11 @@ class RoundGraphs(StreamEngine):
             captured.graphs[due and self.stepping is not None].replay()
             self.results.rows(slot).copy_(captured.static.rows)
         stream.record(self.through)
-        self._sync_stream.wait(self.through)
+        self.sync_stream.wait(self.through)
 
     def followed(self) -> None:
         """The next graph steps without waiting for anybody else."""
-        self._move()
+        self.move()
 
     def _captured_for(self, fed: Fed) -> _CapturedRound | None:
         shapes = {None if given is None else given.shape for given in fed.given}
@@ -165,12 +165,12 @@ class WholeRound(RoundGraphs):
     def issue_round(self, static: StaticRound, due: bool) -> None:
         """Fork to the learners and the synchronisation stream, and join them."""
         self.stream.record(self._forked)
-        self._gate = self._forked
+        self.gate = self._forked
         if self.stepping is not None:
-            self._sync_stream.wait(self._forked)
+            self.sync_stream.wait(self._forked)
         self.issue_side_by_side(static.fed(), static.rows, due, _run)
-        self._gate = None
-        self._sync_stream.record(self._joined)
+        self.gate = None
+        self.sync_stream.record(self._joined)
         self.stream.wait(self._joined)
 
 

@@ -1,0 +1,85 @@
+"""Memory as `bow.train` sees it: refused before anything is written, and "auto" that fits."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import bow
+from bow.device import memory as device_memory
+from bow.engine.room import Room
+from bow.errors import SettingError
+from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
+
+Train = Callable[..., bow.Result]
+Data = tuple[Tensor, Tensor]
+CPU = torch.device("cpu")
+
+
+def room_for(learners: int, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with memory for so many learners and no more."""
+    need = Room(CPU, model, DEFAULT_OPTIMIZER, DEFAULT_SYNC, "eager").need(learners)
+    monkeypatch.setattr(device_memory, "host_memory", lambda: (need.total_bytes, 0))
+
+
+def test_learners_that_do_not_fit_leave_nothing_behind(
+    train: Train, model: nn.Module, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room_for(2, model, monkeypatch)
+    with pytest.raises(SettingError, match=r"learners=3 needs .* enough for 2; use learners=2 or learners=\"auto\""):
+        train(model, data, learners=3)
+    assert list(tmp_path.iterdir()) == []
+    assert train(model, data, learners=2).learners == 2
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.ones(5), 0)] * 400)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "loader", "stream"])
+def test_auto_takes_no_more_learners_than_fit(
+    train: Train, model: nn.Module, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    tensors = (torch.randn(400, 5), torch.arange(400) % 3)
+    data: dict[str, Any] = {
+        "tensors": tensors,
+        "loader": DataLoader(TensorDataset(*tensors), batch_size=4),
+        "stream": Endless(),
+    }
+    settings = {"steps": 3} if kind == "stream" else {}
+    assert train(model, data[kind], learners="auto", **settings).learners == 4
+    room_for(3, model, monkeypatch)
+    trained = train(model, data[kind], learners="auto", run_dir=None, **settings)
+    assert trained.learners == 3
+    assert trained.history[-1]["samples"] == (36 if kind == "stream" else 400)
+
+
+def test_a_gpu_that_is_too_small_is_an_error_before_it_is_used(
+    train: Train, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("checks", "replicas"):
+        monkeypatch.setattr(f"bow.training.{module}.resolve_device", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr("bow.training.replicas.cuda_device", lambda device: device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(device_memory, "free_bytes", lambda place: 3 * 2**25 + 2**20)
+    with pytest.raises(SettingError, match=r"learners=4 needs 128.0 MiB, cuda:0 has 97.0 MiB free, enough for 3; use"):
+        train(nn.Linear(5, 3), data, learners=4, engine="graph")
+    monkeypatch.setattr(device_memory, "free_bytes", lambda place: 2**20)
+    with pytest.raises(SettingError, match=r"one alone 32.0 MiB, cuda:0 has 1.0 MiB free; use a smaller batch_size or"):
+        train(nn.Linear(5, 3), data, learners=4, engine="graph")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_swapping_has_no_effect_on_a_cpu_and_says_so(train: Train, model: nn.Module, data: Data) -> None:
+    with pytest.warns(UserWarning, match='memory="swap" has no effect on a CPU'):
+        assert train(model, data, memory="swap").learners == 2
+
+
+def test_other_places_for_memory_are_refused(train: Train, model: nn.Module, data: Data) -> None:
+    with pytest.raises(SettingError, match='memory must be "device" or "swap", got \'disk\''):
+        train(model, data, memory="disk")
