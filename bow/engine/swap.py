@@ -421,7 +421,7 @@ class Swap:
         while self._leaving:
             self._let_go()
         for index in self._coming:
-            self._device.caller().wait(self._slots[index].back)
+            pass
         self._coming.clear()
         for reference in self._parked:
             if (parked := reference()) is not None:  # a graph that the step has kept

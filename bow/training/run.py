@@ -252,7 +252,7 @@ class Run:
         self._log(self._end_record())
 
     def _deal(self, first: Deal | None) -> list[Deal]:
-        """The batches of the rounds that are handed over at once; they do not go beyond an epoch, a checkpoint or the end."""
+        """The batches of rounds that are handed over at once, not beyond an epoch, a checkpoint or the end."""
         deals: list[Deal] = []
         limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:

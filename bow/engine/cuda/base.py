@@ -157,12 +157,23 @@ class StreamEngine(Engine):
             results = self._prepared(batches)
             made = results.empty(len(batches))
             self.fork()
-            issued = self.issue_call(batches, made)
-            self._join()
+            try:
+                issued = self.issue_call(batches, made)
+            except BaseException:  # a learner that diverged, the user's mistake, Ctrl-C: not all may have been joined
+                self.abandon()
+                raise
+            finally:
+                self._join()
             outcomes = [results.outcome(made[index], each.active) for index, each in enumerate(issued)]
         for outcome, each in zip(outcomes, issued, strict=True):
             outcome.taken_by = each.taken_by
         return outcomes
+
+    def abandon(self) -> None:
+        """Have the synchronisation stream wait for all that was issued of a call that ends in the middle."""
+        for learner in self.learners:
+            learner.stream.record(learner.through)
+            self.sync_stream.wait(learner.through)
 
     def issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[Issued]:
         """Issue the rounds of a call.

@@ -125,6 +125,12 @@ class RoundGraphs(StreamEngine):
         stream.record(self.through)
         self.sync_stream.wait(self.through)
 
+    def abandon(self) -> None:
+        """Have the synchronisation stream wait for the round's stream as well."""
+        super().abandon()
+        self.stream.record(self.through)
+        self.sync_stream.wait(self.through)
+
     def followed(self) -> None:
         """The next graph steps without waiting for anybody else."""
         self.move()
