@@ -294,7 +294,7 @@ class Swap:
         if self._can_leave(tensor):
             view = _view_of(tensor)
             count = math.prod(view.shape)
-            if count * tensor.itemsize == tensor.untyped_storage().nbytes() and not view.overlaps:
+            if count * tensor.itemsize == tensor.untyped_storage().nbytes():
                 return self._pack_whole(tensor, view, count)
             if count * tensor.itemsize >= self._min_bytes and view.span <= MAX_SPREAD * count and not view.overlaps:
                 return self._pack_part(tensor, view, count)
@@ -421,7 +421,7 @@ class Swap:
         while self._leaving:
             self._let_go()
         for index in self._coming:
-            pass
+            self._device.caller().wait(self._slots[index].back)
         self._coming.clear()
         for reference in self._parked:
             if (parked := reference()) is not None:  # a graph that the step has kept

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from bow.device import Event, StreamDevice, cuda_device, kernels_for
+from bow.device import Event, Stream, StreamDevice, cuda_device, kernels_for
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.cuda.feed import Fed, Feed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
@@ -170,10 +170,17 @@ class StreamEngine(Engine):
         return outcomes
 
     def abandon(self) -> None:
-        """Have the synchronisation stream wait for all that was issued of a call that ends in the middle."""
-        for learner in self.learners:
-            learner.stream.record(learner.through)
-            self.sync_stream.wait(learner.through)
+        """Wait for all that was issued of a call that ends in the middle: what it used is used again."""
+        for stream in self.streams():
+            over = self.device.event(f"{stream.name} was abandoned")
+            stream.record(over)
+            self.sync_stream.wait(over)
+        self.sync_stream.record(self._advanced)
+        self._advanced.synchronize()
+
+    def streams(self) -> list[Stream]:
+        """The streams that the synchronisation stream waits for."""
+        return [self.feed.stream, *(learner.stream for learner in self.learners)]
 
     def issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[Issued]:
         """Issue the rounds of a call.

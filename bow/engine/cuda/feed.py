@@ -76,7 +76,7 @@ class Feed:
 
     def __init__(self, device: StreamDevice) -> None:
         self._device = device
-        self._stream = device.stream("host to device")
+        self.stream = device.stream("host to device")
         self._slots: dict[int, _Slot] = {}
 
     def put(self, slot: int, batches: Batches, learners: int) -> Fed:
@@ -90,7 +90,7 @@ class Feed:
         brought = [None if each is None else self._bring(used, index, *each) for index, each in enumerate(flat)]
         copies = any(each is not None and each[1] for each in brought)
         if copies:
-            self._stream.record(used.copied)
+            self.stream.record(used.copied)
         given = [None if each is None else each[0] for each in brought]
         if stacked:
             (whole,) = given
@@ -111,12 +111,12 @@ class Feed:
         key = (*place, leaf.shape, leaf.dtype)
         if key not in slot.buffers:
             # A last batch is smaller: what it takes is made once more and kept.
-            with self._device.on(self._stream):
+            with self._device.on(self.stream):
                 on_device = torch.empty(leaf.shape, dtype=leaf.dtype, device=self._device.torch_device)
             slot.buffers[key] = self._device.pinned(leaf.shape, leaf.dtype), on_device
         pinned, on_device = slot.buffers[key]
         self._device.write_host(pinned, leaf)
-        with self._device.on(self._stream):
+        with self._device.on(self.stream):
             on_device.copy_(pinned, non_blocking=True)
         return on_device
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from bow.device import CapturedGraph, StreamDevice
+from bow.device import CapturedGraph, Stream, StreamDevice
 from bow.engine.base import TaskSettings
 from bow.engine.cuda.base import StreamEngine
 from bow.engine.cuda.feed import Fed, Given
@@ -125,11 +125,9 @@ class RoundGraphs(StreamEngine):
         stream.record(self.through)
         self.sync_stream.wait(self.through)
 
-    def abandon(self) -> None:
-        """Have the synchronisation stream wait for the round's stream as well."""
-        super().abandon()
-        self.stream.record(self.through)
-        self.sync_stream.wait(self.through)
+    def streams(self) -> list[Stream]:
+        """The streams that the synchronisation stream waits for."""
+        return [*super().streams(), self.stream]
 
     def followed(self) -> None:
         """The next graph steps without waiting for anybody else."""

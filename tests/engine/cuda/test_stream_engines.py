@@ -336,3 +336,21 @@ def test_data_that_reside_on_the_device_are_gathered_there(engine: str, device: 
     assert torch.equal(trainings[0].W, trainings[1].W)
     for replicas in trainings:
         replicas.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, device: FakeDevice) -> None:
+    def step(learner: nn.Module, given: Any) -> Tensor:
+        if len(given[0]) == 3:
+            raise ValueError("three samples are a mistake")
+        return nn.functional.cross_entropy(learner(given[0]), given[1])
+
+    replicas = bow.Replicas(model(), step=step, optimizer=SGD, engine=engine, device=device, learners=2)
+    for t in range(3):
+        replicas.round(round_of(t))
+    for _ in range(3):  # the first learner has begun when the second one fails
+        with pytest.raises(ValueError, match="are a mistake"):
+            replicas.round([batch(0), batch(1, 3)])
+    for t in range(3, 9):
+        assert replicas.round(round_of(t)).isfinite().all()
+    replicas.close()
