@@ -3,11 +3,12 @@
 Until there is a tuner that measures, "auto" is a rule:
 
 * learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
-* engine: `fused` for models without convolutions or recurrent layers and of at most 50,000 parameters that are known
-  to train for at least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that are
-  known to train for at least 1,000 rounds on a CPU, since the native runtime has to be built once on every machine and
-  the step to be captured; `eager` otherwise. `benchmarks/results/engines.md` has the measurements: `fused` and
-  `graph` are both far ahead for logistic regression, `graph` for everything larger.
+* engine on a GPU: `graph`, whose capture takes less than a second;
+* engine on a CPU: `fused` for models without convolutions or recurrent layers and of at most 50,000 parameters that are
+  known to train for at least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that
+  are known to train for at least 1,000 rounds, since the native runtime has to be built once on every machine and the
+  step to be captured; `eager` otherwise. `benchmarks/results/engines.md` has the measurements: `fused` and `graph` are
+  both far ahead for logistic regression, `graph` for everything larger.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -100,9 +101,10 @@ def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) ->
     return Eager.name
 
 
-def choose_learners(device: torch.device, samples_per_epoch: int | None, batch_size: int | None) -> int:
+def choose_learners(place: torch.device | StreamDevice, samples_per_epoch: int | None, batch_size: int | None) -> int:
     """The number of learners for `learners="auto"`."""
-    wanted = LEARNERS_CUDA if device.type == "cuda" else LEARNERS_CPU
+    on_cpu = isinstance(place, torch.device) and place.type == "cpu"
+    wanted = LEARNERS_CPU if on_cpu else LEARNERS_CUDA
     if samples_per_epoch is None or batch_size is None:
         return wanted
     return max(1, min(wanted, samples_per_epoch // (batch_size * MIN_ROUNDS_PER_EPOCH)))

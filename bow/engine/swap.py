@@ -138,7 +138,11 @@ class _Leaving(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was parked last of an allocation, or of a part of it, that is still there."""
+    """What was parked last of an allocation or of a part of it.
+
+    The allocation is held weakly: its memory can be given back, but what is allocated next does not get its address,
+    under which this is kept.
+    """
 
     allocation: StorageWeakRef
     version: int
@@ -294,7 +298,7 @@ class Swap:
         if self._can_leave(tensor):
             view = _view_of(tensor)
             count = math.prod(view.shape)
-            if count * tensor.itemsize == tensor.untyped_storage().nbytes():
+            if count * tensor.itemsize == tensor.untyped_storage().nbytes() and not view.overlaps:
                 return self._pack_whole(tensor, view, count)
             if count * tensor.itemsize >= self._min_bytes and view.span <= MAX_SPREAD * count and not view.overlaps:
                 return self._pack_part(tensor, view, count)
@@ -330,9 +334,7 @@ class Swap:
     def _known_as(self, key: Hashable, tensor: Tensor) -> _Parked | None:
         """What was parked of the very same memory in the same state."""
         known = self._known.get(key)
-        if known is None or known.allocation.expired() or known.version != tensor._version:  # type: ignore[no-untyped-call]
-            return None
-        return known.parked()
+        return known.parked() if known is not None and known.version == tensor._version else None
 
     def _remembered(self, key: Hashable, tensor: Tensor, parked: _Parked) -> _Parked:
         allocation = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import TensorDataset
 
 from bow.data import BatchStream, Deal
+from bow.device import StreamDevice
 from bow.engine import Batch, Loss, Step, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
@@ -117,8 +118,10 @@ def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer
     return scheduler
 
 
-def choose_device(devices: int | str) -> torch.device:
-    """The one device that this version trains on."""
+def choose_device(devices: int | str | StreamDevice) -> torch.device | StreamDevice:
+    """The one device that this version trains on; a `StreamDevice` is taken as it is."""
+    if isinstance(devices, StreamDevice):
+        return devices
     if isinstance(devices, bool) or not isinstance(devices, (int, str)):
         raise SettingError(f'devices must be "auto", "cpu", "cuda" or 1, got {devices!r}')
     if isinstance(devices, int):

@@ -11,6 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bow.data import BatchStream
 from bow.device import StreamDevice, cuda_device
 from bow.engine import (
     Batch,
@@ -41,6 +42,9 @@ DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1,
 DEFAULT_SYNC = SMA()
 
 STATE_VERSION = 1
+
+DATA_SHARE = 4
+"""Samples stay on a device if they take at most this part of the memory that learners leave."""
 
 MAX_BYTES_TOGETHER = 2**28
 """Bytes of batches after which no more rounds are dealt to be run as one."""
@@ -143,6 +147,7 @@ class Replicas(nn.Module):
             template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare
         )
         self._group = group
+        self._streams = streams
         self._engine = make_engine(chosen, group, sync, settings, streams)
         self._modules["central"] = group.central
         self.last: Outcome | None = None
@@ -278,6 +283,18 @@ class Replicas(nn.Module):
                 break
             losses += [outcome.losses for outcome in self.rounds_at_once(dealt)]
         return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
+
+    def reside(self, stream: BatchStream) -> bool:
+        """Keep a stream's samples on the device, where they are tensors and take no more than a quarter of what is free.
+
+        Learning tasks then begin by gathering their batches there, and nothing is brought from the host.
+
+        Returns:
+            Whether they are there now; always false where learners compute on the host, and for engine `eager`.
+        """
+        if self._streams is None or not self._engine.brings_batches:
+            return False
+        return stream.reside(self.device, self._streams.free_bytes() // DATA_SHARE)
 
     def start_timeline(self) -> None:
         """Record from now on what runs when: with engine `graph` every operator, otherwise tasks or rounds."""

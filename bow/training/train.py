@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.data import open_stream
+from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.room import Room
 from bow.engine.swap import Memory
@@ -56,7 +57,7 @@ def train(
     learners: int | Literal["auto"] = "auto",
     engine: EngineName = "auto",
     sync: Synchroniser = DEFAULT_SYNC,
-    devices: int | Literal["auto", "cpu", "cuda"] = "auto",
+    devices: int | Literal["auto", "cpu", "cuda"] | StreamDevice = "auto",
     dispatch: Dispatch = "fixed",
     tuner: None = None,
     on_nan: Literal["restart", "error"] = "restart",
@@ -197,6 +198,7 @@ def train(
         expected_rounds=rounds,
         example=example,
     )
+    replicas.reside(stream)
     warn_of_first_come(dispatch, sync, count)
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
     started_with = optimizer_settings(replicas.optimizer)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_structure
 from torch.utils.data import TensorDataset
 
 from bow.data import open_stream
@@ -91,3 +92,32 @@ def test_data_on_a_gpu_stay_there() -> None:
     assert deal is not None
     assert deal.batches.is_cuda
     assert torch.equal(deal.batches.cpu(), open_stream(torch.arange(32), batch_size=4).deal(4).batches)  # type: ignore[union-attr]
+
+
+def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
+    plain, resident = (open_stream(_data(), batch_size=5, epochs=2) for _ in range(2))
+    assert resident.reside(torch.device("cpu"), room_bytes=0)  # they are there already
+    while (deal := plain.deal(3)) is not None:
+        other = resident.deal(3)
+        assert other is not None
+        assert other[1:] == deal[1:]
+        dealt = zip([deal.batches], [other.batches], strict=True) if deal.stacked else zip(*deal[:1], *other[:1])
+        for expected, indexed in dealt:
+            if expected is None:
+                assert indexed is None
+                continue
+            (numbers,) = tree_leaves(indexed)
+            assert numbers.dtype == torch.int64
+            made = indexed.gathered(lambda source, indices, out: torch.index_select(source, 0, indices, out=out))
+            assert tree_structure(made) == tree_structure(expected)
+            assert all(map(torch.equal, tree_leaves(made), tree_leaves(expected)))
+
+
+def test_samples_stay_where_they_are_if_there_is_no_room() -> None:
+    stream = open_stream(_data(), batch_size=4)
+    size = 24 * (6 * 4 + 2 * 8)
+    assert not stream.reside(torch.device("meta"), room_bytes=size - 1)
+    deal = stream.deal(2)
+    assert deal is not None
+    assert isinstance(deal.batches, dict)
+    assert stream.reside(torch.device("meta"), room_bytes=size)

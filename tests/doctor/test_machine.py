@@ -36,9 +36,9 @@ def test_missing_compiler_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_engine_is_checked() -> None:
-    from bow.engine import ENGINES
+    from bow.engine import ENGINES, STREAM_ENGINES
 
-    assert {engine.name for engine in check_engines(inspect_machine())} == set(ENGINES)
+    assert {engine.name for engine in check_engines(inspect_machine())} == {*ENGINES, *STREAM_ENGINES}
 
 
 def test_compiled_engine_with_a_compiler() -> None:

@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bow
 from bow.device import available_cores
-from bow.engine import Eager, Streams
-from bow.engine.choice import check_device
+from bow.engine import Streams
 from bow.engine.place import Crew
 from bow.errors import DataError, DivergenceError, LossError, ModelError, SettingError
 from tests.engine.pairs import Pair
@@ -667,13 +666,6 @@ def test_a_learner_that_diverges_starts_again_as_in_eager() -> None:
         with pytest.warns(UserWarning, match="learner 1's loss was nan in round 1: it starts again"):
             pair.round([batch(3), poisoned, batch(4)])
         pair.round([batch(10 + j) for j in range(3)])
-
-
-def test_a_device_that_an_engine_does_not_run_on_is_refused() -> None:
-    with pytest.raises(SettingError, match='engine="streams" runs on cpu in this version, got device cuda:0; use'):
-        check_device(Streams, torch.device("cuda", 0))
-    check_device(Streams, torch.device("cpu"))
-    check_device(Eager, torch.device("cuda", 0))
 
 
 # --- first come, first served

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from bow.device.fake import FakeDevice, RaceError, Wait
 from bow.engine import TaskSettings, step_from_loss
 from bow.engine.eager import Eager, LearningTasks
-from bow.engine.swap import AHEAD, LEAVING, Swap, SwappedTasks, check_swap
+from bow.engine.swap import AHEAD, LEAVING, Swap, SwappedTasks, _view_of, check_swap
 from bow.errors import SettingError
 from bow.models import LeNet, Transformer
 from bow.replica import LearnerGroup
@@ -253,6 +253,7 @@ class _Strides(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:  # type: ignore[override]
         kinds = [x.t(), x[:, ::2], x.unsqueeze(0).expand(3, -1, -1), *x.chunk(3, dim=1), x.view(torch.int32), x[1:3]]
+        kinds += [x.unfold(1, 4, 2), x.as_strided((12, 9, 2), (9, 1, 1)), x[:8].unsqueeze(2).expand(-1, -1, 5)]
         ctx.save_for_backward(*kinds)
         ctx.expected = [(kind.clone(), kind.stride(), kind.dtype) for kind in kinds]  # type: ignore[attr-defined]
         return x.sum()
@@ -280,15 +281,45 @@ def test_saved_tensors_keep_their_strides() -> None:
 
 
 @contextlib.contextmanager
-def swapping(stays: Any = ()) -> Iterator[Swap]:
+def swapping() -> Iterator[Swap]:
+    """Around a learning task that swaps; the device then has a look at memory that was given back."""
     device = FakeDevice()
     swap = Swap(device, min_bytes=MIN_BYTES)
     with device.issuing():
         try:
-            with swap.task(stays):
+            with swap.task(stays=()):
                 yield swap
+            gc.collect()
+            torch.ones(1)
         finally:
             swap.close()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        torch.ones(100),  # small
+        torch.ones(10_000)[:100],  # a small part
+        torch.ones(10_000).view(100, 100)[:, 0].expand(200, 100),  # with large gaps
+        torch.ones(1000).unfold(0, 600, 1),  # with elements that share memory
+        torch.ones(400, dtype=torch.complex64).conj(),
+        torch.ones(40, 40).to_sparse(),
+    ],
+    ids=["small", "part", "gaps", "overlapping", "conjugated", "sparse"],
+)
+def test_what_cannot_or_need_not_leave_stays(kept: Tensor) -> None:
+    swap = Swap(FakeDevice(), min_bytes=MIN_BYTES)
+    with swap.task(stays=()):
+        back = swap._unpack(swap._pack(kept))
+    assert swap.pinned_bytes == 0
+    assert back.is_sparse if kept.is_sparse else back.data_ptr() == kept.data_ptr()
+
+
+def test_windows_that_share_elements_overlap() -> None:
+    assert _view_of(torch.ones(10).unfold(0, 4, 1)).overlaps
+    assert _view_of(torch.ones(100).as_strided((50, 2), (1, 1))).overlaps
+    assert not _view_of(torch.ones(3, 4, 5).permute(2, 0, 1).expand(5, 3, 4)).overlaps
+    assert not _view_of(torch.ones(3, 1, 5)[:, :, ::2].expand(3, 7, 3)).overlaps
 
 
 def test_what_is_changed_in_place_behind_its_use_is_an_error_as_without_swapping() -> None:
@@ -318,17 +349,42 @@ def test_a_graph_that_is_kept_is_an_error_when_it_is_used() -> None:
         kept.backward()
 
 
+def test_a_tensor_that_has_changed_since_is_copied_again() -> None:
+    one, other = (torch.ones(400, requires_grad=True) for _ in range(2))
+    with swapping():
+        factor = torch.full((400,), 2.0)
+        first = one * factor  # noqa: F841 - the graph holds it, and nobody differentiates it
+        for _ in range(LEAVING):
+            one = one.tanh()
+        factor.add_(1)
+        (gradient,) = torch.autograd.grad((other * factor).sum(), other)
+    assert gradient.tolist() == [3.0] * 400
+
+
+def test_parts_that_change_one_after_another_are_saved_as_they_were() -> None:
+    """Those of `unsafe_chunk` have versions of their own, equal ones here."""
+    weights = torch.ones(400, 2, requires_grad=True)
+    with swapping():
+        one, other = torch.ones(400, 4).unsafe_chunk(2, dim=1)
+        one.add_(1)
+        product = (weights * one).sum()
+        other.add_(2)
+        product = product + (weights * other).sum()
+        (gradient,) = torch.autograd.grad(product, weights)
+    assert gradient.unique().tolist() == [5.0]
+
+
 def test_a_part_of_the_graph_that_is_not_differentiated_does_no_harm() -> None:
     weight = torch.ones(400, requires_grad=True)
+    asides = []
     with swapping() as swap:
         chain = weight * 1
-        for _ in range(2):
-            aside = chain.exp().exp().exp()  # noqa: F841 - a metric, say
+        for _ in range(3):
+            asides.append(chain.exp().exp().exp())  # a metric, say
             chain = chain.tanh()
         (gradient,) = torch.autograd.grad(chain.sum(), weight)
-    assert swap.pinned_bytes == 0
-    expected = torch.autograd.grad(weight.tanh().tanh().sum(), weight)[0]
-    assert torch.equal(gradient, expected)
+        assert swap._coming  # what nobody asked for
+    assert torch.equal(gradient, torch.autograd.grad(weight.tanh().tanh().tanh().sum(), weight)[0])
 
 
 def test_a_graph_can_be_differentiated_twice() -> None:

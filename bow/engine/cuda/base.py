@@ -21,7 +21,9 @@ from bow.engine.cuda.results import SLOTS, Results
 from bow.engine.cuda.step import SgdStep
 from bow.engine.eager import LearningTasks
 from bow.engine.frozen import FrozenValues
+from bow.engine.room import out_of_memory_explained
 from bow.engine.sgd_state import fits
+from bow.engine.swap import swapped_tasks
 from bow.errors import BowError, reason
 from bow.replica import LearnerGroup
 from bow.seeds import derive_seed
@@ -98,7 +100,8 @@ class StreamEngine(Engine):
         self.device = cuda_device(group.device) if device is None else device
         self.kernels = kernels_for(self.device.torch_device)
         self.learners: list[StreamLearner] = []
-        self._tasks = LearningTasks(group, settings)
+        self._swapped = swapped_tasks(settings.memory, group, self.device, at_once=True)
+        self._tasks = LearningTasks(group, settings, self._swapped)
         self.feed = Feed(self.device)
         self._results: Results | None = None
         self.under_way: deque[UnderWay] = deque()
@@ -153,7 +156,8 @@ class StreamEngine(Engine):
         """Issue some rounds without a barrier between them; the host does not wait for them."""
         if not batches:
             return []
-        with self.device.issuing():
+        memory = out_of_memory_explained(self.num_learners, self.device.torch_device, self.settings.memory)
+        with self.device.issuing(), memory:
             results = self._prepared(batches)
             made = results.empty(len(batches))
             self.fork()
@@ -326,8 +330,10 @@ class StreamEngine(Engine):
         super().settle()
 
     def close(self) -> None:
-        """Wait for the device."""
+        """Wait for the device, and give pinned memory back."""
         self.catch_up()
+        if self._swapped is not None:
+            self._swapped.close()
 
     def resized(self) -> None:
         """Make streams and graphs for the learners that there are now."""

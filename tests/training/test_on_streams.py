@@ -1,0 +1,77 @@
+"""`bow.train` on a device with streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bow
+from bow.data.indexed import Indexed
+from bow.device.fake import FakeDevice
+from bow.engine import STREAM_ENGINES
+
+Train = Callable[..., bow.Result]
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled() -> Any:
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.parametrize("settings", [{}, {"sync": bow.LocalSGD(every=3)}, {"lr_interval": "round"}], ids=str)
+@pytest.mark.parametrize("engine", STREAM_ENGINES)
+def test_a_training_is_that_of_eager(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str, settings: dict[str, Any]
+) -> None:
+    data = data[0].double(), data[1]
+    common = {"learners": 2, "epochs": 3, "batch_size": 5, "validation": data, "checkpoint_every": 4, **settings}
+    results = [
+        train(model.double(), data, engine=name, devices=where, run_dir=tmp_path / name, **common)
+        for name, where in (("eager", "cpu"), (engine, FakeDevice()))
+    ]
+    weights = [torch.cat([p.flatten() for p in result.model.parameters()]) for result in results]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
+    for name in ("round", "samples", "accuracy"):
+        assert [r[name] for r in results[0].history] == [r[name] for r in results[1].history]
+    losses = [torch.tensor([r["train_loss"] for r in result.history]) for result in results]
+    torch.testing.assert_close(*losses)
+
+
+def test_callbacks_see_the_learners_as_their_round_left_them(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    seen: dict[str, list[Any]] = {"eager": [], "graph": []}
+
+    class Looking(bow.Callback):
+        def on_round_end(self, run: Any) -> None:
+            seen[run.replicas.engine].append((run.round, run.replicas.rounds, run.replicas.z.double().sum().item()))
+
+    for name, where in (("eager", "cpu"), ("graph", FakeDevice())):
+        settings = {"engine": name, "devices": where, "run_dir": tmp_path / name, "callbacks": [Looking()]}
+        train(model.double(), (data[0].double(), data[1]), **settings)
+    for one, other in zip(seen["eager"], seen["graph"], strict=True):
+        assert one == pytest.approx(other, abs=1e-9)
+
+
+def test_learning_tasks_gather_data_that_reside_on_the_device(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[torch.Size] = []
+    gather = Indexed.gathered
+
+    def noting(self: Indexed, by: Any) -> Any:
+        gathered.append(self.indices.shape)
+        return gather(self, by)
+
+    monkeypatch.setattr(Indexed, "gathered", noting)
+    device = FakeDevice()
+    train(model, data, engine="graph", devices=device, steps=20)
+    assert set(gathered) == {torch.Size([4])}
+    assert len(gathered) < 20  # graphs gather without Python
+    assert device.replays > 20
