@@ -12,6 +12,7 @@ from bow.device.cores import physical_first as physical_first
 from bow.device.cores import share_cores as share_cores
 from bow.device.cuda import CudaDevice as CudaDevice
 from bow.device.cuda import cuda_device as cuda_device
+from bow.device.cuda import prepare_environment as prepare_environment
 from bow.device.kernels import Kernels as Kernels
 from bow.device.kernels import TorchKernels as TorchKernels
 from bow.device.kernels import kernels_for as kernels_for

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.data import BatchStream
-from bow.device import StreamDevice, cuda_device
+from bow.device import StreamDevice, cuda_device, prepare_environment
 from bow.engine import (
     Batch,
     EngineName,
@@ -285,9 +285,9 @@ class Replicas(nn.Module):
         return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
 
     def reside(self, stream: BatchStream) -> bool:
-        """Keep a stream's samples on the device, where they are tensors and take no more than a quarter of what is free.
+        """Keep a stream's samples on the device, if they are tensors and take at most a quarter of what is free there.
 
-        Learning tasks then begin by gathering their batches there, and nothing is brought from the host.
+        Learning tasks then begin by gathering their batches, and nothing is brought from the host.
 
         Returns:
             Whether they are there now; always false where learners compute on the host, and for engine `eager`.
@@ -516,6 +516,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     Raises:
         SettingError: no such device, or none of that kind here.
     """
+    prepare_environment()  # before CUDA is asked for anything
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

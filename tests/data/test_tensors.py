@@ -101,8 +101,8 @@ def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
         other = resident.deal(3)
         assert other is not None
         assert other[1:] == deal[1:]
-        dealt = zip([deal.batches], [other.batches], strict=True) if deal.stacked else zip(*deal[:1], *other[:1])
-        for expected, indexed in dealt:
+        both = [[each.batches] if each.stacked else each.batches for each in (deal, other)]
+        for expected, indexed in zip(*both, strict=True):
             if expected is None:
                 assert indexed is None
                 continue

@@ -99,6 +99,8 @@ class StreamEngine(Engine):
         super().__init__(group, sync, settings)
         self.device = cuda_device(group.device) if device is None else device
         self.kernels = kernels_for(self.device.torch_device)
+        if self.kernels.reason is not None:
+            self._note("kernels", f"PyTorch steps and averages, more slowly: {self.kernels.reason}")
         self.learners: list[StreamLearner] = []
         self._swapped = swapped_tasks(settings.memory, group, self.device, at_once=True)
         self._tasks = LearningTasks(group, settings, self._swapped)
