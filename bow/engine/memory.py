@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.device import StreamDevice
-from bow.engine.swap import LEAVING, MIN_BYTES, Memory
+from bow.engine.saved_tensors import LEAVING, MIN_BYTES
+from bow.engine.swap import Memory
 from bow.engine.task import Batch
 from bow.replica import OptimizerFactory, ReplicaMatrix, has_lazy_modules
 from bow.replica.layout import ALIGNMENT

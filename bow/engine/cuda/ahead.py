@@ -12,7 +12,6 @@ from bow.engine.cuda.feed import Fed
 from bow.engine.cuda.learner import StreamLearner
 from bow.engine.cuda.results import SLOTS
 from bow.scheduler import Learn, Run, TaskScheduler
-from bow.seeds import derive_seed
 
 POLL_S = 20e-6
 """Seconds between two looks at learners that are all busy."""
@@ -117,7 +116,7 @@ class Period:
                 self._behind.discard(task.learner)
             if fed.copied is not None:
                 stream.wait(fed.copied)
-            made = learner.learn(given, derive_seed(engine.settings.seed, engine.round_index + index, position))
+            made = learner.learn(given, (engine.settings.seed, engine.round_index + index, position))
             row.copy_(made.results)
             engine.step_on_stream(learner, made)
         stream.record(learner.through)
@@ -132,10 +131,10 @@ class Period:
             pinned.copy_(self._made, non_blocking=True)
         engine.sync_stream.record(over)
         over.synchronize()
+        restarted = engine.stepping is not None
         for index, values in enumerate(engine.device.read_host(pinned)):
-            outcome = engine.results.from_values(values, self._present[index])
-            outcome.taken_by = self._taken_by[index]
-            engine.act_on(outcome, engine.round_index + index, restarted=engine.stepping is not None)
+            issued = Issued(self._present[index], self._taken_by[index])
+            engine.act_on(values, issued, engine.round_index + index, restarted)
 
 
 def _first_through(busy: dict[Learn, StreamLearner]) -> Learn:

@@ -11,13 +11,12 @@ from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from bow.device import Event, Stream, StreamDevice, cuda_device, kernels_for
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.cuda.feed import Fed, Feed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
-from bow.engine.cuda.results import SLOTS, Results
+from bow.engine.cuda.results import FINITE, SLOTS, Results
 from bow.engine.cuda.step import SgdStep
 from bow.engine.eager import LearningTasks
 from bow.engine.frozen import FrozenValues
@@ -26,7 +25,6 @@ from bow.engine.sgd_state import fits
 from bow.engine.swap import swapped_tasks
 from bow.errors import BowError, reason
 from bow.replica import LearnerGroup
-from bow.seeds import derive_seed
 from bow.sync import SMA, Synchroniser
 
 ROUNDS_TOGETHER = 4
@@ -35,10 +33,8 @@ ROUNDS_TOGETHER = 4
 MAX_SHAPES = 8
 """Batches of so many different shapes are captured, each when it comes for the second time; others run as they are."""
 
-
 MAX_CHANGES = 8
 """Values in Python that are frozen into a graph may change so often; then nothing is captured any more."""
-
 
 ONE_OPTIMIZER = threading.Lock()
 """Held while one learner steps with the optimizer of all."""
@@ -113,7 +109,8 @@ class StreamEngine(Engine):
         self._advanced = self.device.event("learners and central model have been moved")
         self.gate: Event | None = None
         """What learners have to wait for before they learn; None: their own streams order it."""
-        self._sgd: SgdStep | None = None
+        self.stepping: SgdStep | None = None
+        """What steps on the learners' streams, if optimizer and synchroniser are of the kind."""
         self._shapes: set[Hashable] = set()
         """Of batches that there are graphs for."""
         self._seen: dict[Hashable, int] = {}  # in which round first
@@ -170,10 +167,7 @@ class StreamEngine(Engine):
                 raise
             finally:
                 self._join()
-            outcomes = [results.outcome(made[index], each.active) for index, each in enumerate(issued)]
-        for outcome, each in zip(outcomes, issued, strict=True):
-            outcome.taken_by = each.taken_by
-        return outcomes
+            return results.outcomes(made, [each.active for each in issued], [each.taken_by for each in issued])
 
     def abandon(self) -> None:
         """Wait for all that was issued of a call that ends in the middle: what it used is used again."""
@@ -196,11 +190,6 @@ class StreamEngine(Engine):
             made: where the caller finds their results, by round.
         """
         return [self._issue(each, made[index]) for index, each in enumerate(batches)]
-
-    @property
-    def stepping(self) -> SgdStep | None:
-        """What steps on the learners' streams, if optimizer and synchroniser are of the kind; hooks may change it."""
-        return self._sgd if self._sgd is not None and fits(self.group, self.sync, self.settings) else None
 
     @property
     def description(self) -> str:
@@ -249,8 +238,7 @@ class StreamEngine(Engine):
 
     def _step_all(self, slot: int, active: list[bool], due: bool) -> None:
         """Optimizer and synchroniser in PyTorch, for all learners behind all of them."""
-        rows = self.results.rows(slot)
-        outcome = self.results.outcome(rows, active)
+        outcome = self.results.outcome(self.results.rows(slot), active)
         # Who diverged, only the device knows by now: no step can be left out, but one without a gradient is harmless.
         self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
         outcome.healthy = active
@@ -292,22 +280,27 @@ class StreamEngine(Engine):
         """Wait for the oldest round that is under way, and start learners again that diverged in it."""
         over = self.under_way.popleft()
         self._over[over.slot].synchronize()
-        self.act_on(self.results.on_host(over.slot, over.active), over.round, over.restarted)
+        self.act_on(self.results.on_host(over.slot), Issued(over.active), over.round, over.restarted)
 
-    def act_on(self, outcome: Outcome, round_index: int, restarted: bool) -> None:
+    def act_on(self, values: Sequence[Sequence[float]], issued: Issued, round_index: int, restarted: bool) -> None:
         """Start learners again that diverged.
 
         Args:
-            outcome: of a round, on the host.
-            round_index: of that round.
+            values: the results of a round, as the host has them.
+            issued: the round.
+            round_index: which it is.
             restarted: whether the device has set back their weights already.
         """
-        self._count_divergence(outcome, round_index)
-        if not outcome.any_diverged:
+        healthy = [there and row[FINITE] != 0 for there, row in zip(issued.active, values, strict=True)]
+        if healthy == issued.active:
+            self._hopeless_rounds = 0
             return
+        outcome = self.results.outcome(torch.tensor(values), issued.active)
+        outcome.healthy, outcome.taken_by = healthy, issued.taken_by
+        self._count_divergence(outcome, round_index)
         diverged = outcome.diverged
-        if outcome.taken_by is not None:
-            took = {learner for learner, bad in zip(outcome.taken_by, diverged, strict=True) if bad}
+        if issued.taken_by is not None:
+            took = {learner for learner, bad in zip(issued.taken_by, diverged, strict=True) if bad}
             diverged = [learner in took for learner in range(self.num_learners)]
         with self.device.on(self.sync_stream):
             self.group.restart(diverged, weights=self._restarts_weights and not restarted)
@@ -347,7 +340,7 @@ class StreamEngine(Engine):
 
     # Learners side by side
 
-    def issue_side_by_side(self, fed: Fed, rows: Tensor, due: bool, learn: Learn) -> None:
+    def issue_side_by_side(self, fed: Fed, rows: Sequence[Tensor], due: bool, learn: Learn) -> None:
         """Issue a round on the streams of the learners and the synchronisation stream, which comes last.
 
         Args:
@@ -376,9 +369,9 @@ class StreamEngine(Engine):
 
     def learn_one(self, learner: StreamLearner, given: Given) -> Made:
         """Issue a learning task of the coming round on the current stream."""
-        return learner.learn(given, derive_seed(self.settings.seed, self.round_index, learner.index))
+        return learner.learn(given, (self.settings.seed, self.round_index, learner.index))
 
-    def _issue_one(self, learner: StreamLearner, fed: Fed, rows: Tensor, due: bool, learn: Learn) -> None:
+    def _issue_one(self, learner: StreamLearner, fed: Fed, rows: Sequence[Tensor], due: bool, learn: Learn) -> None:
         given, stream, stepping = fed.given[learner.index], learner.stream, self.stepping
         with self.device.on(stream):
             if self.gate is not None:
@@ -423,7 +416,7 @@ class StreamEngine(Engine):
             for index in range(self.num_learners)
         ]
         fitting = fits(self.group, self.sync, self.settings)
-        self._sgd = SgdStep(self.device, self.group, cast(SMA, self.sync), self.kernels) if fitting else None
+        self.stepping = SgdStep(self.device, self.group, cast(SMA, self.sync), self.kernels) if fitting else None
         if self._results is not None:
             self._make_results(self._results.metrics)
 
@@ -462,7 +455,10 @@ class StreamEngine(Engine):
         self._frozen = frozen
 
     def _forget_stale(self) -> None:
-        """Drop graphs that have values in Python frozen into them which have changed since."""
+        """Drop graphs that are not those of this training any more: what steps is another, or a value in Python."""
+        if (self.stepping is not None) != fits(self.group, self.sync, self.settings):  # a hook, a flag of the optimizer
+            self.catch_up()
+            self._bind()
         name = self._frozen.changed() if self._frozen is not None else None
         if name is None:
             return
@@ -482,9 +478,8 @@ class StreamEngine(Engine):
 def _different(batches: Batches) -> Iterator[Given]:
     """A round's batches as they are, one of each kind as far as that is known at no cost."""
     if isinstance(batches, Stacked):
-        leaves, spec = tree_flatten(batches.value)
-        yield Given([leaf[0] for leaf in leaves], spec)
+        yield Given.of(batches.value, stacked=True).of_learner(0)
         return
     for batch in batches:
         if batch is not None:
-            yield Given(*tree_flatten(batch))
+            yield Given.of(batch)

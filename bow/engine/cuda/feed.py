@@ -1,5 +1,6 @@
 """How batches come to the learners of a device with streams."""
 
+import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,48 +9,68 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from bow.data import Indexed
 from bow.device import Event, StreamDevice
 from bow.engine.base import Batches, Stacked
 from bow.engine.task import Batch
 
-_Key = tuple[Hashable, ...]
+_Place = tuple[Hashable, ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Given:
-    """What one learner learns from, on the device as soon as `Fed.copied` is.
+    """What one learner learns from, or all of them.
 
     Attributes:
-        leaves: of the batch; tensors lie on the device.
+        leaves: of the batch; tensors with the learners first where it is that of all.
         spec: how they make up the batch.
+        shape: what sets one learner's batches apart for a captured graph; None where they hold something that is no
+            dense tensor.
     """
 
-    leaves: list[Any]
+    leaves: Sequence[Any]
     spec: TreeSpec
+    shape: Hashable
+
+    @classmethod
+    def of(cls, batch: Batch, *, stacked: bool = False) -> "Given":
+        """Take a batch apart.
+
+        Args:
+            batch: of one learner; or of all, with the learners first.
+            stacked: which of the two.
+        """
+        leaves, spec, structure = _flattened(batch)
+        if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout is torch.strided for leaf in leaves):
+            return cls(leaves, spec, None)
+        return cls(leaves, spec, (structure, *((leaf.shape[stacked:], leaf.dtype) for leaf in leaves)))
 
     @property
     def batch(self) -> Batch:
         """The batch."""
         return tree_unflatten(self.leaves, self.spec)
 
-    @property
-    def shape(self) -> Hashable:
-        """What sets batches apart for a captured graph; None where they hold something that is no dense tensor."""
-        if not self.leaves or not all(_is_dense(leaf) for leaf in self.leaves):
-            return None
-        return str(self.spec), *((leaf.shape, leaf.dtype) for leaf in self.leaves)
+    def with_leaves(self, leaves: Sequence[Any]) -> "Given":
+        """The same kind of batch, of other leaves."""
+        return Given(leaves, self.spec, self.shape)
+
+    def of_learner(self, learner: int) -> "Given":
+        """One learner's batch out of that of all."""
+        return self.with_leaves([leaf[learner] for leaf in self.leaves])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fed:
-    """The batches of a round.
+    """The batches of a round, on the device as soon as `copied` is.
 
     Attributes:
         given: by learner; None: it sits out.
+        stacked: all of them as one, if they came as one.
         copied: what a stream has to wait for before it reads them; None where the caller's stream has made them.
     """
 
-    given: list[Given | None]
+    given: Sequence[Given | None]
+    stacked: Given | None = None
     copied: Event | None = None
 
 
@@ -58,7 +79,7 @@ class _Slot:
     """Memory that a round's batches go through."""
 
     copied: Event
-    buffers: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    buffers: dict[_Place, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Page-locked, and on the device."""
     kept: Any = None
     """Batches that lie on the device already and must live until they have been read."""
@@ -75,8 +96,8 @@ class Feed:
     """
 
     def __init__(self, device: StreamDevice) -> None:
-        self._device = device
         self.stream = device.stream("host to device")
+        self._device = device
         self._slots: dict[int, _Slot] = {}
 
     def put(self, slot: int, batches: Batches, learners: int) -> Fed:
@@ -85,29 +106,30 @@ class Feed:
             self._slots[slot] = _Slot(self._device.event(f"batches of slot {slot} are there"))
         used = self._slots[slot]
         used.kept = batches
-        stacked = isinstance(batches, Stacked)
-        flat = [tree_flatten(batches.value)] if isinstance(batches, Stacked) else _flattened(batches)
-        brought = [None if each is None else self._bring(used, index, *each) for index, each in enumerate(flat)]
+        if isinstance(batches, Stacked):
+            whole, copies = self._bring(used, 0, Given.of(batches.value, stacked=True))
+            fed = [whole.of_learner(learner) for learner in range(learners)]
+            return Fed(fed, whole, self._copied(used) if copies else None)
+        brought = [None if each is None else self._bring(used, j, Given.of(each)) for j, each in enumerate(batches)]
         copies = any(each is not None and each[1] for each in brought)
-        if copies:
-            self.stream.record(used.copied)
         given = [None if each is None else each[0] for each in brought]
-        if stacked:
-            (whole,) = given
-            assert whole is not None
-            given = [Given([leaf[learner] for leaf in whole.leaves], whole.spec) for learner in range(learners)]
-        return Fed(given, used.copied if copies else None)
+        return Fed(given, None, self._copied(used) if copies else None)
 
-    def _bring(self, slot: _Slot, index: int, leaves: list[Any], spec: TreeSpec) -> tuple[Given, bool]:
-        copies = False
-        there = []
-        for position, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor) and self._device.is_host(leaf):
-                leaf, copies = self._copy(slot, (index, position), leaf), True
-            there.append(leaf)
-        return Given(there, spec), copies
+    def _copied(self, slot: _Slot) -> Event:
+        self.stream.record(slot.copied)
+        return slot.copied
 
-    def _copy(self, slot: _Slot, place: _Key, leaf: Tensor) -> Tensor:
+    def _bring(self, slot: _Slot, index: int, given: Given) -> tuple[Given, bool]:
+        """A batch on the device, and whether it has to be copied there."""
+        there = [
+            self._copy(slot, (index, position), leaf)
+            if isinstance(leaf, Tensor) and self._device.is_host(leaf)
+            else leaf
+            for position, leaf in enumerate(given.leaves)
+        ]
+        return given.with_leaves(there), any(new is not old for new, old in zip(there, given.leaves, strict=True))
+
+    def _copy(self, slot: _Slot, place: _Place, leaf: Tensor) -> Tensor:
         key = (*place, leaf.shape, leaf.dtype)
         if key not in slot.buffers:
             # A last batch is smaller: what it takes is made once more and kept.
@@ -121,9 +143,14 @@ class Feed:
         return on_device
 
 
-def _flattened(batches: Sequence[Batch | None]) -> list[tuple[list[Any], TreeSpec] | None]:
-    return [None if batch is None else tree_flatten(batch) for batch in batches]
+def _flattened(batch: Batch) -> tuple[Sequence[Any], TreeSpec, Hashable]:
+    """A batch's leaves, how they make it up, and that as something to compare quickly."""
+    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):  # almost always, and in no time
+        return batch, _spec_of_tuple(len(batch)), len(batch)
+    leaves, spec = tree_flatten(batch)
+    return leaves, spec, batch.samples if isinstance(batch, Indexed) else str(spec)
 
 
-def _is_dense(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
+@functools.cache
+def _spec_of_tuple(length: int) -> TreeSpec:
+    return tree_flatten((0,) * length)[1]

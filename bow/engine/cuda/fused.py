@@ -81,7 +81,7 @@ class CudaFused(RoundGraphs):
 
     def _learn(self, static: StaticRound) -> Tensor:
         """Learn on the current stream, and say on the device who stayed finite."""
-        matrix, fed = self.group.matrix, gathered(static.batch(), self.kernels)
+        matrix, fed = self.group.matrix, gathered(static.given.batch, self.kernels)
         with torch.autograd.set_multithreading_enabled(False):
             loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), fed)
         values = [loss, finite, *metrics.values()]

@@ -27,4 +27,4 @@ class CudaGraphs(LearnersAhead):
 
     def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
         """Issue every learner's part of the round."""
-        self.issue_side_by_side(fed, self.results.rows(slot), due, self.learn_one)
+        self.issue_side_by_side(fed, self.results.rows_of_learners(slot), due, self.learn_one)

@@ -1,7 +1,7 @@
 """One learner on a device with streams: its stream, its random numbers, its learning task as a graph."""
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from bow.engine.eager import LearningTasks
 from bow.engine.random import DEFAULT_GENERATOR
 from bow.engine.task import Batch
 from bow.replica import LearnerGroup, buffer_slots, buffer_state, load_buffers
+from bow.seeds import derive_seed
 
 WARM_UP = 3
 """Learning tasks that run before one is captured: libraries choose their algorithms and take their workspaces."""
@@ -85,21 +86,21 @@ class StreamLearner:
     def __contains__(self, shape: Hashable) -> bool:
         return shape in self._captured
 
-    def learn(self, given: Given, seed: int) -> Made:
+    def learn(self, given: Given, seeds: Sequence[int]) -> Made:
         """Issue the learning task on the current stream, up to the gradient in the learner's row of `G`.
 
         Args:
             given: what it learns from; it must have been copied.
-            seed: of its random numbers.
+            seeds: from which those of its random numbers derive.
         """
         captured = self._captured.get(given.shape)
         if captured is None:
-            with self._drawing(seed) if self.draws else contextlib.nullcontext():
+            with self._drawing(derive_seed(*seeds)) if self.draws else contextlib.nullcontext():
                 return self.run(given)
         for static, leaf in zip(captured.inputs.leaves, given.leaves, strict=True):
             static.copy_(leaf)
         if captured.draws:
-            self._generator.manual_seed(seed)
+            self._generator.manual_seed(derive_seed(*seeds))
         captured.graph.replay()
         return captured.made
 
@@ -137,7 +138,7 @@ class StreamLearner:
             torch.empty(leaf.shape, dtype=leaf.dtype, device=device).copy_(leaf) if isinstance(leaf, Tensor) else leaf
             for leaf in given.leaves
         ]
-        return Given(leaves, given.spec)
+        return given.with_leaves(leaves)
 
     def warm_up(self, given: Given) -> bool:
         """Run the learning task a few times on the current stream, and say whether it draws random numbers."""

@@ -33,11 +33,17 @@ class Results:
         self.width = METRICS + len(self.metrics)
         shape = (learners, self.width)
         self._rows = torch.zeros(SLOTS, *shape, dtype=dtype, device=device.torch_device)
+        self._by_slot = [self._rows.data[slot] for slot in range(SLOTS)]
+        self._by_learner = [[rows.data[learner] for learner in range(learners)] for rows in self._by_slot]
         self._pinned = [device.pinned(shape, dtype) for _ in range(SLOTS)]
 
     def rows(self, slot: int) -> Float[Tensor, "learners values"]:
         """Where the learners of a round put their results."""
-        return self._rows.data[slot]
+        return self._by_slot[slot]
+
+    def rows_of_learners(self, slot: int) -> list[Tensor]:
+        """The same by learner."""
+        return self._by_learner[slot]
 
     def empty(self, rounds: int) -> Float[Tensor, "rounds learners values"]:
         """Memory of the caller's stream for the results of some rounds."""
@@ -48,17 +54,30 @@ class Results:
         into.copy_(self.rows(slot))
         self._pinned[slot].copy_(self.rows(slot), non_blocking=True)
 
-    def on_host(self, slot: int, active: list[bool]) -> Outcome:
+    def on_host(self, slot: int) -> list[list[float]]:
         """What the host finds of a round that is over."""
-        return self.from_values(self._device.read_host(self._pinned[slot]), active)
+        return self._device.read_host(self._pinned[slot])
 
-    def from_values(self, values: Sequence[Sequence[float]], active: list[bool]) -> Outcome:
-        """A round's results from the numbers that the host has."""
-        outcome = self.outcome(torch.tensor(values), active)
-        outcome.healthy = [there and row[FINITE] != 0 for there, row in zip(active, values, strict=True)]
-        return outcome
+    def outcomes(
+        self,
+        made: Float[Tensor, "rounds learners values"],
+        active: Sequence[list[bool]],
+        taken_by: Sequence[Sequence[int] | None],
+    ) -> list[Outcome]:
+        """The results of a call by name, by round.
+
+        Args:
+            made: where they are.
+            active: by round, which learners had a batch.
+            taken_by: by round, as for `Outcome`.
+        """
+        losses, finite = made[..., LOSS].unbind(), (made[..., FINITE] != 0).unbind()
+        metrics = {name: made[..., METRICS + i].to(torch.float32).unbind() for i, name in enumerate(self.metrics)}
+        return [
+            Outcome(losses[t], finite[t], there, {name: metric[t] for name, metric in metrics.items()}, taken_by[t])
+            for t, there in enumerate(active)
+        ]
 
     def outcome(self, rows: Float[Tensor, "learners values"], active: list[bool]) -> Outcome:
         """A round's results by name."""
-        metrics = {name: rows[:, METRICS + index].to(torch.float32) for index, name in enumerate(self.metrics)}
-        return Outcome(rows[:, LOSS], rows[:, FINITE] != 0, active, metrics)
+        return self.outcomes(rows.unsqueeze(0), [active], [None])[0]

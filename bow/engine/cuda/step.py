@@ -32,6 +32,8 @@ class SgdStep:
         self._state = SgdState(group, sync)
         matrix = group.matrix
         self._momenta: Tensor = self._state.momenta
+        learners = range(len(group))
+        self._rows = [(matrix.weights_of(j), self._momenta[j], matrix.gradient_of(j)) for j in learners]
         self._next = torch.empty_like(matrix.z)
         self._numbers = torch.zeros(len(Numbers._fields), dtype=torch.float64, device=matrix.z.device)
         self._values: Numbers | None = None
@@ -39,7 +41,7 @@ class SgdStep:
 
     def begin(self) -> None:
         """On the caller's stream, before the rounds: momenta and numbers as the optimizer has them by now."""
-        self._momenta = self._state.momenta
+        assert self._state.momenta is self._momenta
         self._state.begin_round()
         values = self._state.numbers()
         if values != self._values:
@@ -59,23 +61,13 @@ class SgdStep:
             finite: whether loss and gradient are, as the device knows, a bool tensor of shape [].
             synchronise: whether it is corrected as well.
         """
-        matrix = self._group.matrix
-        self._kernels.sgd_row(
-            matrix.weights_of(learner),
-            self._momenta[learner],
-            matrix.gradient_of(learner),
-            matrix.z,
-            self._next,
-            finite,
-            self._numbers,
-            synchronise,
-        )
+        rows = self._rows[learner]
+        self._kernels.sgd_row(*rows, self._group.matrix.z, self._next, finite, self._numbers, synchronise)
 
     def correct(self, learner: int) -> None:
         """Correct a learner that has no batch and takes no step."""
-        matrix = self._group.matrix
-        weights = matrix.weights_of(learner)
-        weights.sub_((weights - matrix.z) * self._numbers[Numbers._fields.index("alpha")])
+        weights, _, _ = self._rows[learner]
+        weights.sub_((weights - self._group.matrix.z) * self._numbers[Numbers._fields.index("alpha")])
 
     def commit(self) -> None:
         """Make the next central model the central model."""

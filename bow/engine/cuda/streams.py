@@ -57,7 +57,7 @@ class CudaStreams(LearnersAhead):
 
     def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
         """Issue every learner's part of the round from its own thread."""
-        self.issue_side_by_side(fed, self.results.rows(slot), due, self.learn_one)
+        self.issue_side_by_side(fed, self.results.rows_of_learners(slot), due, self.learn_one)
 
     def for_each(self, issue: Callable[[StreamLearner], None]) -> None:
         """Issue something for each learner on its thread; when it returns, everything has been issued."""

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from bow.device import CapturedGraph, Stream, StreamDevice
 from bow.engine.base import TaskSettings
 from bow.engine.cuda.base import StreamEngine
 from bow.engine.cuda.feed import Fed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
-from bow.engine.task import Batch
 from bow.replica import LearnerGroup
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
@@ -25,22 +23,27 @@ class StaticRound:
     """Memory that a round's graphs read and write.
 
     Attributes:
-        leaves: the batches of all learners, tensors `[learners, batch, ...]`.
-        spec: how they make up a batch.
+        given: the batches of all learners.
         rows: where results go, by learner.
     """
 
-    leaves: list[Tensor]
-    spec: TreeSpec
+    given: Given
     rows: Tensor
-
-    def batch(self) -> Batch:
-        """The batches of all learners as one."""
-        return tree_unflatten(self.leaves, self.spec)
 
     def fed(self) -> Fed:
         """The batches by learner."""
-        return Fed([Given([leaf[learner] for leaf in self.leaves], self.spec) for learner in range(len(self.rows))])
+        return Fed([self.given.of_learner(learner) for learner in range(len(self.rows))])
+
+    def take(self, fed: Fed) -> None:
+        """Copy a round's batches here, on the current stream."""
+        if fed.stacked is not None:
+            for static, leaf in zip(self.given.leaves, fed.stacked.leaves, strict=True):
+                static.copy_(leaf)
+            return
+        for learner, given in enumerate(fed.given):
+            assert given is not None
+            for static, leaf in zip(self.given.leaves, given.leaves, strict=True):
+                static[learner].copy_(leaf)
 
 
 @dataclass
@@ -84,8 +87,7 @@ class RoundGraphs(StreamEngine):
         stream.wait(self.issued)
         with self.device.on(stream):
             static = StaticRound(
-                [_repeated(leaf, learners, self.device.torch_device) for leaf in given.leaves],
-                given.spec,
+                given.with_leaves([_repeated(leaf, learners, self.device.torch_device) for leaf in given.leaves]),
                 self.results.empty(1)[0],
             )
         stream.record(self._forked)
@@ -106,7 +108,7 @@ class RoundGraphs(StreamEngine):
             self.move()
         self._last_replayed = captured is not None
         if captured is None:
-            self.issue_side_by_side(fed, self.results.rows(slot), due, self.learn_one)
+            self.issue_side_by_side(fed, self.results.rows_of_learners(slot), due, self.learn_one)
             return
         stream = self.stream
         if self.gate is not None:
@@ -114,10 +116,7 @@ class RoundGraphs(StreamEngine):
         if fed.copied is not None:
             stream.wait(fed.copied)
         with self.device.on(stream):
-            for index, given in enumerate(fed.given):
-                assert given is not None
-                for static, leaf in zip(captured.static.leaves, given.leaves, strict=True):
-                    static[index].copy_(leaf)
+            captured.static.take(fed)
             if captured.draws:
                 self.generator.manual_seed(derive_seed(self.settings.seed, self.round_index))
             captured.graphs[due and self.stepping is not None].replay()
@@ -172,7 +171,7 @@ class WholeRound(RoundGraphs):
         self.gate = self._forked
         if self.stepping is not None:
             self.sync_stream.wait(self._forked)
-        self.issue_side_by_side(static.fed(), static.rows, due, _run)
+        self.issue_side_by_side(static.fed(), list(static.rows), due, _run)
         self.gate = None
         self.sync_stream.record(self._joined)
         self.stream.wait(self._joined)
