@@ -302,7 +302,7 @@ class Engine(abc.ABC):
         if due:
             sync.prepare(rows)
         if due and sync.timing is Timing.WITH_STEP:
-            sync.contribute(rows, learners, learners)
+            self.contribute(learners)
 
     def _step(self, outcome: Outcome, due: bool) -> None:
         """The optimizer, and the rest of a synchronisation task."""
@@ -312,15 +312,23 @@ class Engine(abc.ABC):
             self._clear_gradients(outcome)
         if due and sync.timing is Timing.BEFORE_STEP:
             contributors = sum(stepping)
-            sync.contribute(rows, learners, contributors)
-            sync.apply(rows, learners, contributors)
+            self.contribute(contributors)
+            self.apply(contributors)
             stepping = [contributors > 0] * len(stepping)
         self._clip(rows.gradients)
         self.group.optimizer.step(stepping)
         if due and sync.timing is Timing.AFTER_STEP:
-            sync.contribute(rows, learners, learners)
+            self.contribute(learners)
         if due and sync.timing in (Timing.WITH_STEP, Timing.AFTER_STEP):
-            sync.apply(rows, learners, learners)
+            self.apply(learners)
+
+    def contribute(self, contributors: int) -> None:
+        """The synchroniser's sum over the learners of this device."""
+        self.sync.contribute(self.group.matrix, self.num_learners, contributors)
+
+    def apply(self, contributors: int) -> None:
+        """What the synchroniser does with the sum."""
+        self.sync.apply(self.group.matrix, self.num_learners, contributors)
 
     def _end_round(self, outcome: Outcome, due: bool) -> None:
         """Restarts, of learners that diverged or of all."""
@@ -351,8 +359,8 @@ class Engine(abc.ABC):
         """Make `z` what the training has reached, for synchronisers that do not move it as they go."""
         if self.sync.timing is Timing.NEVER:
             with torch.no_grad():
-                self.sync.contribute(self.group.matrix, self.num_learners, self.num_learners)
-                self.sync.apply(self.group.matrix, self.num_learners, self.num_learners)
+                self.contribute(self.num_learners)
+                self.apply(self.num_learners)
 
     def _resize(self, change: Any) -> None:
         followed = self.sync.follows(self.num_learners)

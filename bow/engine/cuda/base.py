@@ -25,7 +25,7 @@ from bow.engine.sgd_state import fits
 from bow.engine.swap import swapped_tasks
 from bow.errors import BowError, reason
 from bow.replica import LearnerGroup
-from bow.sync import SMA, Synchroniser
+from bow.sync import EASGD, SMA, Synchroniser
 
 ROUNDS_TOGETHER = 4
 """Rounds that are issued without a barrier between them, where nobody looks at the learners in between."""
@@ -244,6 +244,24 @@ class StreamEngine(Engine):
         outcome.healthy = active
         self._step(outcome, due)
         self.move()
+
+    def contribute(self, contributors: int) -> None:
+        """The synchroniser's sum: that of SMA in one pass over the rows."""
+        matrix = self.group.matrix
+        if isinstance(self.sync, SMA) and type(self.sync) in (SMA, EASGD):
+            alpha = 1 / self.num_learners if self.sync.alpha is None else self.sync.alpha
+            self.kernels.sma_contribute(matrix.weights, matrix.z, matrix.corrections, matrix.total, alpha)
+        else:
+            super().contribute(contributors)
+
+    def apply(self, contributors: int) -> None:
+        """What the synchroniser does with the sum: SMA in one pass over the rows."""
+        matrix = self.group.matrix
+        if isinstance(self.sync, SMA) and type(self.sync) in (SMA, EASGD):
+            z_prev = matrix.state["z_prev"]
+            self.kernels.sma_apply(matrix.weights, matrix.corrections, matrix.z, z_prev, matrix.total, self.sync.mu)
+        else:
+            super().apply(contributors)
 
     def followed(self) -> None:
         """The central model was made of the only learner's weights, which must not be written before that."""
