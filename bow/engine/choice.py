@@ -66,7 +66,7 @@ def make_engine(
     """
     if device is not None and name in STREAM_ENGINES:
         return STREAM_ENGINES[name](group, sync, settings, device)
-    return ENGINES[name](group, sync, settings)
+    return Eager(group, sync, settings, device) if name == Eager.name else ENGINES[name](group, sync, settings)
 
 
 def check_device(engine: str, streams: bool) -> None:

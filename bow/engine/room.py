@@ -159,7 +159,6 @@ def out_of_memory_explained(learners: int, device: torch.device, memory: Memory 
             raise
         # The frames of the failed task, and with them its activations, would live as long as the error does.
         traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
         if device.type == "cuda":
             torch.cuda.empty_cache()
         swap_helps = device.type == "cuda" and memory == "device"

@@ -29,6 +29,7 @@ from bow.engine import (
     make_engine,
     step_from_loss,
 )
+from bow.engine.memory import bytes_text
 from bow.engine.room import Room
 from bow.engine.swap import Memory, check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
@@ -295,6 +296,22 @@ class Replicas(nn.Module):
         if self._streams is None or not self._engine.brings_batches:
             return False
         return stream.reside(self.device, self._streams.free_bytes() // DATA_SHARE)
+
+    def memory_report(self) -> str | None:
+        """What the training holds on a device of its own, beside what was predicted; None on a CPU.
+
+        Example:
+            >>> replicas = Replicas(nn.Linear(2, 2), nn.functional.cross_entropy, engine="eager", device="cpu")
+            >>> replicas.memory_report() is None
+            True
+        """
+        if self._streams is None:
+            return None
+        held, need = self._streams.used_bytes(), self._room.need(self.learners)
+        return (
+            f"{self.learners} learners: {bytes_text(held)} in use on {self.device}, "
+            f"{bytes_text(need.total_bytes)} predicted for learners and central model"
+        )
 
     def start_timeline(self) -> None:
         """Record from now on what runs when: with engine `graph` every operator, otherwise tasks or rounds."""

@@ -245,6 +245,8 @@ class Run:
             self._rounds(deals)
             if cold and self.round >= warm_at:
                 self._meter.mark_steady()
+                if report := self.replicas.memory_report():
+                    self._event("memory", report)
         self._meter.pause()
         if self._evaluated_round != self.round:
             self._end_epoch(self._stream_epoch())

@@ -11,7 +11,7 @@ from bow.device.fake import FakeDevice
 from bow.engine import TaskSettings, step_from_loss
 from bow.engine.eager import Eager
 from bow.engine.memory import MemoryNeed, bytes_text, num_state_tensors, predict_memory, saved_bytes
-from bow.engine.swap import LEAVING, MIN_BYTES
+from bow.engine.saved_tensors import LEAVING, MIN_BYTES
 from bow.replica import LearnerGroup
 
 FLOAT = 4

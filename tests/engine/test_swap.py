@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from bow.device.fake import FakeDevice, RaceError, Wait
 from bow.engine import TaskSettings, step_from_loss
 from bow.engine.eager import Eager, LearningTasks
-from bow.engine.swap import AHEAD, LEAVING, Swap, SwappedTasks, _view_of, check_swap
+from bow.engine.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap
+from bow.engine.strides import view_of
+from bow.engine.swap import SwappedTasks, check_swap
 from bow.errors import SettingError
 from bow.models import LeNet, Transformer
 from bow.replica import LearnerGroup
@@ -217,6 +219,26 @@ def test_copies_back_begin_before_they_are_needed() -> None:
     assert ahead == [AHEAD - 1, AHEAD - 1, 1, 0]
 
 
+@pytest.mark.parametrize("name", ["deep", "residual", "transformer"])
+def test_nothing_is_fetched_only_when_it_is_needed(name: str) -> None:
+    """Whatever is saved once or several times, it is asked for in the reverse order."""
+    training = Training(name)
+    training.run()
+    swap, late = training.swap, 0
+    on_device = swap._on_device
+
+    def watched(parked: Any) -> Tensor:
+        nonlocal late
+        leaving = any(leaving.parked is parked for leaving in swap._leaving)
+        late += parked.flat is None and parked.index not in swap._coming and not leaving
+        return on_device(parked)
+
+    swap._on_device = watched  # type: ignore[method-assign]
+    training.run()
+    assert training.device.launches["swap to the device"] > 0
+    assert late == 0
+
+
 def test_pinned_memory_is_used_again() -> None:
     training = Training("residual")
     training.run()
@@ -245,6 +267,18 @@ def test_memory_that_others_hold_anyway_stays() -> None:
     training.run()
     # Of each block: the convolution's result and the result of the ReLU. Not the batch, weights or statistics.
     assert moved == [8 * 4 * 12 * 12 * FLOAT] * 6
+
+
+def test_pinned_memory_that_was_only_written_to_can_be_given_back() -> None:
+    device = FakeDevice()
+    swap = Swap(device, min_bytes=MIN_BYTES)
+    with device.issuing():
+        with swap.task(stays=()):
+            torch.ones(400, requires_grad=True).exp().sum().backward()
+        assert "swap to the device" not in device.launches
+        swap.close()
+        gc.collect()
+        torch.ones(1)
 
 
 class _Strides(torch.autograd.Function):
@@ -300,7 +334,7 @@ def swapping() -> Iterator[Swap]:
     [
         torch.ones(100),  # small
         torch.ones(10_000)[:100],  # a small part
-        torch.ones(10_000).view(100, 100)[:, 0].expand(200, 100),  # with large gaps
+        torch.ones(100_000).view(1000, 100)[:, 0],  # with large gaps
         torch.ones(1000).unfold(0, 600, 1),  # with elements that share memory
         torch.ones(400, dtype=torch.complex64).conj(),
         torch.ones(40, 40).to_sparse(),
@@ -316,10 +350,10 @@ def test_what_cannot_or_need_not_leave_stays(kept: Tensor) -> None:
 
 
 def test_windows_that_share_elements_overlap() -> None:
-    assert _view_of(torch.ones(10).unfold(0, 4, 1)).overlaps
-    assert _view_of(torch.ones(100).as_strided((50, 2), (1, 1))).overlaps
-    assert not _view_of(torch.ones(3, 4, 5).permute(2, 0, 1).expand(5, 3, 4)).overlaps
-    assert not _view_of(torch.ones(3, 1, 5)[:, :, ::2].expand(3, 7, 3)).overlaps
+    assert view_of(torch.ones(10).unfold(0, 4, 1)).overlaps
+    assert view_of(torch.ones(100).as_strided((50, 2), (1, 1))).overlaps
+    assert not view_of(torch.ones(3, 4, 5).permute(2, 0, 1).expand(5, 3, 4)).overlaps
+    assert not view_of(torch.ones(3, 1, 5)[:, :, ::2].expand(3, 7, 3)).overlaps
 
 
 def test_what_is_changed_in_place_behind_its_use_is_an_error_as_without_swapping() -> None:
@@ -379,12 +413,15 @@ def test_a_part_of_the_graph_that_is_not_differentiated_does_no_harm() -> None:
     asides = []
     with swapping() as swap:
         chain = weight * 1
-        for _ in range(3):
-            asides.append(chain.exp().exp().exp())  # a metric, say
+        for _ in range(8):
+            asides.append(chain.cos().exp().cos())  # a metric, say
             chain = chain.tanh()
         (gradient,) = torch.autograd.grad(chain.sum(), weight)
-        assert swap._coming  # what nobody asked for
-    assert torch.equal(gradient, torch.autograd.grad(weight.tanh().tanh().tanh().sum(), weight)[0])
+        assert len(swap._coming) == MAX_COMING  # what nobody asked for, and no more of it than that
+    plain = weight * 1
+    for _ in range(8):
+        plain = plain.tanh()
+    assert torch.equal(gradient, torch.autograd.grad(plain.sum(), weight)[0])
 
 
 def test_a_graph_can_be_differentiated_twice() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,12 @@ def test_learning_tasks_gather_data_that_reside_on_the_device(
     assert set(gathered) == {torch.Size([4])}
     assert len(gathered) < 20  # graphs gather without Python
     assert device.replays > 20
+
+
+def test_what_learners_hold_is_recorded_beside_what_was_predicted(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    result = train(model, data, engine="graph", devices=FakeDevice(), epochs=6)
+    records = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    (message,) = [record["message"] for record in records if record.get("event") == "memory"]
+    assert re.fullmatch(r"2 learners: [\d.]+ \w+ in use on cpu, [\d.]+ \w+ predicted for .*", message)
