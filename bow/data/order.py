@@ -44,6 +44,9 @@ class SampleOrder:
         # Kept until another epoch is asked for: rounds of tiny models last about 100 microseconds.
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
-            self._permutation = torch.randperm(self.num_samples, generator=generator).to(self._device)
+            permutation = torch.randperm(self.num_samples, generator=generator)
+            if torch.device(self._device).type == "cuda":
+                permutation = permutation.pin_memory()  # the host does not wait for the copy
+            self._permutation = permutation.to(self._device, non_blocking=True)
             self._epoch = epoch
         return self._permutation

@@ -123,6 +123,10 @@ class StreamDevice(abc.ABC):
         """
 
     @abc.abstractmethod
+    def without_waiting(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, work that would make the host wait for the device raises, as it would in a capture."""
+
+    @abc.abstractmethod
     def generator(self) -> torch.Generator:
         """Make a generator of random numbers."""
 

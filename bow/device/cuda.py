@@ -2,7 +2,10 @@
 
 import contextlib
 import functools
+import gc
 import os
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,18 +58,52 @@ class CudaStream(Stream):
 
 
 class CudaGraph(CapturedGraph):
-    """A CUDA graph with a memory pool of its own: graphs that may run at the same time must not share one."""
+    """A CUDA graph with a memory pool of its own: graphs that may run at the same time must not share one.
 
-    def __init__(self) -> None:
+    Args:
+        of_stream: the graphs that were captured on the same stream.
+    """
+
+    def __init__(self, of_stream: "GraphsOfStream") -> None:
         self.raw: Any = torch.cuda.CUDAGraph()
+        self._dropped = weakref.finalize(self, of_stream.drop, of_stream.keep(self.raw))
 
     def replay(self) -> None:
         """Launch it on the current stream."""
         self.raw.replay()
 
     def reset(self) -> None:
-        """Destroy it and give its pool back."""
-        self.raw.reset()
+        """Give its pool back, as soon as no graph of its stream is in use."""
+        self._dropped()
+
+
+class GraphsOfStream:
+    """The graphs that were captured on one stream; they are destroyed together.
+
+    From torch 2.12 on, destroying one frees the workspaces that cuBLAS has on its stream, which the others, of another
+    training perhaps, go on using.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+        self._in_use: set[int] = set()
+        self._last = 0
+        self.reserved = 0
+        """What their memory pools take, which nobody else can use."""
+
+    def keep(self, raw: Any) -> int:
+        """Keep a graph, under the number that is returned."""
+        self._last += 1
+        self._kept[self._last] = raw
+        self._in_use.add(self._last)
+        return self._last
+
+    def drop(self, number: int) -> None:
+        """Nobody uses a graph any more."""
+        self._in_use.discard(number)
+        if not self._in_use:
+            self._kept.clear()
+            self.reserved = 0
 
 
 class CudaDevice(StreamDevice):
@@ -80,16 +117,19 @@ class CudaDevice(StreamDevice):
         super().__init__(torch_device)
         self._index = torch_device.index or 0
         self._handles: set[int] = set()
+        self._graphs: dict[str, GraphsOfStream] = {}
+        self._generators = threading.RLock()
 
     def _make_stream(self, name: str, high_priority: bool) -> Stream:
-        made = torch.cuda.Stream(self.torch_device, priority=-1 if high_priority else 0)  # type: ignore[no-untyped-call]
-        if made.cuda_stream in self._handles:
-            raise SettingError(
-                f"{len(self._handles)} streams are in use on {self.torch_device} and torch has no more of its own "
-                f"({STREAMS_PER_PRIORITY} a priority); use fewer learners"
-            )
-        self._handles.add(made.cuda_stream)
-        return CudaStream(name, made)
+        for _ in range(STREAMS_PER_PRIORITY):  # others may have taken some in between
+            made = torch.cuda.Stream(self.torch_device, priority=-1 if high_priority else 0)  # type: ignore[no-untyped-call]
+            if made.cuda_stream not in self._handles:
+                self._handles.add(made.cuda_stream)
+                return CudaStream(name, made)
+        raise SettingError(
+            f"{len(self._handles)} streams are in use on {self.torch_device} and torch has no more of its own "
+            f"({STREAMS_PER_PRIORITY} a priority); use fewer learners"
+        )
 
     def caller(self) -> Stream:
         """The stream that is current in the calling thread."""
@@ -118,14 +158,48 @@ class CudaDevice(StreamDevice):
         graphs of a generator share one pair of seed and offset on the device, which graphs that run at the same time
         would take from each other: hence a state of its own for each, which is the default generator's while its graph
         is captured.
+
+        A capture that fails is ended here, which `torch.cuda.graph` does not do (2.11): the allocator would go on as if
+        it were under way, on the capture's stream, and the error that comes would be another one.
         """
         assert isinstance(stream, CudaStream)
-        graph = CudaGraph()
+        of_stream = self._graphs.setdefault(stream.name, GraphsOfStream())
+        graph = CudaGraph(of_stream)
+        pool: Any = torch.cuda.graph_pool_handle()
+        failure: BaseException | None = None
         with (
+            _no_garbage_collection(),
+            torch.cuda.stream(torch.cuda.current_stream(self.torch_device)),
             self._state_of(generator),
-            torch.cuda.graph(graph.raw, stream=stream.raw, capture_error_mode="thread_local"),
         ):
-            yield graph
+            try:
+                with torch.cuda.graph(graph.raw, pool=pool, stream=stream.raw, capture_error_mode="thread_local"):
+                    reserved = torch.cuda.memory_reserved(self._index)
+                    try:
+                        yield graph
+                    except BaseException as error:
+                        failure = error
+                        raise
+                of_stream.reserved += torch.cuda.memory_reserved(self._index) - reserved
+            except BaseException as error:
+                self._end_capture(pool)
+                raise (failure or error) from None
+
+    def _end_capture(self, pool: Any) -> None:
+        private: Any = torch._C
+        for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            with contextlib.suppress(RuntimeError, AttributeError):  # where it has ended already
+                getattr(private, end)(self._index, pool)
+
+    @contextlib.contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """Have torch raise where an operator would make the host wait."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
     def generator(self) -> torch.Generator:
         """Make a generator on the device."""
@@ -142,13 +216,14 @@ class CudaDevice(StreamDevice):
         if generator is None:
             yield
             return
-        default = torch.cuda.default_generators[self._index]
-        own = default.graphsafe_get_state()
-        default.graphsafe_set_state(generator.graphsafe_get_state())
-        try:
-            yield
-        finally:
-            default.graphsafe_set_state(own)
+        with self._generators:
+            default = torch.cuda.default_generators[self._index]
+            own = default.graphsafe_get_state()
+            default.graphsafe_set_state(generator.graphsafe_get_state())
+            try:
+                yield
+            finally:
+                default.graphsafe_set_state(own)
 
     def is_host(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the memory of the host."""
@@ -175,7 +250,8 @@ class CudaDevice(StreamDevice):
         """What the driver has, and what torch's allocator keeps without using it."""
         free, _ = torch.cuda.mem_get_info(self._index)
         kept = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
-        return int(free + kept)
+        of_graphs = sum(graphs.reserved for graphs in self._graphs.values())
+        return int(free + max(0, kept - of_graphs))
 
     def used_bytes(self) -> int:
         """What torch's allocator has given out."""
@@ -196,6 +272,19 @@ def _local_cores(index: int) -> tuple[int, ...]:
         return parse_cores((_PCI / address / "local_cpulist").read_text(encoding="ascii"))
     except (AttributeError, OSError, ValueError):  # an older torch, or a container that hides its buses
         return ()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A graph that Python happens to collect during a capture is destroyed by a call that ends the capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def prepare_environment() -> None:

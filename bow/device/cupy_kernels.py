@@ -56,9 +56,20 @@ class CupyKernels:
             self._functions = {name: module.get_function(name) for name in [*names, "gather"]}
 
     def launch_once(self) -> None:
-        """Launch something, on a thread that is going to capture."""
-        one = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self.gather(one, one, torch.empty_like(one))
+        """See `Kernels.launch_once`."""
+        numbers = torch.zeros(6, dtype=torch.float64, device=self._device)
+        finite = torch.ones(1, dtype=torch.bool, device=self._device)
+        index = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self.gather(index, index, torch.empty_like(index))
+        for dtype in SUFFIXES:
+            rows = torch.zeros(3, 1, 16, dtype=dtype, device=self._device)
+            z, z_prev, z_next = torch.zeros(3, 16, dtype=dtype, device=self._device)
+            self.sma_contribute(rows[0], z, rows[1], z_next, 0.0)
+            self.sma_apply(rows[0], rows[1], z, z_prev, z_next, 0.0)
+            self.sma_center(rows[0], z, z_prev, z_next, numbers)
+            self.sma_round(rows[0], z, z_prev, numbers)
+            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_next, finite[0], numbers, True)
+            self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, finite, numbers, True)
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
         """See `Kernels.sma_contribute`."""

@@ -233,6 +233,15 @@ class FakeDevice(StreamDevice):
             if origin.get(name, 0) < clock.get(name, 0):
                 raise CaptureRuleError(f"the capture ended before {name} was joined")
 
+    @contextlib.contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """Raise where the host would wait."""
+        self._current.must_not_wait = True
+        try:
+            yield
+        finally:
+            self._current.must_not_wait = False
+
     def generator(self) -> torch.Generator:
         """Make a generator."""
         return torch.Generator()
@@ -316,6 +325,8 @@ class FakeDevice(StreamDevice):
         self._allocate(actor, fresh)
         self._tick(actor, str(function), [], fresh)
         if function in _BLOCKING:
+            if getattr(self._current, "must_not_wait", False):
+                raise CaptureRuleError(f"{function} makes the host wait")
             merge(self._clocks[HOST], self._clock(actor))
         return made
 

@@ -37,6 +37,13 @@ class Kernels(Protocol):
     name: str
     reason: str | None
 
+    def launch_once(self) -> None:
+        """Launch everything on this thread, which may capture a graph later: a first launch does more than that allows.
+
+        It computes nothing that anybody reads.
+        """
+        ...
+
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
         """`C = alpha (W - z)`, `total = sum_j C_j`."""
         ...
@@ -119,6 +126,9 @@ class TorchKernels:
 
     def __init__(self, reason: str | None = None) -> None:
         self.reason = reason
+
+    def launch_once(self) -> None:
+        """See `Kernels.launch_once`: PyTorch has its operators ready."""
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
         """See `Kernels.sma_contribute`."""

@@ -200,7 +200,7 @@ class LearningTasks:
     ) -> Learned:
         try:
             result = compiled(learner.row.detach(), buffer_state(learner.module), batch)
-        except BowError:
+        except (BowError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             self._compiled = None

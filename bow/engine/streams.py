@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 from bow.device import available_cores, core_sets, share_cores
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
 from bow.engine.eager import InTurn, Learned, batch_of
-from bow.engine.place import Crew
+from bow.engine.place import Crew, num_threads
 from bow.engine.random import DrawWatch, OwnNumbers, task_random, uncompiled
 from bow.engine.task import Batch
 from bow.replica import LearnerGroup
@@ -112,7 +112,7 @@ class Streams(Engine):
         The two exclude each other, because torch compiles nothing while somebody watches its operators: a first round
         is watched, and where nothing is drawn a second one compiles.
         """
-        with _num_threads(self._crew.threads):  # as everywhere else, so that results do not depend on where it ran
+        with num_threads(self._crew.threads):  # as everywhere else, so that results do not depend on where it ran
             if self._entangled:
                 return self._in_turn.learn(batches, self.round_index)
             signatures, compiled = self._signatures(batches), self._tasks.is_compiled
@@ -275,17 +275,3 @@ def _leaf_signature(leaf: object, compiled: bool, stacked: int) -> Hashable:
     if isinstance(leaf, Tensor):
         return leaf.shape[stacked:], leaf.dtype
     return repr(leaf) if compiled else type(leaf).__name__
-
-
-@contextlib.contextmanager
-def _num_threads(threads: int) -> Iterator[None]:
-    """The calling thread with that many threads of torch's."""
-    before = torch.get_num_threads()
-    if threads == before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -24,14 +24,16 @@ class LSTMLanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
-        # nn.LSTM drops between its layers only, and warns where there is no between.
-        between = dropout if layers > 1 else 0.0
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=between)
+        # One module a layer: what nn.LSTM drops between its own layers is drawn by a library on GPUs, and not repeated.
+        sizes = [embedding] + [hidden] * (layers - 1)
+        self.lstms = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in sizes)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits `[batch, length, vocabulary]` of the token after each of `tokens`, `[batch, length]`."""
-        states, _ = self.lstm(self.dropout(self.embedding(tokens)))
+        states = self.embedding(tokens)
+        for lstm in self.lstms:
+            states, _ = lstm(self.dropout(states))
         logits: Tensor = self.output(self.dropout(states))
         return logits

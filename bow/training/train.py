@@ -162,6 +162,7 @@ def train(
     check_round(stream, count)
     checkpoint = find_checkpoint(resume, run_dir)
     state = None if checkpoint is None else load_checkpoint(checkpoint)
+    beginning = stream.state_dict()
     first = stream.deal(count)
     if first is None:
         raise DataError("the data gave no batch, got an empty stream; give at least one sample")
@@ -198,7 +199,9 @@ def train(
         expected_rounds=rounds,
         example=example,
     )
-    replicas.reside(stream)
+    if replicas.reside(stream):
+        stream.load_state_dict(beginning)
+        first = stream.deal(count)
     warn_of_first_come(dispatch, sync, count)
     scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
     started_with = optimizer_settings(replicas.optimizer)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bow.device import Event, Stream, StreamDevice, cuda_device, kernels_for
 from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
@@ -27,7 +27,7 @@ from bow.errors import BowError, reason
 from bow.replica import LearnerGroup
 from bow.sync import EASGD, SMA, Synchroniser
 
-ROUNDS_TOGETHER = 4
+ROUNDS_TOGETHER = 8
 """Rounds that are issued without a barrier between them, where nobody looks at the learners in between."""
 
 MAX_SHAPES = 8
@@ -97,6 +97,8 @@ class StreamEngine(Engine):
         self.kernels = kernels_for(self.device.torch_device)
         if self.kernels.reason is not None:
             self._note("kernels", f"PyTorch steps and averages, more slowly: {self.kernels.reason}")
+        self.kernels.launch_once()
+        self._warn_of_library_dropout()
         self.learners: list[StreamLearner] = []
         self._swapped = swapped_tasks(settings.memory, group, self.device, at_once=True)
         self._tasks = LearningTasks(group, settings, self._swapped)
@@ -157,10 +159,10 @@ class StreamEngine(Engine):
             return []
         memory = out_of_memory_explained(self.num_learners, self.device.torch_device, self.settings.memory)
         with self.device.issuing(), memory:
-            results = self._prepared(batches)
-            made = results.empty(len(batches))
-            self.fork()
             try:
+                results = self._prepared(batches)
+                made = results.empty(len(batches))
+                self.fork()
                 issued = self.issue_call(batches, made)
             except BaseException:  # a learner that diverged, the user's mistake, Ctrl-C: not all may have been joined
                 self.abandon()
@@ -281,6 +283,7 @@ class StreamEngine(Engine):
 
     def fork(self) -> None:
         """Have everything wait for what the caller has issued: batches, and whatever was done to the learners."""
+        self.device.caller().wait(self._advanced)  # the last call may have been made from another stream
         if self.stepping is not None:
             self.stepping.begin()
         self.device.caller().record(self.issued)
@@ -487,6 +490,15 @@ class StreamEngine(Engine):
         if self._num_changes > MAX_CHANGES:
             self._refused = f"{name!r} changes in Python again and again, and the step would be captured anew each time"
             self._tell(f"{self._refused}; running {self.description}")
+
+    def _warn_of_library_dropout(self) -> None:
+        for name, module in self.group.template.named_modules():
+            if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
+                self._tell(
+                    f"{name or type(module).__name__} drops between its layers by a state of cuDNN's that all learners "
+                    "share: this training cannot be repeated exactly; use one layer each, and nn.Dropout between them"
+                )
+                return
 
     def _tell(self, message: str) -> None:
         self._note("engine changed", message)

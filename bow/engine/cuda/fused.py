@@ -78,6 +78,8 @@ class CudaFused(RoundGraphs):
     def _try(self, static: StaticRound) -> None:
         for _ in range(WARM_UP):
             self._learn(static)
+        with self.device.without_waiting():  # as a capture would
+            self._learn(static)
 
     def _learn(self, static: StaticRound) -> Tensor:
         """Learn on the current stream, and say on the device who stayed finite."""

@@ -117,14 +117,18 @@ class StreamLearner:
         with self._trying(behind):
             inputs = self.inputs_like(given)
             draws = self.warm_up(inputs)
-            with self._device.capture(self.stream, self._generator) as graph:
-                made = self.run(inputs)
+            try:
+                with self._device.capture(self.stream, self._generator) as graph:
+                    made = self.run(inputs)
+            except BaseException:
+                self._generator = self._device.generator()  # the other one takes part in a capture that has not ended
+                raise
             self._captured[given.shape] = CapturedTask(graph, inputs, made, draws)
 
-    def try_out(self, given: Given, behind: Event) -> bool:
+    def try_out(self, given: Given, behind: Event, *, strictly: bool) -> bool:
         """Run the learning task a few times, undo it, and say whether it draws random numbers."""
         with self._trying(behind):
-            return self.warm_up(self.inputs_like(given))
+            return self.warm_up(self.inputs_like(given), strictly=strictly)
 
     def probe(self, given: Given, behind: Event) -> list[str]:
         """Run the learning task once, undo it, and say what metrics the step returns."""
@@ -140,11 +144,19 @@ class StreamLearner:
         ]
         return given.with_leaves(leaves)
 
-    def warm_up(self, given: Given) -> bool:
-        """Run the learning task a few times on the current stream, and say whether it draws random numbers."""
+    def warm_up(self, given: Given, *, strictly: bool = True) -> bool:
+        """Run the learning task a few times on the current stream, and say whether it draws random numbers.
+
+        Args:
+            given: what it learns from.
+            strictly: whether it raises where the host would have to wait for the device: a capture would fail there,
+                and one that fails is not undone altogether.
+        """
         before = state_of(self._generator)
         with self._device.drawing_from(self._generator):
             for _ in range(WARM_UP):
+                self.run(given)
+            with self._device.without_waiting() if strictly else contextlib.nullcontext():
                 self.run(given)
         return state_of(self._generator) != before
 

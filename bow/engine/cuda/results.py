@@ -9,7 +9,7 @@ from torch import Tensor
 from bow.device import StreamDevice
 from bow.engine.base import Outcome
 
-SLOTS = 4
+SLOTS = 8
 """Rounds that may be under way at once: so far the host runs ahead of the device, and so late it hears of a learner
 that diverged."""
 

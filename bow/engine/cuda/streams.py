@@ -10,7 +10,7 @@ from bow.engine.base import TaskSettings
 from bow.engine.cuda.ahead import LearnersAhead
 from bow.engine.cuda.feed import Fed, Given
 from bow.engine.cuda.learner import StreamLearner
-from bow.engine.place import Crew
+from bow.engine.place import Crew, num_threads
 from bow.replica import LearnerGroup
 from bow.scheduler import Learn, Run, TaskScheduler
 from bow.sync import Synchroniser
@@ -51,7 +51,8 @@ class CudaStreams(LearnersAhead):
     def capture(self, given: Given) -> None:
         """Find out whether learning tasks draw random numbers."""
         self.fork()
-        draws = self.learners[0].try_out(given, self.issued)
+        with num_threads(1):  # as on the learners' threads: what is compiled is compiled for a number of threads
+            draws = self.learners[0].try_out(given, self.issued, strictly=False)
         for learner in self.learners:
             learner.draws = draws
 

@@ -94,9 +94,13 @@ class RoundGraphs(StreamEngine):
         draws = self.warm_up(static)
         self.gate = None
         graphs = {}
-        for due in (False, True) if self.stepping is not None else (False,):
-            with self.device.capture(stream, self.generator) as graph:
-                self.issue_round(static, due)
+        for due in self._kinds_of_rounds() if self.stepping is not None else (False,):
+            try:
+                with self.device.capture(stream, self.generator) as graph:
+                    self.issue_round(static, due)
+            except BaseException:
+                self.generator = self.device.generator()  # the other one takes part in a capture that has not ended
+                raise
             graphs[due] = graph
         self._rounds[given.shape] = _CapturedRound(static, graphs, draws)
 
@@ -132,7 +136,15 @@ class RoundGraphs(StreamEngine):
         """The next graph steps without waiting for anybody else."""
         self.move()
 
+    def _kinds_of_rounds(self) -> list[bool]:
+        """Whether there are rounds with a synchronisation task, and without."""
+        if self.sync.every > 1 and not self.sync.follows(self.num_learners):
+            return [False, True]
+        return [self._due(self.round_index)]
+
     def _captured_for(self, fed: Fed) -> _CapturedRound | None:
+        if fed.stacked is not None:
+            return self._rounds.get(fed.stacked.shape)
         shapes = {None if given is None else given.shape for given in fed.given}
         return self._rounds.get(shapes.pop()) if len(shapes) == 1 else None
 
@@ -161,7 +173,7 @@ class WholeRound(RoundGraphs):
         fed, draws = static.fed(), False
         for learner, given in zip(self.learners, fed.given, strict=True):
             assert given is not None
-            draws |= learner.try_out(given, self._forked)
+            draws |= learner.try_out(given, self._forked, strictly=True)
             self.stream.wait(learner.through)  # the first round writes other batches there
         return draws
 

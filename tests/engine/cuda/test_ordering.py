@@ -11,9 +11,10 @@ import torch
 
 import bow
 from bow.device.fake import CaptureRuleError, FakeDevice, RaceError, Wait
+from bow.engine.cuda.results import SLOTS
 from tests.engine.cuda.trainings import ENGINES, SGD, batch, round_of, training
 
-ROUNDS = 11  # every slot of results is used again
+ROUNDS = SLOTS + 3  # every slot of results is used again
 
 
 def train(device: FakeDevice, engine: str, optimizer: Any, sync: Callable[[], Any]) -> str:

@@ -14,6 +14,7 @@ import bow
 from bow.data import Indexed, open_stream
 from bow.device.fake import FakeDevice
 from bow.engine import Stacked
+from bow.engine.cuda.results import SLOTS
 from bow.errors import DivergenceError, LossError
 from tests.engine.cuda.trainings import ADAMW, ENGINES, LEARNERS, SGD, batch, model, round_of, training
 
@@ -62,7 +63,7 @@ def test_rounds_of_one_call_have_no_barrier_between_them(engine: str, device: Fa
     before = Counter({wait: count for wait, count in device.waits.items() if wait.waiting == "caller"})
     replicas.rounds_at_once([round_of(t) for t in range(1, 5)])
     after = Counter({wait: count for wait, count in device.waits.items() if wait.waiting == "caller"})
-    assert (after - before).total() == 1
+    assert (after - before).total() == 2  # for the call before, and for this one
     replicas.close()
 
 
@@ -145,7 +146,7 @@ def test_a_diverged_learner_goes_on_finite_and_always_alike(engine: str, setting
 @pytest.mark.parametrize("engine", ENGINES)
 def test_divergence_can_be_an_error(engine: str, device: FakeDevice) -> None:
     replicas = training(engine, device, on_nan="error")
-    rounds = [bad(round_of(t), 1) if t == 2 else round_of(t) for t in range(9)]
+    rounds = [bad(round_of(t), 1) if t == 2 else round_of(t) for t in range(3 + SLOTS)]
     with pytest.raises(DivergenceError, match=r"learner 1's loss was .* in round 2"):
         replicas.rounds_at_once(rounds)
     replicas.close()
