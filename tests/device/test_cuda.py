@@ -20,7 +20,7 @@ class Graph:
 
 def alive(kind: type) -> int:
     gc.collect()
-    return sum(isinstance(each, kind) for each in gc.get_objects())
+    return sum(type(each) is kind for each in gc.get_objects())
 
 
 def test_graphs_of_a_stream_are_destroyed_together() -> None:
