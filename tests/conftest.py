@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     skip = pytest.mark.skip(reason=f"needs a CUDA device; this {build} build of torch sees none")
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
 
 
