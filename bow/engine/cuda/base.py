@@ -217,7 +217,7 @@ class StreamEngine(Engine):
         self._observe_learning_rate()
         began = time.perf_counter_ns()
         fed = self.feed.put(slot, batches, self.num_learners)
-        active = [given is not None for given in fed.given]
+        active = fed.active
         stepping = self.stepping
         if stepping is None:
             with self.device.on(self.sync_stream):

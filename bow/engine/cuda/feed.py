@@ -59,19 +59,27 @@ class Given:
         return self.with_leaves([leaf[learner] for leaf in self.leaves])
 
 
-@dataclass(frozen=True)
 class Fed:
     """The batches of a round, on the device as soon as `copied` is.
 
-    Attributes:
-        given: by learner; None: it sits out.
-        stacked: all of them as one, if they came as one.
+    Args:
+        batches: by learner, None where it sits out; or those of all as one.
+        learners: how many.
         copied: what a stream has to wait for before it reads them; None where the caller's stream has made them.
     """
 
-    given: Sequence[Given | None]
-    stacked: Given | None = None
-    copied: Event | None = None
+    def __init__(self, batches: Given | Sequence[Given | None], learners: int, copied: Event | None = None) -> None:
+        self.stacked = batches if isinstance(batches, Given) else None
+        self.active = [True] * learners if isinstance(batches, Given) else [each is not None for each in batches]
+        self.copied = copied
+        self._batches = batches
+
+    @functools.cached_property
+    def given(self) -> Sequence[Given | None]:
+        """By learner; a round that takes all of them as one never asks."""
+        if isinstance(self._batches, Given):
+            return [self._batches.of_learner(learner) for learner in range(len(self.active))]
+        return self._batches
 
 
 @dataclass
@@ -108,12 +116,11 @@ class Feed:
         used.kept = batches
         if isinstance(batches, Stacked):
             whole, copies = self._bring(used, 0, Given.of(batches.value, stacked=True))
-            fed = [whole.of_learner(learner) for learner in range(learners)]
-            return Fed(fed, whole, self._copied(used) if copies else None)
+            return Fed(whole, learners, self._copied(used) if copies else None)
         brought = [None if each is None else self._bring(used, j, Given.of(each)) for j, each in enumerate(batches)]
         copies = any(each is not None and each[1] for each in brought)
         given = [None if each is None else each[0] for each in brought]
-        return Fed(given, None, self._copied(used) if copies else None)
+        return Fed(given, learners, self._copied(used) if copies else None)
 
     def _copied(self, slot: _Slot) -> Event:
         self.stream.record(slot.copied)
