@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Idle threads of OpenMP spin unless told not to, and take the other threads their cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help train test lint types layers check stress soak wheel clean
+.PHONY: help train test lint types layers check stress soak gpu wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make check   all of the above but train'
 	@echo 'make stress  the native runtime on 100,000 random graphs, under a thread sanitizer'
 	@echo 'make soak    ten minutes of training per engine while learners come and go'
+	@echo 'make gpu     tests and benchmark on a GPU, with what python3 has, into build/gpu (OUT=DIR)'
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove the virtual environment and what builds left'
 
@@ -52,6 +53,15 @@ stress:
 
 soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak $(ARGS)
+
+# On a machine that is lent: nothing is installed, and what is not there is done without. ARGS go to the benchmark,
+# TESTS to the tests: make gpu TESTS=budget_s=240 ARGS=budget_s=300
+GPU_PYTHON ?= python3
+OUT ?= build/gpu
+
+gpu:
+	@$(GPU_PYTHON) -m tests.gpu out='$(OUT)' $(TESTS); tests=$$?; \
+	 $(GPU_PYTHON) -m bow.bench.gpu out='$(OUT)' $(ARGS); exit $$((tests | $$?))
 
 wheel: $(VENV)/.dev
 	@$(BIN)/python -m build

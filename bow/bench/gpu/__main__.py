@@ -7,7 +7,11 @@ from bow.bench.gpu.bare import prepare
 
 def main() -> int:
     """Run it as `bow bench gpu` does."""
-    missing = prepare()
+    try:
+        missing = prepare()
+    except ModuleNotFoundError as error:
+        print(f"bow: {error.name} is not installed, and nothing runs without it", file=sys.stderr)
+        return 2
     from bow.bench import main as bench
     from bow.errors import BowError
 

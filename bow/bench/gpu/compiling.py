@@ -1,0 +1,43 @@
+"""Learning tasks that are compiled before they are captured, with one learner and with several."""
+
+from bow.bench.gpu.line_up import bow_name
+from bow.bench.gpu.parts import Context
+from bow.bench.gpu.peers import Spec
+from bow.bench.gpu.racing import Race, gain
+from bow.bench.gpu.settings import Settings
+from bow.bench.gpu.throughput import PEERS_S
+
+MODEL, BATCH = "lenet", 16
+LEARNERS = (1, 4)
+
+
+def measure(context: Context) -> None:
+    """Let them race."""
+    settings = context.settings
+    race = Race.of(context, MODEL, BATCH)
+    learners = [count for count in LEARNERS if count in settings.learners]
+    for count in learners:
+        race.bow(bow_name("graph", count), count, engine="graph")
+        if not settings.processes:
+            race.bow(_compiled(count), count, engine="graph", compile=True)
+    if settings.processes:
+        race.peers(PEERS_S, {_compiled(count): count for count in learners})
+    rates = race.run(settings.repeats, settings.stint_s)
+    gains = {str(count): gain(rates, _compiled(count), bow_name("graph", count)) for count in learners}
+    context.record(compiled_over_not=gains)
+    race.close()
+
+
+def peers(settings: Settings) -> list[Spec]:
+    """The compiled ones."""
+    return [
+        Spec(
+            _compiled(count), "compiling", "bow", MODEL, BATCH, {"learners": count, "engine": "graph", "compile": True}
+        )
+        for count in LEARNERS
+        if count in settings.learners
+    ]
+
+
+def _compiled(learners: int) -> str:
+    return f"graph compiled, {learners}"

@@ -1,0 +1,103 @@
+"""The parts of `bow bench gpu`, the most important ones first."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from bow.bench.gpu.budget import Allotment
+    from bow.bench.gpu.machine import Machine
+    from bow.bench.gpu.settings import Settings
+
+Findings: TypeAlias = dict[str, Any]
+"""Plain values, as they go into the JSON."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that is measured in a process of its own.
+
+    Attributes:
+        name: of its file.
+        module: of `bow.bench.gpu`; its `measure(context, **arguments)` records findings.
+        weight: how much of the time it may take, as against the other parts; seconds where there are eight minutes.
+        arguments: for `measure`.
+        environment: variables of its process.
+        is_timed: whether nothing else may run meanwhile.
+    """
+
+    name: str
+    module: str
+    weight: float
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_timed: bool = True
+
+    def measure(self) -> Callable[..., None]:
+        """Of its module."""
+        function: Callable[..., None] = importlib.import_module(f"bow.bench.gpu.{self.module}").measure
+        return function
+
+
+def _race(kind: str, weight: float, model: str, batch_size: int) -> Part:
+    return Part(f"{kind}_{model}_{batch_size}", kind, weight, {"model": model, "batch_size": batch_size})
+
+
+EIGHT_QUEUES = "launches_8_queues"
+
+PARTS = (
+    Part("launches", "launches", 25),
+    Part("floors", "floors", 30, is_timed=False),
+    Part("overlap", "overlapping", 20, is_timed=False),
+    Part("agreement", "agreement", 20, is_timed=False),
+    _race("throughput", 60, "lenet", 16),
+    _race("throughput", 70, "resnet32", 32),
+    _race("averaging", 25, "lenet", 16),
+    _race("averaging", 30, "resnet32", 32),
+    Part("kernels", "bandwidth", 35),
+    _race("throughput", 40, "lenet", 4),
+    Part("allocators", "allocators", 20),
+    Part("spreading", "spreading", 20),
+    _race("throughput", 45, "resnet32", 16),
+    _race("throughput", 45, "resnet32", 64),
+    Part("pinning", "pinning", 15),
+    Part("compiling", "compiling", 15),
+    Part(EIGHT_QUEUES, "launches", 15, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+)
+
+NAMES = tuple(part.name for part in PARTS)
+QUICK_PARTS = ("launches", "floors", "agreement", "throughput_lenet_16")
+
+
+@dataclass
+class Context:
+    """What a part is given.
+
+    Attributes:
+        machine: what it runs on.
+        settings: of the benchmark.
+        time: what it may take.
+        peers: addresses of contestants in other processes, by name.
+        out: its folder.
+        save: keeps findings, which may be cut off from here on.
+        findings: of the part so far.
+    """
+
+    machine: "Machine"
+    settings: "Settings"
+    time: "Allotment"
+    peers: Mapping[str, str]
+    out: Path
+    save: Callable[[Findings], None]
+    findings: Findings = field(default_factory=dict)
+
+    def record(self, **values: Any) -> None:
+        """Add findings and keep all of them."""
+        self.findings.update(values)
+        self.save(self.findings)
+
+    def note(self, text: str) -> None:
+        """Add a note: what was left out, or did not go as it should."""
+        self.record(notes=[*self.findings.get("notes", []), text])

@@ -1,0 +1,114 @@
+"""Figure 5.6 of Budea, 2019: one learner's operators on n streams, as TensorFlow places them, against n learners."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import bow
+from bow.bench.gpu.averaging import NEVER
+from bow.bench.gpu.machine import Machine
+from bow.bench.gpu.parts import Context
+from bow.bench.gpu.racing import Race
+from bow.bench.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
+from bow.runtime import StreamRuntime, branch_schedule
+from bow.sync import SMA
+
+STREAMS = (1, 2, 4, 8)
+MODELS = (("logistic", 16), ("lenet", 16))
+WARM_UP = 3
+
+
+class SpreadTraining:
+    """One learner whose operators go to several streams by TensorFlow's rule; SGD behind them, on the first one.
+
+    Args:
+        machine: where.
+        subject: what is trained.
+        data: on what.
+        batch_size: samples in a batch.
+        num_streams: how many streams.
+        captured: as one CUDA graph with branches; otherwise operator by operator, as TensorFlow did.
+    """
+
+    def __init__(
+        self, machine: Machine, subject: Workload, data: Data, batch_size: int, num_streams: int, captured: bool
+    ) -> None:
+        device = self._device = machine.device
+        self._streams = [device.stream(f"operators {index}") for index in range(num_streams)]
+        self._batch_size = batch_size
+        self._graph: Any = None
+        with device.issuing():
+            machine.branch(self._streams)
+            with device.on(self._streams[0]):
+                model = subject.model().to(device.torch_device)
+                self._feed = Feed(device, data, batch_size)
+                self._batch = self._feed.batch()
+                self._parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+                self._buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+                self._momenta = [torch.zeros_like(p) for p in self._parameters.values()]
+        machine.synchronize()  # capturing looks at the batch from the caller's stream
+        step_graph = bow.capture(model, self._batch, subject.loss)
+        self._runtime = StreamRuntime(step_graph, branch_schedule(step_graph, num_streams), device, self._streams)
+        if captured:
+            with device.issuing(), torch.no_grad():
+                for _ in range(WARM_UP):
+                    self._step()
+                self._runtime.close()
+                with device.capture(self._streams[0]) as graph:
+                    self._step()
+            self._graph = graph
+
+    def __call__(self) -> int:
+        """Train on one batch; returns its samples."""
+        with torch.no_grad():
+            with self._device.on(self._streams[0]):
+                self._feed.into(*self._batch)
+                if self._graph is not None:
+                    self._graph.replay()
+            if self._graph is None:
+                self._step()
+        return self._batch_size
+
+    def close(self) -> None:
+        """Give memory back."""
+        if self._graph is not None:
+            self._graph.reset()
+        self._runtime.close()
+
+    def _step(self) -> None:
+        outputs = self._runtime.run(self._parameters, self._buffers, self._batch)
+        with self._device.on(self._streams[0]):
+            parameters = list(self._parameters.values())
+            gradients = [outputs.gradients[name] for name in self._parameters]
+            torch._foreach_mul_(self._momenta, MOMENTUM)
+            torch._foreach_add_(self._momenta, gradients)
+            torch._foreach_sub_(parameters, self._momenta, alpha=LEARNING_RATE)
+            for name, buffer in outputs.buffers.items():
+                self._buffers[name].copy_(buffer)
+
+
+def measure(context: Context) -> None:
+    """For each number of streams: one learner spread over them, and as many learners, without averaging."""
+    groups: list[dict[str, Any]] = []
+    settings = context.settings
+    for model, batch_size in MODELS:
+        if groups and not context.time.allows(5):
+            context.note(f"{model}: left out, because time ran out")
+            continue
+        race = Race.of(context, model, batch_size)
+        for count in STREAMS if not settings.fake else STREAMS[:2]:
+            for captured in (False, True):
+                name = f"one learner on {count} streams{', as a graph' if captured else ''}"
+                race.other(name, 1, _maker(race, count, captured))
+            race.bow(f"{count} learners", count, engine="graph", sync=SMA(every=NEVER))
+        race.run(settings.repeats, settings.stint_s)
+        race.close()
+        groups.append({key: context.findings[key] for key in ("model", "batch_size", "contestants")})
+        context.record(groups=groups)
+
+
+def _maker(race: Race, num_streams: int, captured: bool) -> Callable[[], SpreadTraining]:
+    machine = race.context.machine
+    return functools.partial(SpreadTraining, machine, race.subject, race.data, race.batch_size, num_streams, captured)

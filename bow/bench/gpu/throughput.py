@@ -1,0 +1,107 @@
+"""Samples per second of one model at one batch size: PyTorch beside bow, in turns."""
+
+from typing import cast, get_args
+
+from bow.bench.gpu.line_up import (
+    COMPILED,
+    COMPILED_GRAPHED,
+    GRAPHED,
+    PLAIN,
+    REDUCED,
+    best_of_bow,
+    bow_name,
+    one_graphed,
+)
+from bow.bench.gpu.parts import PARTS, Context
+from bow.bench.gpu.peers import Spec
+from bow.bench.gpu.racing import Race
+from bow.bench.gpu.settings import Settings
+from bow.engine import EngineName
+
+FUSED_LEARNERS = {
+    "throughput_lenet_16": (8, 16, 4, 2, 1),
+    "throughput_resnet32_32": (4, 8, 2),
+    "throughput_lenet_4": (16, 4),
+    "throughput_resnet32_16": (4,),
+    "throughput_resnet32_64": (4,),
+}
+"""Each number is compiled by itself, which takes most of a minute."""
+
+PEERS_S = 10.0
+"""So long a part waits for contestants in other processes, which have been given their time before."""
+
+
+def measure(context: Context, model: str, batch_size: int) -> None:
+    """Let everybody race."""
+    settings = context.settings
+    race = Race.of(context, model, batch_size)
+    race.plain(PLAIN)
+    race.graphed(GRAPHED)
+    for learners in settings.learners:
+        for engine in ("graph", "whole_round"):
+            race.bow(bow_name(engine, learners), learners, engine=_engine(engine))
+    for learners in settings.learners:
+        race.bow(bow_name("streams", learners), learners, engine="streams")
+    if settings.processes:
+        own = {spec.name: spec.settings.get("learners") for spec in peers(settings)}
+        race.peers(PEERS_S, own)
+    else:
+        _enter_here(race, settings)
+    race.run(settings.repeats, settings.stint_s)
+    _race_final(race)
+    race.close()
+
+
+def _race_final(race: Race) -> None:
+    """Let the best of bow and the best single graphed learner race again alone.
+
+    Who is the fastest of many was lucky as well; this race knows nothing of that choice.
+    """
+    settings, rows = race.context.settings, race.context.findings["contestants"]
+    best, one = best_of_bow(rows), one_graphed(rows)
+    if best is None or one is None:
+        return
+    rates = race.again((best["name"], one["name"]), settings.repeats, settings.stint_s)
+    if len(rates) == len({best["name"], one["name"]}):
+        race.context.record(final={"best": best["name"], "one": one["name"], "rates": rates})
+
+
+def peers(settings: Settings) -> list[Spec]:
+    """What is compiled, the most important ones first."""
+    specs = []
+    for part in PARTS:
+        if part.module != "throughput":
+            continue
+        model, batch_size = part.arguments["model"], part.arguments["batch_size"]
+        common = (part.name, model, batch_size)
+        specs += [
+            _spec(COMPILED, "plain", *common, compile="default"),
+            _spec(REDUCED, "plain", *common, compile="reduce-overhead"),
+        ]
+        if part.name in PARTS_WITH_ALL:
+            specs.append(_spec(COMPILED_GRAPHED, "graphed", *common, compile=True))
+        for learners in FUSED_LEARNERS[part.name]:
+            if learners in settings.learners:
+                name = bow_name("fused", learners)
+                specs.append(_spec(name, "bow", *common, learners=learners, engine="fused"))
+    return specs
+
+
+PARTS_WITH_ALL = ("throughput_lenet_16", "throughput_resnet32_32")
+
+
+def _spec(name: str, kind: str, part: str, model: str, batch_size: int, **settings: object) -> Spec:
+    return Spec(name, part, kind, model, batch_size, settings)
+
+
+def _enter_here(race: Race, settings: Settings) -> None:
+    """What is compiled, in this process; not what empties workspaces that graphs of others need."""
+    race.plain(COMPILED, compile="default")
+    race.graphed(COMPILED_GRAPHED, compile=True)
+    for learners in settings.learners[:2]:
+        race.bow(bow_name("fused", learners), learners, engine="fused")
+
+
+def _engine(name: str) -> EngineName:
+    assert name in get_args(EngineName)
+    return cast(EngineName, name)

@@ -1,0 +1,119 @@
+"""Parts and peers in processes of their own, on a machine where next to nothing is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import pytest
+
+from bow.bench.gpu import bare, serving
+from bow.bench.gpu.budget import Allotment
+from bow.bench.gpu.peers import Peer, PeerError
+
+ROOT = Path(__file__).parents[2]
+
+BARE = """
+import sys
+from importlib.machinery import PathFinder
+
+MISSING = {"jaxtyping", "rich", "yaml", "safetensors", "hydra", "omegaconf", "wandb", "matplotlib", "beartype",
+           "hypothesis", "pytest", "sklearn"}
+found = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(
+    lambda name, path=None, target=None: None if name.partition(".")[0] in MISSING else found(name, path, target)
+)
+# Nor is bow installed.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+"""
+"""What a Python is told that starts: it finds neither these packages nor an installed bow."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "sitecustomize.py").write_text(BARE)
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
+def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_the_benchmark_runs_from_a_checkout(environment: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(environment, "bow.bench.gpu", "fake=true", "parts=compiling", "budget_s=200", f"out={out}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "not needed here: jaxtyping, rich, safetensors, yaml" in done.stderr
+    found = json.loads((out / "gpu.json").read_text())["parts"]["compiling"]
+    assert found.get("notes", []) == [], (out / "logs").glob("*")
+    assert [row["name"] for row in found["contestants"]] == ["graph, 1", "graph compiled, 1"]
+
+
+def test_the_tests_run_without_pytest(environment: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(environment, "tests.gpu", "fake=true", "groups=kernels", f"out={out}")
+    assert done.returncode == 0, done.stderr + done.stdout
+    results = json.loads((out / "tests.json").read_text())
+    assert {each["state"] for each in results} == {"passed"}
+    assert len(results) > 10
+    assert "cupy" in json.loads((out / "installed.json").read_text())["missing"]
+    assert (out / "tests.xml").read_text().count("<testcase") == len(results)
+
+
+def test_what_is_stood_in_for_names_the_package_when_it_is_called() -> None:
+    stand_in = bare._StandIn("rich.console")
+    assert stand_in.Float[int, "a b"] is int
+    assert (None | stand_in.Console) is None
+    assert list(stand_in.Console) == []
+    with pytest.raises(ModuleNotFoundError, match=r"rich\.console\.Console was called"):
+        stand_in.Console()
+    with pytest.raises(AttributeError):
+        _ = stand_in.__file__
+
+
+def test_nothing_is_stood_in_for_where_everything_is_there() -> None:
+    assert bare.prepare() == []
+
+
+class Runner:
+    engine = "graph"
+    first_call_s = 1.5
+
+    def turn(self, seconds: float) -> float:
+        if seconds > 1:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return 100 * seconds
+
+    def loss(self) -> float:
+        return 2.0
+
+
+def test_a_peer_takes_turns_for_one_caller_after_another(tmp_path: Path) -> None:
+    address = str(tmp_path / "0")
+    with Listener(address, family="AF_UNIX") as listener:
+        thread = threading.Thread(target=serving.serve, args=(listener, Runner()))
+        thread.start()
+        first = Peer(address, Allotment(5))
+        assert (first.engine, first.first_call_s, first.turn(0.5), first.loss()) == ("graph", 1.5, 50.0, 2.0)
+        with pytest.raises(PeerError, match="illegal memory access"):
+            first.turn(2)
+        first._connection.close()
+        second = Peer(address, Allotment(5))
+        assert second.turn(1) == 100
+        second.close()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_a_peer_that_failed_says_why_and_one_that_is_late_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "0.failed").write_text("OutOfMemoryError: no room")
+    with pytest.raises(PeerError, match="no room"):
+        Peer(str(tmp_path / "0"), Allotment(5))
+    with pytest.raises(PeerError, match="not ready in time"):
+        Peer(str(tmp_path / "1"), Allotment(0.1))

@@ -1,0 +1,124 @@
+"""The whole benchmark on the fake device, in this process: every line but those that time CUDA."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bow import bench
+from bow.bench.gpu import Settings, program
+from bow.bench.gpu.aims import OPEN
+from bow.bench.gpu.budget import Allotment
+from bow.bench.gpu.child import measure
+from bow.bench.gpu.machine import open_machine
+from bow.bench.gpu.parts import NAMES, Context, Part
+from bow.errors import SettingError
+
+# What the compiler uses when it is first imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
+
+SAME_CODE = ("throughput_lenet_16", "throughput_resnet32_16", "throughput_resnet32_64", "throughput_resnet32_32")
+ONE_OF_EACH = tuple(name for name in NAMES if name not in (*SAME_CODE, "averaging_lenet_16", "launches_8_queues"))
+
+
+def settings(out: Path, *parts: str, **changes: Any) -> Settings:
+    return Settings(out=out, parts=parts, fake=True, processes=False, **changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one run of all parts leaves."""
+    out = tmp_path_factory.mktemp("gpu")
+    assert program.run(settings(out, *ONE_OF_EACH), "bow bench gpu") == 0
+    return out
+
+
+def test_every_part_comes_to_its_end(folder: Path) -> None:
+    parts = json.loads((folder / "gpu.json").read_text())["parts"]
+    assert tuple(parts) == ONE_OF_EACH
+    assert {name: found.get("failure") for name, found in parts.items()} == dict.fromkeys(parts)
+    assert [note for found in parts.values() for note in found.get("notes", [])] == []
+
+
+def test_everybody_takes_part(folder: Path) -> None:
+    found = json.loads((folder / "parts" / "throughput_lenet_4.json").read_text())
+    names = [row["name"] for row in found["contestants"]]
+    assert {"pytorch", "pytorch compiled", "graph, 1", "graph, 2", "whole_round, 2", "streams, 2", "fused, 2"} < {
+        *names
+    }
+    assert all(row["samples_per_s"]["median"] > 0 for row in found["contestants"])
+    own = {row["name"]: row["engine"] for row in found["contestants"] if row["engine"] is not None}
+    assert all(name.startswith(engine) for name, engine in own.items())  # nobody fell back
+    assert {found["final"]["best"], found["final"]["one"]} == set(found["final"]["rates"])
+
+
+def test_engines_and_kernels_agree(folder: Path) -> None:
+    found = json.loads((folder / "parts" / "agreement.json").read_text())
+    assert {row["engine"] for row in found["engines"]} == {"graph", "streams", "whole_round", "fused"}
+    assert all(row["agrees"] for row in (*found["engines"], *found["kernels"]))
+
+
+def test_memory_changes_no_result(folder: Path) -> None:
+    losses = json.loads((folder / "parts" / "allocators.json").read_text())["losses"]
+    assert len(losses) == 2
+    assert len(set(losses.values())) == 1
+
+
+def test_the_page_says_that_the_device_is_fake_and_judges_nothing(folder: Path) -> None:
+    page = (folder / "gpu.md").read_text()
+    assert "On the fake device" in page
+    for heading in (
+        "Aims",
+        "Starting kernels",
+        "Throughput",
+        "What averaging costs",
+        "Kernels",
+        "Allocators",
+        "Agreement",
+    ):
+        assert f"## {heading}" in page
+    assert {aim["verdict"] for aim in json.loads((folder / "gpu.json").read_text())["aims"]} == {OPEN}
+
+
+def test_traces_are_small_and_whole_ones_are_gone(folder: Path) -> None:
+    assert {path.name for path in folder.glob("*trace*")} == {
+        f"trace_{engine}.json.gz" for engine in ("graph", "whole_round", "streams")
+    }
+
+
+def test_a_part_that_fails_leaves_what_it_has_and_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(context: Context) -> None:
+        context.record(rows=[1])
+        raise RuntimeError("an illegal memory access was encountered")
+
+    part = Part("floors", "floors", 1)
+    monkeypatch.setattr(Part, "measure", lambda self: fail)
+    (tmp_path / "parts").mkdir()
+    assert not measure(part, settings(tmp_path), Allotment(5), {}, lambda: open_machine(fake=True))
+    found = json.loads((tmp_path / "parts" / "floors.json").read_text())
+    assert found["rows"] == [1]
+    assert found["failure"] == "RuntimeError: an illegal memory access was encountered"
+
+
+def test_time_that_has_run_out_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    part = Part("throughput_lenet_4", "throughput", 1, {"model": "lenet", "batch_size": 4})
+    assert measure(part, settings(tmp_path).reduced(), Allotment(0.0), {}, lambda: open_machine(fake=True))
+    found = json.loads((tmp_path / "parts" / "throughput_lenet_4.json").read_text())
+    assert [row["name"] for row in found["contestants"]] == ["pytorch"]
+    assert "graph, 2: left out, because time ran out" in found["notes"]
+
+
+def test_without_a_gpu_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SettingError, match=r"needs a CUDA device, .* fake=true"):
+        bench.main("gpu", [f"out={tmp_path}"])
+
+
+@pytest.mark.parametrize(("word", "message"), [("parts=nothing", "parts must be of"), ("stint_s=-1", "at least 0")])
+def test_settings_are_checked(word: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        bench.main("gpu", [word])

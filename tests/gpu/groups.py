@@ -1,0 +1,21 @@
+"""All tests on a device, by group: each runs in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.gpu.case import Case
+
+GROUPS = ("kernels", "randomness", "isolation", "changes", "memory", "agreement")
+"""Those that tell most in the least time come first."""
+
+
+def cases(group: str, fake: bool) -> list[Case]:
+    """The tests of a group."""
+    every: list[Case] = importlib.import_module(f"tests.gpu.{group}").cases(fake)
+    return [case for case in every if not fake or case.needs_gpu is None]
+
+
+def every_case(fake: bool) -> list[Case]:
+    """The tests of all groups."""
+    return [case for group in GROUPS for case in cases(group, fake)]
