@@ -123,6 +123,10 @@ class StreamDevice(abc.ABC):
         """
 
     @abc.abstractmethod
+    def prepare_captures(self) -> None:
+        """Do what takes time and would be in the way of the captures that come next."""
+
+    @abc.abstractmethod
     def without_waiting(self) -> contextlib.AbstractContextManager[Any]:
         """Within it, work that would make the host wait for the device raises, as it would in a capture."""
 

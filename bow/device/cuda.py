@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -191,11 +192,17 @@ class CudaDevice(StreamDevice):
             with contextlib.suppress(RuntimeError, AttributeError):  # where it has ended already
                 getattr(private, end)(self._index, pool)
 
+    def prepare_captures(self) -> None:
+        """Collect garbage: old graphs in it give their memory back now, and not while others are captured."""
+        gc.collect()
+
     @contextlib.contextmanager
     def without_waiting(self) -> Iterator[None]:
         """Have torch raise where an operator would make the host wait."""
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that this is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:
@@ -277,7 +284,6 @@ def _local_cores(index: int) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """A graph that Python happens to collect during a capture is destroyed by a call that ends the capture."""
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:

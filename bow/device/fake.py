@@ -233,6 +233,9 @@ class FakeDevice(StreamDevice):
             if origin.get(name, 0) < clock.get(name, 0):
                 raise CaptureRuleError(f"the capture ended before {name} was joined")
 
+    def prepare_captures(self) -> None:
+        """Nothing: it runs no collector of its own."""
+
     @contextlib.contextmanager
     def without_waiting(self) -> Iterator[None]:
         """Raise where the host would wait."""
@@ -288,6 +291,7 @@ class FakeDevice(StreamDevice):
         """Write a tensor in the order of the current stream."""
         with self._unseen():
             source = torch.tensor(values, dtype=target.dtype)
+        self._allocate(self._actor(), [source])
         target.copy_(source)
 
     def free_bytes(self) -> int:

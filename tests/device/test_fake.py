@@ -212,3 +212,10 @@ def test_graphs_draw_from_their_own_generators(device: FakeDevice) -> None:
     assert drawn[0] != drawn[2]
     assert drawn[0] == torch.rand(5, generator=torch.Generator().manual_seed(0)).tolist()
     assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_what_is_uploaded_belongs_to_the_stream(device: FakeDevice) -> None:
+    target = torch.zeros(2)
+    with device.issuing(), device.on(device.stream("a")):
+        device.upload(target, [1.0, 2.0])
+        assert target.mul(2).mul(2).tolist() == [4, 8]

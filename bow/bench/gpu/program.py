@@ -145,9 +145,9 @@ class Program:
     @contextlib.contextmanager
     def _peers(self) -> Iterator[Peers]:
         settings = self._settings
-        named = {part.name for part in PARTS if part.name in settings.parts}
+        named = [part.name for part in PARTS if part.name in settings.parts and settings.processes]
         every = [*throughput.peers(settings), *allocators.peers(settings), *compiling.peers(settings)]
-        specs = [spec for spec in every if spec.part in named] if settings.processes else []
+        specs = [spec for name in named for spec in every if spec.part == name]
         folder = Path(tempfile.mkdtemp(prefix="bow"))
         common = {"fake": settings.fake, "tf32": settings.tf32, "samples": settings.samples}
         peers = Peers(specs, folder, settings.out / "logs", common, room_for_peers())

@@ -463,6 +463,7 @@ class StreamEngine(Engine):
         if (self._shapes and not seen) or len(self._shapes) >= MAX_SHAPES:
             return
         self.catch_up()
+        self.device.prepare_captures()
         frozen = self._frozen or FrozenValues(self.settings.step, self.group.learners[0].module)
         try:
             self.capture(given)

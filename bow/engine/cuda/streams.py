@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bow.device import StreamDevice
+from bow.device import StreamDevice, available_cores
 from bow.engine.base import TaskSettings
 from bow.engine.cuda.ahead import LearnersAhead
 from bow.engine.cuda.feed import Fed, Given
@@ -97,7 +97,7 @@ class CudaStreams(LearnersAhead):
 
     def _seated(self) -> Crew:
         if self._crew is None:
-            cores = self.device.cores() if self._pin else tuple(range(torch.get_num_threads()))
+            cores = self.device.cores() if self._pin else available_cores()
             self._crew = Crew([cores] * len(self.learners), threads=1)
             self._forgotten = weakref.finalize(self, self._crew.dismiss)  # nobody has to remember `close`
         return self._crew
