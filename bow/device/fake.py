@@ -323,6 +323,8 @@ class FakeDevice(StreamDevice):
         self.launches[actor] = self.launches.get(actor, 0) + 1
         self._collect()
         given = {_key(tensor) for tensor in _tensors((arguments, keywords))}
+        if function is _aten.lift_fresh.default and _key(arguments[0]) not in self._histories:
+            self._allocate(actor, [arguments[0]])  # what torch.tensor has just made
         self._tick(actor, str(function), reads, writes)
         made = function(*arguments, **keywords)
         fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in given]

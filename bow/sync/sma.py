@@ -97,7 +97,10 @@ class SMA(Synchroniser):
 
     def start(self, rows: Rows) -> None:
         """`z_prev = z`: the central model starts at rest."""
-        rows.state["z_prev"] = rows.z.clone()
+        if "z_prev" in rows.state:
+            rows.state["z_prev"].copy_(rows.z)  # in place: a captured graph goes on reading it there
+        else:
+            rows.state["z_prev"] = rows.z.clone()
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
         """`sum_j alpha (w_j - z)`; the corrections stay in `rows.corrections` until `apply`."""

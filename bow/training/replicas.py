@@ -133,7 +133,7 @@ class Replicas(nn.Module):
         self.device = device.torch_device if isinstance(device, StreamDevice) else resolve_device(device)
         if self.device.type == "cuda" and streams is None:
             streams = cuda_device(self.device)
-        count = choose_learners(self.device, None, None) if learners == "auto" else learners
+        count = choose_learners(streams or self.device, None, None) if learners == "auto" else learners
         if isinstance(count, int) and count >= 1:
             sync.check(count)
         place = self.device if streams is None else streams
@@ -192,6 +192,7 @@ class Replicas(nn.Module):
     @property
     def num_restarts(self) -> int:
         """How often a learner diverged and started again from z."""
+        self._engine.catch_up()
         return self._engine.num_restarts
 
     @property
@@ -225,6 +226,7 @@ class Replicas(nn.Module):
     @property
     def central(self) -> nn.Module:
         """The central model, in evaluation mode; its parameters are views of `z`."""
+        self._engine.catch_up()
         return self._group.central
 
     def learner(self, index: int) -> nn.Module:
@@ -271,7 +273,7 @@ class Replicas(nn.Module):
         """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
 
         With `dispatch="first_come"` there is no barrier but the synchronisation tasks, in engines whose learners do not
-        keep step. With `"fixed"`, and in other engines, there is one after every round: the same as `round` in a loop.
+        keep step. With `"fixed"`, and in other engines, there is one after every round on a CPU, and after eight on a GPU.
 
         Returns:
             The losses of the rounds that were run, by batch.

@@ -316,6 +316,7 @@ class Run:
             "samples_per_s": self._meter.throughput,
         }
         self.replicas.settle()
+        self._record_events()
         if self._plan.recalibrate_on is not None:
             seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
             recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
@@ -349,8 +350,7 @@ class Run:
             self.stop()
 
     def _record_rounds(self) -> None:
-        for event in self.replicas.take_events():
-            self._event(event.event, event.message)
+        self._record_events()
         seconds, samples = self._last_record
         now = self._meter.now
         if now - seconds < RECORD_INTERVAL_S:
@@ -366,6 +366,10 @@ class Run:
         self._last_record = (now, self.samples)
         self._log(record)
 
+    def _record_events(self) -> None:
+        for event in self.replicas.take_events():
+            self._event(event.event, event.message, event.round)
+
     def _position(self) -> dict[str, Any]:
         lr = float(self.replicas.optimizer.param_groups[0]["lr"])
         return {"round": self.round, "samples": self.samples, "learners": self.replicas.learners, "lr": lr}
@@ -374,8 +378,15 @@ class Run:
         per_epoch = self._stream.samples_per_epoch
         return round(self.samples / per_epoch, 4) if per_epoch else float(self.epoch)
 
-    def _event(self, event: str, message: str) -> None:
-        self._log({"kind": "event", "round": self.round, "event": event, "message": message})
+    def _event(self, event: str, message: str, round_index: int | None = None) -> None:
+        self._log(
+            {
+                "kind": "event",
+                "round": self.round if round_index is None else round_index,
+                "event": event,
+                "message": message,
+            }
+        )
 
     def _log(self, record: dict[str, Any]) -> dict[str, Any]:
         record = {"kind": record["kind"], "time_s": self.elapsed_s, **record}

@@ -67,7 +67,7 @@ def test_masks_keep_the_memory_order_of_what_they_mask() -> None:
     masks = [operator for operator in graph.operators if operator.is_random]
     products = [o for o in graph.operators if o.kind == "aten.mul.Tensor" and o.module == "dropout"]
     forward = [product for product in products if product.phase == "forward"]
-    assert (len(masks), len(forward)) == (3, 2)
+    assert (len(masks), len(forward)) == (3, 3)
     for product in forward:
         outputs, mask = (graph.values[value].strides for value in product.reads)
         assert outputs == mask

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bow.engine.base import Batches, Stacked
-from bow.engine.cuda.base import Issued, StreamEngine
+from bow.engine.cuda.base import Heard, Issued, StreamEngine
 from bow.engine.cuda.feed import Fed
 from bow.engine.cuda.learner import StreamLearner
 from bow.engine.cuda.results import SLOTS
@@ -132,9 +132,11 @@ class Period:
         engine.sync_stream.record(over)
         over.synchronize()
         restarted = engine.stepping is not None
+        heard = []
         for index, values in enumerate(engine.device.read_host(pinned)):
             issued = Issued(self._present[index], self._taken_by[index])
-            engine.act_on(values, issued, engine.round_index + index, restarted)
+            heard.append(Heard.of(values, issued, engine.round_index + index, restarted))
+        engine.act_on(heard)
 
 
 def _first_through(busy: dict[Learn, StreamLearner]) -> Learn:

@@ -23,9 +23,9 @@ from bow.engine.frozen import FrozenValues
 from bow.engine.room import out_of_memory_explained
 from bow.engine.sgd_state import fits
 from bow.engine.swap import swapped_tasks
-from bow.errors import BowError, reason
+from bow.errors import BowError, CaptureError, reason
 from bow.replica import LearnerGroup
-from bow.sync import EASGD, SMA, Synchroniser
+from bow.sync import EASGD, SMA, Synchroniser, Timing
 
 ROUNDS_TOGETHER = 8
 """Rounds that are issued without a barrier between them, where nobody looks at the learners in between."""
@@ -53,6 +53,46 @@ class Issued:
 
     active: list[bool]
     taken_by: Sequence[int] | None = None
+
+
+@dataclass
+class Heard:
+    """A round that the host has seen end.
+
+    Attributes:
+        values: its results.
+        issued: the round.
+        round: which it is.
+        restarted: whether the device has set back weights of learners that diverged already.
+        diverged: who did.
+    """
+
+    values: Sequence[Sequence[float]]
+    issued: Issued
+    round: int
+    restarted: bool
+    diverged: set[int]
+
+    @classmethod
+    def of(cls, values: Sequence[Sequence[float]], issued: Issued, round_index: int, restarted: bool) -> "Heard":
+        """Look who diverged."""
+        pairs = enumerate(zip(issued.active, values, strict=True))
+        bad = [batch for batch, (there, row) in pairs if there and row[FINITE] == 0]
+        taken_by = issued.taken_by or range(len(issued.active))
+        return cls(values, issued, round_index, restarted, {taken_by[batch] for batch in bad})
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nobody did."""
+        return not self.diverged
+
+    def outcome(self, results: Results) -> Outcome:
+        """The round as others know it."""
+        made = results.outcome(torch.tensor(self.values), self.issued.active)
+        made.taken_by = self.issued.taken_by
+        pairs = zip(self.issued.active, self.values, strict=True)
+        made.healthy = [there and row[FINITE] != 0 for there, row in pairs]
+        return made
 
 
 @dataclass
@@ -243,7 +283,8 @@ class StreamEngine(Engine):
         outcome = self.results.outcome(self.results.rows(slot), active)
         # Who diverged, only the device knows by now: no step can be left out, but one without a gradient is harmless.
         self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
-        outcome.healthy = active
+        if self.sync.timing is not Timing.BEFORE_STEP:
+            outcome.healthy = active  # else the host waits: a mean of gradients is that of the finite ones
         self._step(outcome, due)
         self.move()
 
@@ -299,33 +340,33 @@ class StreamEngine(Engine):
 
     def hear(self) -> None:
         """Wait for the oldest round that is under way, and start learners again that diverged in it."""
+        rounds = [self._heard()]
+        if not rounds[0].healthy:
+            # Whoever else has diverged by now must not be taken for healthy; and nobody is started again twice for one.
+            rounds += [self._heard() for _ in range(len(self.under_way))]
+        self.act_on(rounds)
+
+    def _heard(self) -> Heard:
         over = self.under_way.popleft()
         self._over[over.slot].synchronize()
-        self.act_on(self.results.on_host(over.slot), Issued(over.active), over.round, over.restarted)
+        return Heard.of(self.results.on_host(over.slot), Issued(over.active), over.round, over.restarted)
 
-    def act_on(self, values: Sequence[Sequence[float]], issued: Issued, round_index: int, restarted: bool) -> None:
-        """Start learners again that diverged.
-
-        Args:
-            values: the results of a round, as the host has them.
-            issued: the round.
-            round_index: which it is.
-            restarted: whether the device has set back their weights already.
-        """
-        healthy = [there and row[FINITE] != 0 for there, row in zip(issued.active, values, strict=True)]
-        if healthy == issued.active:
-            self._hopeless_rounds = 0
-            return
-        outcome = self.results.outcome(torch.tensor(values), issued.active)
-        outcome.healthy, outcome.taken_by = healthy, issued.taken_by
-        self._count_divergence(outcome, round_index)
-        diverged = outcome.diverged
-        if issued.taken_by is not None:
-            took = {learner for learner, bad in zip(issued.taken_by, diverged, strict=True) if bad}
-            diverged = [learner in took for learner in range(self.num_learners)]
-        with self.device.on(self.sync_stream):
-            self.group.restart(diverged, weights=self._restarts_weights and not restarted)
-        self.move()
+    def act_on(self, rounds: Sequence[Heard]) -> None:
+        """Start learners again that diverged in any of these rounds, each once."""
+        diverged: set[int] = set()
+        restarted = all(each.restarted for each in rounds)
+        for each in rounds:
+            bad = each.diverged - diverged
+            if not each.diverged:
+                self._hopeless_rounds = 0
+            elif bad or each.restarted:
+                self._count_divergence(each.outcome(self.results), each.round)
+            diverged |= bad
+        if diverged:
+            which = [learner in diverged for learner in range(self.num_learners)]
+            with self.device.on(self.sync_stream):
+                self.group.restart(which, weights=self._restarts_weights and not restarted)
+            self.move()
 
     def _central_is_finite(self) -> bool:
         with self.device.on(self.sync_stream):
@@ -347,9 +388,11 @@ class StreamEngine(Engine):
 
     def close(self) -> None:
         """Wait for the device, and give pinned memory back."""
-        self.catch_up()
-        if self._swapped is not None:
-            self._swapped.close()
+        try:
+            self.catch_up()
+        finally:
+            if self._swapped is not None:
+                self._swapped.close()
 
     def resized(self) -> None:
         """Make streams and graphs for the learners that there are now."""
@@ -376,8 +419,17 @@ class StreamEngine(Engine):
                 if due:
                     stepping.center()
             self.sync_stream.record(stepping.centered)
-        self.for_each(lambda learner: self._issue_one(learner, fed, rows, due, learn))
-        for learner in self.learners:
+        made: list[Made | None] = [None] * len(self.learners)
+
+        def issue(learner: StreamLearner) -> None:
+            made[learner.index] = self._learn_one(learner, fed, rows, learn)
+
+        self.for_each(issue)
+        # No learner steps before all have issued their learning tasks: one that fails leaves all weights as they were.
+        for learner, task in zip(self.learners, made, strict=True):
+            if stepping is not None:
+                self._step_one(stepping, learner, task, due)
+            learner.stream.record(learner.through)
             self.sync_stream.wait(learner.through)
         if stepping is not None and due:
             with self.device.on(self.sync_stream):
@@ -392,27 +444,29 @@ class StreamEngine(Engine):
         """Issue a learning task of the coming round on the current stream."""
         return learner.learn(given, (self.settings.seed, self.round_index, learner.index))
 
-    def _issue_one(self, learner: StreamLearner, fed: Fed, rows: Sequence[Tensor], due: bool, learn: Learn) -> None:
-        given, stream, stepping = fed.given[learner.index], learner.stream, self.stepping
+    def _learn_one(self, learner: StreamLearner, fed: Fed, rows: Sequence[Tensor], learn: Learn) -> Made | None:
+        given, stream = fed.given[learner.index], learner.stream
         with self.device.on(stream):
             if self.gate is not None:
                 stream.wait(self.gate)
-            made = None
             if given is None:
                 self.group.learners[learner.index].gradient.zero_()
                 rows[learner.index].fill_(torch.nan)
-            else:
-                if fed.copied is not None:
-                    stream.wait(fed.copied)
-                made = learn(learner, given)
-                rows[learner.index].copy_(made.results)
-            if stepping is not None:
-                stream.wait(stepping.centered)
-                if made is not None:
-                    stepping.row(learner.index, made.finite, due)
-                elif due:
-                    stepping.correct(learner.index)
-        stream.record(learner.through)
+                return None
+            if fed.copied is not None:
+                stream.wait(fed.copied)
+            made = learn(learner, given)
+            self.results.check(made.metrics)
+            rows[learner.index].copy_(made.results)
+            return made
+
+    def _step_one(self, stepping: SgdStep, learner: StreamLearner, made: Made | None, due: bool) -> None:
+        with self.device.on(learner.stream):
+            learner.stream.wait(stepping.centered)
+            if made is not None:
+                stepping.row(learner.index, made.finite, due)
+            elif due:
+                stepping.correct(learner.index)
 
     def step_on_stream(self, learner: StreamLearner, made: Made) -> None:
         """Step one learner alone on its stream, without averaging; the central model does not move meanwhile."""
@@ -442,7 +496,8 @@ class StreamEngine(Engine):
             self._make_results(self._results.metrics)
 
     def _make_results(self, metrics: Sequence[str]) -> None:
-        self._results = Results(self.device, self.num_learners, metrics, self.group.matrix.z.dtype)
+        dtype = torch.promote_types(self.group.matrix.z.dtype, torch.float32)
+        self._results = Results(self.device, self.num_learners, metrics, dtype)
 
     def _prepared(self, batches: Sequence[Batches]) -> Results:
         """See to it that what these rounds need is there: graphs, and a place for results."""
@@ -457,6 +512,9 @@ class StreamEngine(Engine):
         if self._results is None:
             self.fork()  # learning tasks see what the caller has done to the learners
             self._make_results(self.learners[0].probe(given, self.issued))
+        if shape is None and self._refused is None:
+            self._refused = "a batch holds something that is no dense tensor"
+            self._tell(f"engine {self.name} cannot capture this training ({self._refused}); running {self.description}")
         if shape is None or shape in self._shapes or self._refused is not None:
             return
         seen = self._seen.setdefault(shape, round_index) < round_index
@@ -467,9 +525,11 @@ class StreamEngine(Engine):
         frozen = self._frozen or FrozenValues(self.settings.step, self.group.learners[0].module)
         try:
             self.capture(given)
-        except (BowError, AssertionError, torch.OutOfMemoryError):
+        except (AssertionError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if isinstance(error, BowError) and not isinstance(error, CaptureError):
+                raise
             self._refused = reason(error)
             self._tell(f"engine {self.name} cannot capture this model ({self._refused}); running {self.description}")
             return

@@ -14,6 +14,9 @@ from bow.device import Event, StreamDevice
 from bow.engine.base import Batches, Stacked
 from bow.engine.task import Batch
 
+MOST_BUFFERS = 256
+"""Batches of many shapes would take memory for each; beyond so many a slot begins anew."""
+
 _Place = tuple[Hashable, ...]
 
 
@@ -113,6 +116,8 @@ class Feed:
         if slot not in self._slots:
             self._slots[slot] = _Slot(self._device.event(f"batches of slot {slot} are there"))
         used = self._slots[slot]
+        if len(used.buffers) > MOST_BUFFERS:
+            used.buffers.clear()
         used.kept = batches
         if isinstance(batches, Stacked):
             whole, copies = self._bring(used, 0, Given.of(batches.value, stacked=True))

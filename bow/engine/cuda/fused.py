@@ -6,7 +6,7 @@ from torch import Tensor
 from bow.device import StreamDevice
 from bow.engine.base import TaskSettings
 from bow.engine.cuda.feed import Given
-from bow.engine.cuda.learner import WARM_UP, gathered, state_of
+from bow.engine.cuda.learner import WARM_UP, gathered, same_in_python, state_of
 from bow.engine.cuda.whole_round import RoundGraphs, StaticRound, unchanged
 from bow.engine.task import compiled
 from bow.engine.together import StackedBuffers, TogetherTask, vectorised, writing_results
@@ -50,6 +50,7 @@ class CudaFused(RoundGraphs):
         before = state_of(self.generator)
         try:
             with (
+                same_in_python(self.learners[0].module, strictly=True),
                 self.device.on(self.stream),
                 self.device.drawing_from(self.generator),
                 unchanged(self._buffers.tensors()),

@@ -13,6 +13,7 @@ from bow.engine.cuda.feed import Given
 from bow.engine.eager import LearningTasks
 from bow.engine.random import DEFAULT_GENERATOR
 from bow.engine.task import Batch
+from bow.errors import CaptureError
 from bow.replica import LearnerGroup, buffer_slots, buffer_state, load_buffers
 from bow.seeds import derive_seed
 
@@ -69,8 +70,8 @@ class StreamLearner:
         self.index = index
         self.stream = device.stream(f"learner {index}")
         self.through = device.event(f"learner {index} is through")
-        self.draws = True
-        """Whether learning tasks that are not captured may draw random numbers."""
+        self.drawless: set[Hashable] = set()
+        """Shapes of batches whose learning tasks, where they are not captured, draw no random numbers."""
         self._device = device
         self._kernels = kernels
         self._group = group
@@ -95,7 +96,8 @@ class StreamLearner:
         """
         captured = self._captured.get(given.shape)
         if captured is None:
-            with self._drawing(derive_seed(*seeds)) if self.draws else contextlib.nullcontext():
+            drawless = given.shape in self.drawless
+            with contextlib.nullcontext() if drawless else self._drawing(derive_seed(*seeds)):
                 return self.run(given)
         for static, leaf in zip(captured.inputs.leaves, given.leaves, strict=True):
             static.copy_(leaf)
@@ -114,7 +116,7 @@ class StreamLearner:
         Raises:
             Exception: the task cannot be captured; buffers are as they were.
         """
-        with self._trying(behind):
+        with self._trying(behind, capturing=True):
             inputs = self.inputs_like(given)
             draws = self.warm_up(inputs)
             try:
@@ -123,11 +125,11 @@ class StreamLearner:
             except BaseException:
                 self._generator = self._device.generator()  # the other one takes part in a capture that has not ended
                 raise
-            self._captured[given.shape] = CapturedTask(graph, inputs, made, draws)
+        self._captured[given.shape] = CapturedTask(graph, inputs, made, draws)
 
     def try_out(self, given: Given, behind: Event, *, strictly: bool) -> bool:
         """Run the learning task a few times, undo it, and say whether it draws random numbers."""
-        with self._trying(behind):
+        with self._trying(behind, capturing=strictly):
             return self.warm_up(self.inputs_like(given), strictly=strictly)
 
     def probe(self, given: Given, behind: Event) -> list[str]:
@@ -167,15 +169,19 @@ class StreamLearner:
             yield
 
     @contextlib.contextmanager
-    def _trying(self, behind: Event) -> Iterator[None]:
-        """Around learning tasks that are none of the training's: what they do to buffers is undone."""
+    def _trying(self, behind: Event, *, capturing: bool = False) -> Iterator[None]:
+        """Around learning tasks that are none of the training's: what they do to buffers and numbers is undone."""
         self.stream.wait(behind)
         with self._device.on(self.stream):
             before = buffer_state(self.module)
+            empty = [(owner, key) for _, (owner, key) in buffer_slots(self.module) if owner._buffers[key] is None]
             try:
-                yield
+                with same_in_python(self.module, strictly=capturing):
+                    yield
             finally:
                 load_buffers(self.module, before)
+                for owner, key in empty:
+                    owner._buffers[key] = None
                 self.stream.record(self.through)
 
     def forget(self) -> None:
@@ -193,6 +199,8 @@ class StreamLearner:
         for owner, key, buffer in bound:
             assigned = owner._buffers[key]
             if assigned is not buffer and buffer is not None and assigned is not None:
+                if (assigned.shape, assigned.dtype) != (buffer.shape, buffer.dtype):
+                    continue
                 buffer.copy_(assigned)  # a graph goes on reading where it read
                 owner._buffers[key] = buffer
         row = self._group.learners[self.index].gradient
@@ -200,8 +208,37 @@ class StreamLearner:
         total = row.sum() + learned.loss
         finite = (total - total) == 0
         values = [learned.loss, finite, *learned.metrics.values()]
-        results = torch.stack([value.to(row.dtype) for value in values])
+        dtype = torch.promote_types(row.dtype, torch.float32)
+        results = torch.stack([value.to(row.device, dtype) for value in values])
         return Made(results, finite, list(learned.metrics))
+
+
+@contextlib.contextmanager
+def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
+    """Around learning tasks that are none of the training's: numbers and the like that modules hold are put back.
+
+    Args:
+        model: whose they are.
+        strictly: whether one that was changed is an error.
+
+    Raises:
+        CaptureError: it was, and that is one.
+    """
+    plain = (bool, int, float, str, type(None))
+    held = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, plain) and not name.startswith("_")
+    ]
+    try:
+        yield
+        changed = [name for attributes, name, value in held if attributes.get(name) != value]
+        if changed and strictly:
+            raise CaptureError(f"the step changes {changed[0]!r} in Python, which a graph would not repeat")
+    finally:
+        for attributes, name, value in held:
+            attributes[name] = value
 
 
 def gathered(batch: Batch, kernels: Kernels) -> Batch:

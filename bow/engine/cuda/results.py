@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bow.device import StreamDevice
 from bow.engine.base import Outcome
+from bow.errors import LossError
 
 SLOTS = 8
 """Rounds that may be under way at once: so far the host runs ahead of the device, and so late it hears of a learner
@@ -46,8 +47,21 @@ class Results:
         return self._by_learner[slot]
 
     def empty(self, rounds: int) -> Float[Tensor, "rounds learners values"]:
-        """Memory of the caller's stream for the results of some rounds."""
-        return torch.empty(rounds, *self._rows.shape[1:], dtype=self._rows.dtype, device=self._rows.device)
+        """Memory of the caller's stream for the results of some rounds; a batch that is not there keeps its NaN."""
+        shape = (rounds, *self._rows.shape[1:])
+        return torch.full(shape, torch.nan, dtype=self._rows.dtype, device=self._rows.device)
+
+    def check(self, metrics: Sequence[str]) -> None:
+        """Refuse a step that returns other metrics than it did at first.
+
+        Raises:
+            LossError: it does.
+        """
+        if metrics != self.metrics:
+            raise LossError(
+                f"the step returns metrics {', '.join(metrics) or 'none'} and returned "
+                f"{', '.join(self.metrics) or 'none'} before; return the same in the same order every time"
+            )
 
     def collect(self, slot: int, into: Float[Tensor, "learners values"]) -> None:
         """On the current stream: give the caller what a round has left, and bring it to the host as well."""

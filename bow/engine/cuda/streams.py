@@ -53,8 +53,9 @@ class CudaStreams(LearnersAhead):
         self.fork()
         with num_threads(1):  # as on the learners' threads: what is compiled is compiled for a number of threads
             draws = self.learners[0].try_out(given, self.issued, strictly=False)
-        for learner in self.learners:
-            learner.draws = draws
+        if not draws:
+            for learner in self.learners:
+                learner.drawless.add(given.shape)
 
     def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
         """Issue every learner's part of the round from its own thread."""
@@ -84,9 +85,11 @@ class CudaStreams(LearnersAhead):
 
     def close(self) -> None:
         """Wait for the device, and end the threads; the next round starts them again."""
-        super().close()
-        if self._crew is not None:
-            self._crew.close()
+        try:
+            super().close()
+        finally:
+            if self._crew is not None:
+                self._crew.close()
 
     def _bind(self) -> None:
         super()._bind()

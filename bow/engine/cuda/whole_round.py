@@ -173,8 +173,10 @@ class WholeRound(RoundGraphs):
         fed, draws = static.fed(), False
         for learner, given in zip(self.learners, fed.given, strict=True):
             assert given is not None
-            draws |= learner.try_out(given, self._forked, strictly=True)
-            self.stream.wait(learner.through)  # the first round writes other batches there
+            try:
+                draws |= learner.try_out(given, self._forked, strictly=True)
+            finally:
+                self.stream.wait(learner.through)  # the first round writes other batches there
         return draws
 
     def issue_round(self, static: StaticRound, due: bool) -> None:

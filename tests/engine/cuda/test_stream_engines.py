@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -376,3 +377,168 @@ def test_streams_swap_what_backward_needs(optimizer: Any, device: FakeDevice) ->
     assert any("swap" in name or "host" in name for name in device.launches if "learner" in name), device.launches
     for replicas in (plain, swapped):
         replicas.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_learners_that_diverge_soon_after_each_other_do_not_infect_each_other(
+    engine: str, optimizer: Any, device: FakeDevice
+) -> None:
+    replicas = training(engine, device, optimizer=optimizer, learners=3)
+    for t in range(20):
+        given = round_of(t, 3)
+        replicas.round(bad(given, 0) if t == 3 else bad(given, 1) if t == 5 else given)
+    assert replicas.num_restarts == 2
+    for index in range(3):
+        assert all(tensor.isfinite().all() for tensor in replicas.learner(index).buffers())
+    assert replicas(batch(0)[0]).isfinite().all()
+    replicas.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_that_are_not_finite_count_once(engine: str, device: FakeDevice) -> None:
+    replicas = training(engine, device, optimizer=ADAMW, sync=bow.Independent())
+    for t in range(24):
+        if t == 3:
+            replicas.W[0].fill_(torch.nan)
+        replicas.round(round_of(t))
+    assert replicas.num_restarts == 1
+    assert replicas.W.isfinite().all()
+    replicas.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_loading_the_central_model_reaches_the_graphs(engine: str) -> None:
+    trainings = [training(name, where) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    for t in range(8):
+        for replicas in trainings:
+            if t == 4:
+                replicas.load_state_dict(model().state_dict())
+            replicas.round(round_of(t))
+        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
+        torch.testing.assert_close(trainings[1].z, trainings[0].z, rtol=0, atol=1e-12)
+    trainings[1].close()
+
+
+@pytest.mark.filterwarnings("ignore:.*is left out of the mean")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_mean_of_gradients_leaves_out_who_diverged(engine: str) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(6, 3).double()
+
+    trainings = [
+        training(name, where, build, sync=bow.SSGD()) for name, where in (("eager", "cpu"), (engine, FakeDevice()))
+    ]
+    for t in range(4):
+        for replicas in trainings:
+            replicas.round(bad(round_of(t), 1) if t == 2 else round_of(t))
+        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
+    trainings[1].close()
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_learning_task_that_fails_leaves_all_weights_as_they_were(
+    engine: str, optimizer: Any, device: FakeDevice
+) -> None:
+    def step(learner: nn.Module, given: Any) -> Tensor:
+        if len(given[0]) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return nn.functional.cross_entropy(learner(given[0]), given[1])
+
+    replicas = bow.Replicas(model(), step=step, optimizer=optimizer, engine=engine, device=device, learners=2)
+    for t in range(3):
+        replicas.round(round_of(t))
+    before = replicas.W.clone(), replicas.z.clone()
+    with pytest.raises(bow.BowError, match="memory"):
+        replicas.round([batch(0), batch(1, 3)])
+    assert torch.equal(replicas.W, before[0])
+    assert torch.equal(replicas.z, before[1])
+    replicas.close()
+
+
+@pytest.mark.parametrize("engine", AHEAD)
+def test_a_batch_that_is_not_there_has_no_loss(engine: str, device: FakeDevice) -> None:
+    replicas = training(engine, device, sync=bow.LocalSGD(every=50), dispatch="first_come")
+    outcomes = replicas.rounds_at_once([round_of(0), [batch(1), None]])
+    assert outcomes[1].losses.isnan().tolist() == [False, True]
+    replicas.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_metrics_than_at_first_are_refused(engine: str, device: FakeDevice) -> None:
+    def step(learner: nn.Module, given: Any) -> Any:
+        made = learner(given[0])
+        return nn.functional.cross_entropy(made, given[1]), {"three" if len(given[0]) == 3 else "four": made.max()}
+
+    replicas = bow.Replicas(model(), step=step, optimizer=SGD, engine=engine, device=device, learners=2)
+    replicas.round(round_of(0))
+    with pytest.raises(LossError, match="returns metrics three and returned four before"):
+        replicas.round([batch(0, 3), batch(1, 3)])
+    replicas.close()
+
+
+def test_streams_know_by_shape_whether_tasks_draw() -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            made: Tensor = self.layer(inputs)
+            return nn.functional.dropout(made) if len(inputs) == 4 else made
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Sometimes().double()
+
+    seen = []
+    for _ in range(2):
+        replicas = training("streams", FakeDevice(), build)
+        losses = [replicas.round([batch(t, 3 + t % 2), batch(50 + t, 3 + t % 2)]) for t in range(6)]
+        seen.append(torch.stack(losses))
+        replicas.close()
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_step_that_counts_in_python_runs_as_it_is_written(engine: str) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+            self.calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.calls += 1
+            made: Tensor = self.layer(inputs)
+            return made / self.calls
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Counting().double()
+
+    trainings = [training(name, where, build) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # graphs refuse it, which is said
+        for t in range(5):
+            for replicas in trainings:
+                replicas.round(round_of(t))
+            torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
+    trainings[1].close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_optimizers_step_many_tensors_at_once_as_they_do_on_gpus(engine: str) -> None:
+    optimizer = functools.partial(torch.optim.AdamW, lr=0.01, foreach=True)
+    trainings = [
+        training(name, where, optimizer=optimizer) for name, where in (("eager", "cpu"), (engine, FakeDevice()))
+    ]
+    for t in range(4):
+        for replicas in trainings:
+            replicas.round(round_of(t))
+        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-9)
+    trainings[1].close()
