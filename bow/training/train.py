@@ -97,7 +97,7 @@ def train(
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
         learners: per device; `"auto"` follows the rule in `bow.engine.choice`, and never takes more than fit.
-        engine: `"eager"`, `"fused"`, `"graph"`, `"streams"` or `"auto"`, see `Replicas`.
+        engine: `"eager"`, `"fused"`, `"graph"`, `"streams"`, `"whole_round"` or `"auto"`, see `Replicas`.
         sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
         dispatch: `"fixed"`, or `"first_come"`: between two synchronisation tasks the learner that is free first takes
