@@ -65,7 +65,8 @@ class Replicas(nn.Module):
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
         engine: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on
             cores of its own, without Python's lock, on a CPU), `"streams"` (the same with threads of Python, for models
-            that cannot be captured), `"whole_round"` (all learners as one CUDA graph, on a GPU), or `"auto"`, a rule that `bow.engine.choice` documents.
+            that cannot be captured), `"whole_round"` (all learners as one CUDA graph, on a GPU), or `"auto"`, a rule that
+            `bow.engine.choice` documents.
         sync: what keeps the learners together.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
@@ -273,8 +274,8 @@ class Replicas(nn.Module):
         """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
 
         With `dispatch="first_come"` there is no barrier but the synchronisation tasks, in engines whose learners do not
-        keep step. With `"fixed"`, and in other engines, there is one after every round on a CPU, and after eight of them
-        on a GPU.
+        keep step. With `"fixed"`, and in other engines, there is one after every round on a CPU, and after eight on
+        a GPU.
 
         Returns:
             The losses of the rounds that were run, by batch.

@@ -1,0 +1,57 @@
+"""What a user can set about tuning."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from bow.errors import SettingError
+from bow.tuner.setting import Setting
+
+Objective: TypeAlias = Literal["throughput", "goodput"]
+"""What is to be high: samples per second, or samples per second times what a sample is worth."""
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """How the number of learners and the engine are found where they are `"auto"`.
+
+    Args:
+        objective: `"throughput"`: samples per second; `"goodput"`: samples per second times statistical efficiency, so
+            that learners are not added where they would not help learning.
+        threshold: what more learners have to bring, as a part of the objective.
+        share: the largest part of the expected training time that trials before the training may take.
+        window_s: seconds of training that are measured together while training.
+        online: whether learners may come and go while training.
+        cache: whether choices are kept on disk for later trainings of the same model on the same machine.
+        pinned: a choice that is fixed: nothing is measured, and learners stay as many.
+
+    Raises:
+        SettingError: a value outside its range.
+
+    Example:
+        >>> Tuner(objective="goodput", share=0.02).threshold
+        0.03
+    """
+
+    objective: Objective = "throughput"
+    threshold: float = 0.03
+    share: float = 0.05
+    window_s: float = 1.0
+    online: bool = True
+    cache: bool = True
+    pinned: Setting | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in get_args(Objective):
+            raise SettingError(f'objective must be "throughput" or "goodput", got {self.objective!r}')
+        if not 0 < self.threshold < 1:
+            raise SettingError(f"threshold must be above 0 and below 1, got {self.threshold}; 0.03 is 3%")
+        if not 0 < self.share <= 1:
+            raise SettingError(f"share must be above 0 and at most 1, got {self.share}; 0.05 is 5% of the training")
+        if not (math.isfinite(self.window_s) and self.window_s > 0):
+            raise SettingError(f"window_s must be finite and above 0, got {self.window_s}; 1.0 is usual")
+        for name in ("online", "cache"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise SettingError(f"{name} must be True or False, got {value!r}")
+        if self.pinned is not None and not isinstance(self.pinned, Setting):
+            raise SettingError(f'pinned must be a Setting such as Setting("graph", learners=4), got {self.pinned!r}')

@@ -1,0 +1,141 @@
+"""Several devices that train one model: how many learners each, for what all of them do together."""
+
+from collections.abc import Mapping, Sequence
+
+from bow.errors import SettingError
+from bow.tuner.online import OnlineTuner
+from bow.tuner.record import Efficiency, full_efficiency
+from bow.tuner.window import STAY, Decision, Window
+
+
+def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = full_efficiency) -> tuple[int, ...]:
+    """Learners by device, from what each device measured by itself, where all average in every round.
+
+    A round takes as long as its slowest device. For each time that a round may take, every device takes as many
+    learners as it has done with by then; the time with the most samples per second is the best of all combinations.
+
+    Args:
+        round_s: by device: seconds that a round takes it, by learners; `learners * batch_size / samples_per_s` of its
+            calibration, with the engine that was chosen there.
+        efficiency: of a number of learners in all.
+
+    Returns:
+        Learners by device, the fewest among equals.
+
+    Raises:
+        SettingError: no device, or one of which nothing is known.
+
+    Example:
+        >>> fast, slow = {1: 1.0, 2: 1.1, 3: 1.3, 4: 2.2}, {1: 1.2, 2: 2.4}
+        >>> balance([fast, slow])
+        (3, 1)
+
+    References:
+        Koliousis et al., CROSSBOW, 2019, tunes devices that are alike, each for itself.
+    """
+    if not round_s or not all(round_s):
+        raise SettingError("round_s must not be empty for any device, got nothing; calibrate every device first")
+    best: tuple[int, ...] = ()
+    most = -1.0
+    for limit in sorted({seconds for device in round_s for seconds in device.values()}):
+        within = [[count for count, seconds in device.items() if seconds <= limit] for device in round_s]
+        if not all(within):
+            continue
+        learners = tuple(map(max, within))
+        rate = sum(learners) * efficiency(sum(learners)) / limit
+        if rate > most:
+            best, most = learners, rate
+    return best
+
+
+class DeviceTuners:
+    """One `OnlineTuner` for each device; devices may differ, and so may their numbers of learners.
+
+    Where devices average in every round, a round takes as long as its slowest device. What a device does by itself is
+    then the wrong thing to look at: a fast one that waits for the others should take more learners although its own
+    learning tasks get no faster, and a slow one fewer although its own throughput falls. So every tuner hears the
+    samples of all devices by the wall clock, and since that number changes with what any of them does, only one tunes
+    at a time: it keeps the turn until it has settled. When its number of learners has changed, or it has noticed a
+    drift, all others get a turn again.
+
+    `alpha = 1/k` over all learners of all devices, and that all ranks know k before the next synchronisation task, is
+    the engines' business: a decision here says only how many learners a device is to have. Every rank that hears the
+    same windows comes to the same decisions, so that nothing has to be agreed on besides the windows.
+
+    Args:
+        tuners: by device.
+
+    Example:
+        >>> fast, slow = OnlineTuner(1, most=8), OnlineTuner(1, most=8)
+        >>> devices = DeviceTuners([fast, slow])
+        >>> for _ in range(100):  # a learner takes the fast device 1 s and the slow one 3 s
+        ...     round_s = max(1.0 * fast.learners, 3.0 * slow.learners)
+        ...     decisions = devices.hear(samples=16.0 * (fast.learners + slow.learners), seconds=round_s)
+        >>> fast.learners, slow.learners
+        (3, 1)
+    """
+
+    def __init__(self, tuners: Sequence[OnlineTuner]) -> None:
+        if not tuners:
+            raise SettingError("tuners must not be empty, got none; give one for each device")
+        self.tuners = tuple(tuners)
+        self._turn = 0
+        self._others = set(range(1, len(self.tuners)))
+        self._known = self._state()
+
+    @property
+    def turn(self) -> int:
+        """The device that tunes at present."""
+        return self._turn
+
+    @property
+    def settled(self) -> bool:
+        """Whether every device has settled, all others being as they are."""
+        return not self._others and self.tuners[self._turn].settled
+
+    def hear(self, samples: float, seconds: float, may_change: bool = True) -> list[Decision]:
+        """Take in a window.
+
+        Args:
+            samples: that the learners of all devices saw.
+            seconds: by the wall clock.
+            may_change: as in `OnlineTuner.hear`.
+
+        Returns:
+            By device, what to do before the next window begins: at most one is to change.
+        """
+        tuner = self.tuners[self._turn]
+        decision = tuner.hear(Window(samples, seconds, tuner.learners), may_change)
+        decisions = [decision if device == self._turn else STAY for device in range(len(self.tuners))]
+        if tuner.settled:
+            self._pass_on()
+        return decisions
+
+    def failed(self, device: int, learners: int) -> None:
+        """Hear that so many learners of a device ran out of memory, and that it has one fewer by now."""
+        self.tuners[device].failed(learners)
+        if device != self._turn:
+            self.tuners[self._turn].restart()
+
+    def _pass_on(self) -> None:
+        """Give the turn to the next device that needs one; where none does, it stays until something was tried."""
+        state = self._state()
+        if state[:2] != self._known[:2]:
+            self._others = set(range(len(self.tuners))) - {self._turn}
+        tried = state != self._known
+        self._known = state
+        if len(self.tuners) == 1 or (not self._others and not tried):
+            return
+        following = [(self._turn + ahead) % len(self.tuners) for ahead in range(1, len(self.tuners) + 1)]
+        self._turn = next((device for device in following if device in self._others), following[0])
+        if self._turn in self._others:
+            self.tuners[self._turn].restart()
+        else:
+            self.tuners[self._turn].remeasure()
+        self._others.discard(self._turn)
+        self._known = self._state()
+
+    def _state(self) -> tuple[int, int, int]:
+        """Learners and drifts of the device whose turn it is, and how often it changed."""
+        tuner = self.tuners[self._turn]
+        return tuner.learners, tuner.drifts, len(tuner.changes)

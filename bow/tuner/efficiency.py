@@ -1,0 +1,231 @@
+r"""Statistical efficiency: what a sample is worth with k learners, 1 being what it is worth with one.
+
+Two things make it fall as learners are added, and both can be estimated from sums that an engine has at hand.
+
+**Gradient noise.** k learners whose steps are averaged advance like one with a batch k times as large. Its gradient has
+less noise, which helps only as far as there is noise: with the noise scale `phi = tr(Sigma) / |G|^2` (Sigma: covariance
+of the gradient of one sample; G: the true gradient) a step with batch B brings `1 / (1 + phi / B)` of what a step
+without noise would (McCandlish et al., equation 2.7), so that per sample, relative to one learner with batch b,
+
+    noise_efficiency(k) = (phi + b) / (phi + k b)                       (Qiao et al., equation 5)
+
+**Learners that move apart.** Averaging brings the above as long as learners differ by the noise of their gradients and
+by nothing else. Let `delta_j` be what sets learner j apart from the mean of all. Where the loss is flat, SGD with
+learning rate lr and momentum m, pulled by `alpha (w_j - z)`, gives in each round
+
+    v_j' = m v_j + eps_j,    delta_j' = (1 - alpha) delta_j - lr v_j'    (eps_j: gradient minus the mean gradient)
+
+an autoregression with the roots a = 1 - alpha and m, whose variance is
+
+    D = lr^2 E|eps|^2 V(a, m),    V(a, m) = (1 + a m) / ((1 - a m) (1 - a^2) (1 - m^2))
+
+Curvature adds lambda to the root: a = 1 - alpha + lambda. In a bowl lambda is below 0, and the spread D smaller than
+the noise alone would make it. Where learners repel each other (negative curvature, basins of their own) lambda is above
+0: the spread exceeds what the noise explains, and that part of it is motion that averaging cancels. From the observed D
+follows lambda, and from lambda for any k, with its own alpha,
+
+    coherence(k) = V(1 - alpha, m) / V(1 - alpha + lambda, m), 1 where lambda <= 0, 0 from lambda >= alpha on
+
+As alpha = 1/k falls when learners are added, learners beyond 1 / lambda cannot be held together. The product of the two
+is the efficiency; throughput times efficiency is goodput. The derivation of the second factor is our own.
+
+References:
+    McCandlish et al., An Empirical Model of Large-Batch Training, 2018, section 2 and appendix A.1.
+    Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, 2021, section 3.1.
+"""
+
+import math
+from dataclasses import dataclass
+
+from bow.errors import SettingError
+from bow.tuner.setting import check_at_least_one
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What random vectors of the same distribution have in common and what they have not.
+
+    Attributes:
+        signal: squared norm of their mean, `|E v|^2`; estimates can be below 0.
+        noise: trace of their covariance, `E |v - E v|^2`.
+    """
+
+    signal: float
+    noise: float
+
+
+def moments(mean_square: float, square_of_mean: float, vectors: int) -> Moments:
+    """Unbiased estimates from k independent vectors: gradients of the learners, or their distances from z.
+
+    Args:
+        mean_square: mean over the vectors of their squared norms.
+        square_of_mean: squared norm of their mean.
+        vectors: k, at least 2.
+
+    Example:
+        >>> moments(mean_square=5.0, square_of_mean=3.0, vectors=2)
+        Moments(signal=1.0, noise=4.0)
+
+    References:
+        McCandlish et al., appendix A.1, with B_small one learner's batch and B_big that of all.
+    """
+    if vectors < 2:
+        raise SettingError(f"vectors must be at least 2, got {vectors}; one says nothing about noise")
+    noise = (mean_square - square_of_mean) * vectors / (vectors - 1)
+    return Moments(signal=square_of_mean - noise / vectors, noise=noise)
+
+
+class RunningMoments:
+    """Moments averaged over rounds, the newest counting most.
+
+    Numerator and denominator of the noise scale are averaged apart: their ratio in a single round is far too noisy, and
+    the mean of ratios is biased. A round counts by its degrees of freedom, learners - 1.
+
+    Args:
+        memory: rounds after which one counts 1/e of the newest.
+
+    Example:
+        >>> gradients = RunningMoments()
+        >>> gradients.add(mean_square=5.0, square_of_mean=3.0, vectors=2)
+        >>> gradients.noise_scale(batch_size=16)
+        64.0
+    """
+
+    def __init__(self, memory: float = 100.0) -> None:
+        if not memory > 0:
+            raise SettingError(f"memory must be above 0, got {memory}; 100 rounds are usual")
+        self._decay = math.exp(-1 / memory)
+        self._weight = self._signal = self._noise = 0.0
+
+    def add(self, mean_square: float, square_of_mean: float, vectors: int) -> None:
+        """Take in a round, as in `moments`; one with values that are not finite, or with one learner, says nothing."""
+        if vectors < 2 or not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
+            return
+        found, weight = moments(mean_square, square_of_mean, vectors), vectors - 1
+        self._weight = self._decay * self._weight + weight
+        self._signal = self._decay * self._signal + weight * found.signal
+        self._noise = self._decay * self._noise + weight * found.noise
+
+    @property
+    def value(self) -> Moments | None:
+        """The averages; None before the first round."""
+        return Moments(self._signal / self._weight, self._noise / self._weight) if self._weight else None
+
+    def noise_scale(self, batch_size: int) -> float | None:
+        """`tr(Sigma) / |G|^2` in samples, where the vectors are gradients of batches of so many.
+
+        Returns:
+            Infinity where no signal is to be seen in the noise; None before the first round.
+        """
+        found = self.value
+        if found is None:
+            return None
+        return batch_size * found.noise / found.signal if found.signal > 0 else math.inf
+
+
+def noise_efficiency(noise_scale: float, batch_size: int, learners: int) -> float:
+    """What a sample is worth with so many learners, as far as gradient noise goes.
+
+    Example:
+        >>> noise_efficiency(noise_scale=48.0, batch_size=16, learners=4)
+        0.5714285714285714
+        >>> noise_efficiency(noise_scale=float("inf"), batch_size=16, learners=64)
+        1.0
+    """
+    if math.isinf(noise_scale):
+        return 1.0
+    return (noise_scale + batch_size) / (noise_scale + learners * batch_size)
+
+
+def spread_factor(root: float, momentum: float) -> float:
+    """V of the module's text: by how much gradient noise accumulates between learners; infinity from root 1 on."""
+    if root >= 1:
+        return math.inf
+    both = root * momentum
+    return (1 + both) / ((1 - both) * (1 - root**2) * (1 - momentum**2))
+
+
+def repulsion(spread: float, noise: float, lr: float, alpha: float, momentum: float = 0.0) -> float:
+    """Lambda of the module's text: by what part learners move apart in a round, below 0 where they approach each other.
+
+    Args:
+        spread: trace of the covariance of `w_j - z`: the noise of `moments`, or the square of the learners' distance
+            from their mean times k / (k - 1).
+        noise: trace of the covariance of the learners' gradients: the noise of their `moments`.
+        lr: learning rate, of SGD; for other optimizers there is no such formula.
+        alpha: how strongly learners are pulled together in a round; a synchronisation task every n rounds pulls 1/n as
+            strongly.
+        momentum: of the learners' optimizer.
+
+    Returns:
+        At least `alpha - 1`, which is what a spread too small for any root gives, and below `alpha`.
+
+    Example:
+        >>> spread = 0.01 * 2.0 * spread_factor(1 - 0.25 + 0.05, momentum=0.9)
+        >>> round(repulsion(spread, noise=2.0, lr=0.1, alpha=0.25, momentum=0.9), 6)
+        0.05
+    """
+    if not noise > 0 or not lr > 0:
+        return 0.0
+    wanted = spread / (lr**2 * noise)
+    low, high = 0.0, 1.0
+    for _ in range(60):  # V grows with the root
+        middle = (low + high) / 2
+        low, high = (middle, high) if spread_factor(middle, momentum) < wanted else (low, middle)
+    return low - (1 - alpha)
+
+
+def coherence(repulsion: float, alpha: float, momentum: float = 0.0) -> float:
+    """What part of the spread is gradient noise, which averaging takes out.
+
+    Example:
+        >>> coherence(repulsion=-0.1, alpha=0.25), coherence(repulsion=0.25, alpha=0.25)
+        (1.0, 0.0)
+        >>> round(coherence(repulsion=0.05, alpha=0.25), 3)
+        0.823
+    """
+    if repulsion <= 0:
+        return 1.0
+    return spread_factor(1 - alpha, momentum) / spread_factor(1 - alpha + repulsion, momentum)
+
+
+@dataclass(frozen=True)
+class StatisticalEfficiency:
+    """What a sample is worth, by learners: call it with a number of learners of this device.
+
+    Args:
+        noise_scale: in samples; None where it is not known yet: everything is worth 1.
+        batch_size: of one learner.
+        repulsion: from `repulsion`; 0 where it is not known.
+        momentum: of the learners' optimizer.
+        alpha: the synchroniser's; None is 1 / learners.
+        elsewhere: learners that other devices train.
+
+    Example:
+        >>> efficiency = StatisticalEfficiency(noise_scale=48.0, batch_size=16, repulsion=0.05)
+        >>> [round(efficiency(learners), 2) for learners in (1, 2, 4, 8, 32)]
+        [1.0, 0.74, 0.47, 0.22, 0.0]
+    """
+
+    noise_scale: float | None
+    batch_size: int
+    repulsion: float = 0.0
+    momentum: float = 0.0
+    alpha: float | None = None
+    elsewhere: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least_one("batch_size", self.batch_size)
+        if self.noise_scale is not None and not self.noise_scale >= 0:
+            raise SettingError(f"noise_scale must be at least 0, or None where it is not known, got {self.noise_scale}")
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+
+    def __call__(self, learners: int) -> float:
+        """The efficiency with so many learners on this device."""
+        total = learners + self.elsewhere
+        if total == 1 or self.noise_scale is None:
+            return 1.0
+        alpha = 1 / total if self.alpha is None else self.alpha
+        held = coherence(self.repulsion, alpha, self.momentum)
+        return noise_efficiency(self.noise_scale, self.batch_size, total) * held

@@ -1,0 +1,132 @@
+"""Settings that differ in the number of learners only, and how throughput grows along them."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from bow.errors import SettingError
+from bow.tuner.setting import Setting, check_at_least_one
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and the largest number itself.
+
+    Example:
+        >>> doubling(12)
+        (1, 2, 4, 8, 12)
+    """
+    check_at_least_one("most", most)
+    powers = itertools.takewhile(lambda count: count < most, (2**exponent for exponent in itertools.count()))
+    return (*powers, most)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """An engine with a number of threads, and the numbers of learners to climb through.
+
+    Args:
+        engine: as in `Setting`.
+        threads: as in `Setting`.
+        counts: numbers of learners, ascending; between two of them the calibration may refine.
+        setup_s: seconds that a trial is expected to take besides measuring; what trials take replaces it.
+        compile_s: seconds that compilation is expected to take; 0 where there is none or its result is in a cache.
+        compiles_each: every number of learners is compiled for itself, as in the fused engine.
+        cached: of those, the numbers of learners whose compiled code is in a cache.
+        expected_gain: how many times the best throughput of the lanes without compilation this one is expected to have,
+            until it is measured: whether compiling is tried depends on it.
+        most_gain: how many times the throughput of the fewest learners more of them can reach, where that is known,
+            such as the number of cores.
+
+    Raises:
+        SettingError: a value outside its range.
+    """
+
+    engine: str
+    threads: int = 1
+    counts: tuple[int, ...] = doubling(64)
+    setup_s: float = 0.0
+    compile_s: float = 0.0
+    compiles_each: bool = False
+    cached: frozenset[int] = frozenset()
+    expected_gain: float = 1.2
+    most_gain: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_at_least_one("threads", self.threads)
+        for count in self.counts:
+            check_at_least_one("counts", count)
+        if not self.counts or list(self.counts) != sorted(set(self.counts)):
+            raise SettingError(f"counts must ascend and not be empty, got {self.counts}; use doubling(most)")
+        for name in ("setup_s", "compile_s"):
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
+                raise SettingError(f"{name} must be finite and at least 0, got {value}")
+        if not (math.isfinite(self.expected_gain) and self.expected_gain > 0):
+            raise SettingError(f"expected_gain must be finite and above 0, got {self.expected_gain}; 1.2 is 20% faster")
+        if not self.most_gain >= 1:
+            raise SettingError(
+                f"most_gain must be at least 1, got {self.most_gain}; leave it out where that is unknown"
+            )
+
+    def at(self, learners: int) -> Setting:
+        """The setting with so many learners."""
+        return Setting(self.engine, learners, self.threads)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Throughput of a lane by learners, as far as it is measured.
+
+    Diminishing returns bound what is not: each doubling grows throughput by no more than the one before, and between
+    two counts it lies below the extended neighbouring secants. The first learner is left out of that where there are
+    others: with the second one averaging begins, which is a cost of its own.
+
+    Args:
+        points: (learners, throughput), ascending, at least one.
+        most_gain: as in `Lane`.
+    """
+
+    points: tuple[tuple[int, float], ...]
+    most_gain: float = math.inf
+
+    def beyond(self, learners: int) -> float:
+        """At most so much is to be had with up to so many learners, more than were measured.
+
+        Example:
+            >>> round(Curve(((1, 100.0),)).beyond(8), 6), round(Curve(((2, 100.0), (4, 110.0))).beyond(8), 6)
+            (800.0, 121.0)
+            >>> Curve(((1, 100.0),), most_gain=6.0).beyond(8)
+            600.0
+        """
+        (_, first_rate), (last, rate) = self.points[0], self.points[-1]
+        if learners <= last:
+            return rate
+        exponent = 1.0
+        if len(self.points) > 1 and (before := self.points[-2])[0] > 1:
+            exponent = min(max(_log_slope(before, (last, rate)), 0.0), 1.0)
+        diminishing = rate * math.exp(exponent * math.log(learners / last))
+        return min(diminishing, max(rate, self.most_gain * first_rate))
+
+    def between(self, learners: int) -> float:
+        """At most so much is to be had with a number of learners between two that were measured.
+
+        Example:
+            >>> Curve(((2, 100.0), (4, 190.0), (8, 200.0))).between(6)
+            280.0
+            >>> Curve(((2, 100.0), (4, 190.0), (8, 200.0), (16, 190.0))).between(6)
+            202.5
+        """
+        below = [point for point in self.points if point[0] < learners]
+        above = [point for point in self.points if point[0] > learners]
+        secants = [pair for pair in (below[-2:], above[1::-1]) if len(pair) == 2]
+        bounds = [_extended(first, second, learners) for first, second in secants]
+        return min(bounds, default=math.inf)
+
+
+def _log_slope(first: tuple[int, float], second: tuple[int, float]) -> float:
+    return math.log(second[1] / first[1]) / math.log(second[0] / first[0])
+
+
+def _extended(first: tuple[int, float], second: tuple[int, float], learners: int) -> float:
+    """A secant, read behind its second point."""
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    return second[1] + slope * (learners - second[0])

@@ -1,0 +1,314 @@
+"""How many learners a device goes on with: watched while it trains, one learner more or less at a time."""
+
+import math
+from collections.abc import Callable, Generator
+from typing import TypeAlias, TypeVar
+
+from bow.errors import SettingError
+from bow.tuner.record import Efficiency, full_efficiency
+from bow.tuner.setting import check_at_least_one
+from bow.tuner.visit import Visit, Visits
+from bow.tuner.wait import Wait
+from bow.tuner.window import DOWN, STAY, UP, Change, Decision, Step, Window
+
+WARM_UP = 1
+"""Windows that do not count behind a change: allocation, capture, caches."""
+
+FEWEST = 7
+"""Windows of a visit to a number of learners, at least: three slow ones among them do not move their median far."""
+
+MOST = 48
+"""And at most, where it is too close to call: a number that is nearly as good is no bad place to stay."""
+
+HYSTERESIS = 1 / 3
+"""A learner is removed if that costs at most this part of what adding one has to bring."""
+
+PRECISION = 1 / 4
+"""A gain is known well enough when its standard error is this part of the threshold."""
+
+DRIFT = 0.08
+"""Throughput that stays this part away from what it was asks for attempts in both directions."""
+
+DRIFT_SURENESS = 3.0
+"""So many standard errors make a drift: every window is looked at, so that chance has many occasions."""
+
+REACH = 1 / 4
+"""The part of the learners that one attempt adds besides the first, where one alone is too little to be seen."""
+
+RECENT = 15
+"""Windows whose median tells of a drift: half of them have to be slow at once before it seems to be one."""
+
+MOST_CHANGES = 16
+"""Changes in any `SPAN` windows, at most."""
+
+SPAN = 60
+
+_Result = TypeVar("_Result")
+
+
+_Rule: TypeAlias = Generator[Decision, Window, _Result]
+"""A part of the rule: it is sent windows and answers each with a decision."""
+
+
+class OnlineTuner:
+    """CROSSBOW's rule, made robust: a learner is added if throughput then rises by more than a threshold.
+
+    The paper's rule compares two windows, adds a learner as long as throughput rises, and removes one when it falls.
+    Here every number of learners is visited for several windows, of which the first is left out, and medians are
+    compared with what is known of their noise:
+
+    * up: one learner more is kept if throughput exceeds the present one by more than `threshold`. Where there are many,
+      one more is too little to be seen, so that up to a quarter of them are added, one by one, before giving up. What
+      did not pay is taken back, and tried again after a wait that doubles with each failure;
+    * down: one learner fewer is kept if throughput falls by less than a third of `threshold`, and not below the best
+      that is known by more than `threshold`; in doubt, fewer. The gap between the two thresholds keeps it from going to
+      and fro;
+    * between attempts it watches: when the median of recent windows has left what it was by more than `DRIFT`, both
+      directions are tried again, and drifts are not looked at for a while, which doubles if nothing changed;
+    * a number of learners that ran out of memory is a wall: neither it nor more are ever tried again;
+    * there are never two changes without a window in between, and never more than `MOST_CHANGES` in `SPAN` windows.
+
+    All waits count windows, so that nothing here needs a clock. Each device has its own; see `DeviceTuners` for several
+    that train one model.
+
+    Args:
+        learners: how many there are.
+        most: how many there may be.
+        threshold: what a learner has to bring, as a part of the throughput.
+        fits: whether there is memory for so many learners.
+        efficiency: of a number of learners, asked anew in every comparison; None is the objective `throughput`.
+
+    Attributes:
+        learners: how many there are, or will be when the last decision is carried out.
+        most: how many there may be.
+        wall: the fewest learners that ran out of memory; None where that did not happen.
+        changes: all of them, in order.
+        drifts: how many were noticed.
+        num_windows: how many were heard.
+
+    Raises:
+        SettingError: a value outside its range.
+
+    Example:
+        >>> tuner = OnlineTuner(learners=1, most=8)
+        >>> for _ in range(70):
+        ...     samples = 100.0 * min(tuner.learners, 3)
+        ...     decision = tuner.hear(Window(samples, seconds=1.0, learners=tuner.learners))
+        >>> tuner.learners, tuner.settled
+        (3, True)
+
+    References:
+        Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
+        Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, section 2.1.4.
+    """
+
+    def __init__(
+        self,
+        learners: int,
+        most: int,
+        *,
+        threshold: float = 0.03,
+        fits: Callable[[int], bool] | None = None,
+        efficiency: Efficiency | None = None,
+    ) -> None:
+        check_at_least_one("learners", learners)
+        check_at_least_one("most", most)
+        if not 0 < threshold < 1:
+            raise SettingError(f"threshold must be above 0 and below 1, got {threshold}; 0.03 is 3%")
+        self.learners = learners
+        self.most = max(most, learners)
+        self.threshold = threshold
+        self.wall: int | None = None
+        self.changes: list[Change] = []
+        self.drifts = 0
+        self.num_windows = 0
+        self._fits = fits or (lambda learners: True)
+        self._visits = Visits(efficiency or full_efficiency)
+        self.restart()
+
+    @property
+    def settled(self) -> bool:
+        """Whether both directions were tried, or need not be, and the present number of learners is kept."""
+        return self._watching and not any(self._is_pending(direction) for direction in (UP, DOWN))
+
+    def hear(self, window: Window, may_change: bool = True) -> Decision:
+        """Take in a window.
+
+        Args:
+            window: the stretch of training that just ended, in which the number of learners did not change. One with
+                another number than `learners` says that somebody else changed it: the tuner starts over from there.
+                One without samples says nothing.
+            may_change: whether an attempt may begin now.
+
+        Returns:
+            What to do before the next window begins.
+        """
+        if not (window.samples > 0 and window.seconds > 0):
+            return STAY
+        self.num_windows += 1
+        self._may_change = may_change
+        if window.learners != self.learners:
+            self.learners = window.learners
+            self.restart()
+        return self._rule.send(window)
+
+    def failed(self, learners: int) -> None:
+        """Hear that so many learners ran out of memory, at once or later, and that there is one fewer by now."""
+        check_at_least_one("learners", learners)
+        self.wall = learners if self.wall is None else min(self.wall, learners)
+        if self.learners >= learners > 1:
+            self._note(learners - 1, f"{learners} learners ran out of memory")
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured and what was tried, as after a change from outside; the wall stays."""
+        self._waits: dict[Step, Wait] = {UP: Wait(), DOWN: Wait()}
+        self._drift_wait = Wait()
+        self._drifted_with: int | None = None
+        self.remeasure()
+
+    def remeasure(self) -> None:
+        """Forget what was measured, but not how long to wait until what failed is tried again."""
+        self._visits.forget()
+        self._may_change = True
+        self._watching = False
+        self._rule = self._tune()
+        next(self._rule)
+
+    def _tune(self) -> _Rule[None]:
+        """The rule, for as long as there are windows; the first of them arrives at the first `yield`."""
+        for _ in range(WARM_UP):
+            yield STAY
+        here = yield from self._visit(FEWEST)
+        while True:
+            if self._may_attempt(UP):
+                here = yield from self._go_up(here)
+            elif self._may_attempt(DOWN):
+                here = yield from self._go_down(here)
+            else:
+                here = yield from self._watch(here)
+
+    def _go_up(self, here: Visit) -> _Rule[Visit]:
+        """Add learners until they pay or will not; the visit to the number that is kept."""
+        base = here.learners
+        while True:
+            yield from self._change(UP, f"whether {self.learners + 1} pay more than {base}")
+            there = yield from self._visit(FEWEST, over=here, bar=self.threshold)
+            gain = self._visits.gain(there, over=here)
+            if gain.log > math.log1p(self.threshold):
+                self._waits[UP].reset()
+                return there
+            costs = gain.exceeds(-self.threshold) is False
+            if costs or self.learners == base + self._reach or not self._is_allowed(self.learners + 1):
+                break
+        outcome = f"{self.learners} bring {gain.value - 1:+.1%} over {base}"
+        while self.learners > base:
+            yield from self._change(DOWN, outcome)
+        return (yield from self._return_to(here, failed=UP))
+
+    def _go_down(self, here: Visit) -> _Rule[Visit]:
+        """Remove a learner; the visit to the number that is kept."""
+        bar = -HYSTERESIS * self.threshold
+        yield from self._change(DOWN, f"whether {here.learners - 1} do as well as {here.learners}")
+        there = yield from self._visit(FEWEST, over=here, bar=bar)
+        gain = self._visits.gain(there, over=here)
+        gap = self._visits.score(there).log - self._visits.best
+        if gain.log + gain.error > math.log1p(bar) and gap + gain.error > -math.log1p(self.threshold):
+            self._waits[DOWN].reset()
+            self._waits[UP].begin(self.num_windows)
+            return there
+        yield from self._change(UP, f"{there.learners} bring {gain.value - 1:+.1%} over {here.learners}")
+        return (yield from self._return_to(here, failed=DOWN))
+
+    def _return_to(self, before: Visit, failed: Step) -> _Rule[Visit]:
+        """Visit again the number where an attempt began: on a machine that changed meanwhile it proved nothing."""
+        self._waits[failed].begin(self.num_windows)
+        here = yield from self._visit(FEWEST)
+        return here if self._notices_drift(here, before) else here.after(before, MOST)
+
+    def _watch(self, here: Visit) -> _Rule[Visit]:
+        """Wait for a drift or for the next attempt; a visit of the newest windows."""
+        self._watching = True
+        newest = Visit(here.learners)
+        drifted = False
+        while not drifted and not (len(newest.rates) >= RECENT and any(map(self._may_attempt, (UP, DOWN)))):
+            yield from self._collect(newest)
+            newest = newest.last(MOST)
+            if len(here.rates) < MOST:
+                here = newest.last(1).after(here, MOST)
+            drifted = len(newest.rates) >= RECENT and self._notices_drift(newest.last(RECENT), here)
+        self._watching = False
+        if drifted:
+            return newest.last(RECENT)
+        self._visits.shift(newest, here)
+        return newest
+
+    def _visit(self, fewest: int, over: Visit | None = None, bar: float = 0.0) -> _Rule[Visit]:
+        """Collect windows until it is clear whether this exceeds another visit by a bar, within limits."""
+        visit = Visit(self.learners)
+        while len(visit.rates) < fewest or (over is not None and self._is_open(visit, over, bar)):
+            yield from self._collect(visit)
+        self._visits.remember(visit)
+        return visit
+
+    def _is_open(self, visit: Visit, over: Visit, bar: float) -> bool:
+        gain = self._visits.gain(visit, over)
+        is_vague = gain.exceeds(bar) is None and gain.error > PRECISION * self.threshold
+        return is_vague and len(visit.rates) < MOST
+
+    def _collect(self, visit: Visit) -> _Rule[None]:
+        window = yield STAY
+        self._visits.add(visit, window.samples / window.seconds)
+
+    def _change(self, step: Step, why: str) -> _Rule[None]:
+        """Change the number of learners, and let the windows pass that do not count."""
+        self._note(self.learners + step, why)
+        yield Decision(step, why)
+        for _ in range(WARM_UP - 1):
+            yield STAY
+
+    def _notices_drift(self, newest: Visit, before: Visit) -> bool:
+        """Whether throughput has left what it was; then everything may be tried again."""
+        gap = self._visits.gain(newest, over=before)
+        if abs(gap.log) <= max(math.log1p(DRIFT), DRIFT_SURENESS * gap.error):
+            return False
+        if not self._drift_wait.is_over(self.num_windows):
+            return False
+        if self._drifted_with != self.learners:
+            self._drift_wait.reset()
+        self._drifted_with = self.learners
+        self._drift_wait.begin(self.num_windows)
+        self.drifts += 1
+        for wait in self._waits.values():
+            wait.reset()
+        self._visits.forget()
+        return True
+
+    def _may_attempt(self, direction: Step) -> bool:
+        """Whether an attempt may begin now; there must be changes left to take it back."""
+        if not (self._may_change and self._is_pending(direction)):
+            return False
+        recent = sum(change.window > self.num_windows - SPAN for change in self.changes[-MOST_CHANGES:])
+        return recent + 2 * (self._reach if direction == UP else 1) <= MOST_CHANGES
+
+    def _is_pending(self, direction: Step) -> bool:
+        """Whether there is an attempt to be made, now or when it may begin."""
+        if not self._waits[direction].is_over(self.num_windows) or not self._is_allowed(self.learners + direction):
+            return False
+        if direction == DOWN:
+            return True
+        reached = range(self.learners + 1, self.learners + self._reach + 1)
+        return any(self._visits.most_gain(more, self.learners) > math.log1p(self.threshold) for more in reached)
+
+    def _is_allowed(self, learners: int) -> bool:
+        is_below_wall = self.wall is None or learners < self.wall
+        return 1 <= learners <= self.most and is_below_wall and self._fits(learners)
+
+    @property
+    def _reach(self) -> int:
+        """How many learners are added before giving up, where a single one cannot be seen."""
+        return 1 + int(REACH * self.learners)
+
+    def _note(self, learners: int, why: str) -> None:
+        self.learners = learners
+        self.changes.append(Change(self.num_windows, learners, why))

@@ -1,0 +1,135 @@
+"""What a calibration knows: measurements, failures, and what was not tried."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from bow.tuner.estimate import Estimate, estimate, noise_of
+from bow.tuner.lane import Curve, Lane
+from bow.tuner.setting import Measurement, Setting
+
+Efficiency: TypeAlias = Callable[[int], float]
+"""From a number of learners to what a sample is worth with so many, 1 being what it is worth with one."""
+
+Fits: TypeAlias = Callable[[Setting], bool]
+"""Whether there is memory for a setting."""
+
+
+def full_efficiency(learners: int) -> float:
+    """The objective `throughput`: a sample is worth the same with any number of learners."""
+    return 1.0
+
+
+class Record:
+    """Measurements by setting, and scores: throughput times statistical efficiency.
+
+    Args:
+        efficiency: of a number of learners.
+        fits: whether there is memory for a setting.
+    """
+
+    def __init__(self, efficiency: Efficiency, fits: Fits) -> None:
+        self.efficiency = efficiency
+        self.fits = fits
+        self.trials: dict[Setting, list[Measurement]] = {}
+        self.refused: dict[Setting, str] = {}
+        self.walls: dict[str, int] = {}
+        """By engine: the fewest learners that ran out of memory."""
+        self.broken: dict[str, str] = {}
+        """By engine: why it does not run at all."""
+        self.spent_s = 0.0
+        self._scores: dict[Setting, Estimate] = {}
+
+    def add(self, measurement: Measurement) -> None:
+        """Take in what came of a trial."""
+        setting = measurement.setting
+        self.trials.setdefault(setting, []).append(measurement)
+        self.spent_s += measurement.seconds + measurement.compile_s
+        self.refused.pop(setting, None)
+        self._scores.clear()  # every measurement says something about the noise of all
+        self.__dict__.pop("noise", None)
+        if measurement.out_of_memory:
+            self.walls[setting.engine] = min(setting.learners, self.walls.get(setting.engine, setting.learners))
+        elif measurement.failure is not None:
+            self.broken[setting.engine] = measurement.failure
+
+    def obstacle(self, setting: Setting) -> str | None:
+        """Why a setting must not be tried, whatever it would bring."""
+        if setting.engine in self.broken:
+            return f"{setting.engine} failed: {self.broken[setting.engine]}"
+        wall = self.walls.get(setting.engine, math.inf)
+        if setting.learners >= wall:
+            return f"{wall} learners ran out of memory"
+        return None if self.fits(setting) else "does not fit into memory"
+
+    @functools.cached_property
+    def noise(self) -> float:
+        """The standard deviation of the logarithm of one repeat, from all settings together."""
+        return noise_of(self.rates(setting) for setting in self.trials)
+
+    @property
+    def measured(self) -> list[Setting]:
+        """Settings that ran and may be chosen, in the order of their first trials.
+
+        One that failed in a later trial, or has as many learners as ran out of memory since, is not among them.
+        """
+        return [setting for setting, trials in self.trials.items() if self._is_sound(setting, trials)]
+
+    def rates(self, setting: Setting) -> list[float]:
+        """All repeats of a setting, in order."""
+        return [rate for measurement in self.trials.get(setting, ()) for rate in measurement.rates]
+
+    def score(self, setting: Setting) -> Estimate:
+        """Throughput times efficiency of a setting that was measured."""
+        if setting not in self._scores:
+            found = estimate(self.rates(setting), self.noise)
+            self._scores[setting] = Estimate(found.log + self._log_efficiency(setting.learners), found.error)
+        return self._scores[setting]
+
+    def gain(self, setting: Setting, over: Setting) -> Estimate:
+        """How many times another setting's score one has."""
+        return self.score(setting).over(self.score(over))
+
+    def best(self, among: Iterable[Setting] | None = None) -> Setting | None:
+        """The highest score; None where nothing was measured."""
+        settings = self.measured if among is None else among
+        return max(settings, key=lambda setting: self.score(setting).log, default=None)
+
+    def counts(self, lane: Lane) -> list[int]:
+        """The numbers of learners that were measured in a lane, ascending."""
+        own = (lane.engine, lane.threads)
+        return sorted(setting.learners for setting in self.measured if (setting.engine, setting.threads) == own)
+
+    def curve(self, lane: Lane) -> Curve:
+        """What is known of a lane of which something was measured."""
+        noise = self.noise
+        points = tuple((n, estimate(self.rates(lane.at(n)), noise).value) for n in self.counts(lane))
+        return Curve(points, lane.most_gain)
+
+    def most_beyond(self, lane: Lane) -> float:
+        """The logarithm of the highest score that a lane can reach with more learners than were measured."""
+        curve, (*_, last) = self.curve(lane), self.counts(lane)
+        scores = [self._log_score(curve.beyond(n), n) for n in lane.counts if n > last]
+        return max(scores, default=-math.inf)
+
+    def most_between(self, lane: Lane, learners: int) -> float:
+        """The logarithm of the highest score that a number of learners amid those that were measured can have."""
+        curve = self.curve(lane)
+        inside = learners < curve.points[-1][0]
+        return self._log_score(curve.between(learners) if inside else curve.beyond(learners), learners)
+
+    def _log_score(self, rate: float, learners: int) -> float:
+        return (math.log(rate) if rate > 0 else -math.inf) + self._log_efficiency(learners)
+
+    def _log_efficiency(self, learners: int) -> float:
+        return log_efficiency(self.efficiency, learners)
+
+    def _is_sound(self, setting: Setting, trials: Iterable[Measurement]) -> bool:
+        is_below_wall = setting.learners < self.walls.get(setting.engine, math.inf)
+        return is_below_wall and all(trial.failure is None for trial in trials)
+
+
+def log_efficiency(efficiency: Efficiency, learners: int) -> float:
+    """Its logarithm; samples that are worth nothing are worth almost nothing."""
+    return math.log(max(efficiency(learners), 1e-12))
