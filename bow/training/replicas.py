@@ -274,8 +274,8 @@ class Replicas(nn.Module):
         """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
 
         With `dispatch="first_come"` there is no barrier but the synchronisation tasks, in engines whose learners do not
-        keep step. With `"fixed"`, and in other engines, there is one after every round on a CPU, and after eight on
-        a GPU.
+        keep step. With `"fixed"`, and in other engines, there is one after every round on a CPU, and after every eighth
+        on a GPU.
 
         Returns:
             The losses of the rounds that were run, by batch.
