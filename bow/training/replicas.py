@@ -64,9 +64,9 @@ class Replicas(nn.Module):
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
         engine: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on
-            cores of its own, without Python's lock, on a CPU), `"streams"` (the same with threads of Python, for models
-            that cannot be captured), `"whole_round"` (all learners as one CUDA graph, on a GPU), or `"auto"`, a rule that
-            `bow.engine.choice` documents.
+            cores of its own without Python's lock, or with a CUDA graph of its own on a GPU), `"streams"` (the same
+            with threads of Python, for models that cannot be captured), `"whole_round"` (all learners as one graph,
+            on a GPU), or `"auto"`, a rule that `bow.engine.choice` documents.
         sync: what keeps the learners together.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a

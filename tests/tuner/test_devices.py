@@ -1,0 +1,147 @@
+"""Devices that differ: together they come close to the best of all combinations, one change at a time."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from bow.errors import SettingError
+from bow.tuner import DeviceTuners, OnlineTuner, Window, balance
+from tests.tuner.simulated import Disturbance, kneed, peaked, saturating
+
+MOST = 8
+Round = Callable[[int], float]
+"""Seconds that a device takes for a round, by learners."""
+
+
+def round_of(curve: Callable[[int], float], speed: float) -> Round:
+    return lambda k: k / (speed * curve(k))
+
+
+PAIRS = {
+    "alike": (round_of(kneed(4, 0.05), 1.0), round_of(kneed(4, 0.05), 1.0)),
+    "one twice as fast": (round_of(kneed(4, 0.05), 2.0), round_of(kneed(4, 0.05), 1.0)),
+    "one with fewer cores": (round_of(peaked(0.05, 0.03), 1.0), round_of(saturating(0.3), 1.0)),
+    "one hopelessly slow": (round_of(kneed(6, 0.05), 1.0), round_of(kneed(1, 0.3), 0.3)),
+}
+
+
+def throughput(devices: tuple[Round, ...], learners: tuple[int, ...]) -> float:
+    seconds = max(device(count) for device, count in zip(devices, learners, strict=True))
+    return sum(learners) / seconds
+
+
+def train(devices: tuple[Round, ...], tuners: DeviceTuners, windows: int, noise: Disturbance) -> list[tuple[int, ...]]:
+    history = []
+    for _ in range(windows):
+        learners = tuple(tuner.learners for tuner in tuners.tuners)
+        history.append(learners)
+        decisions = tuners.hear(1000 * noise.of(throughput(devices, learners)), 1.0)
+        assert sum(decision.step != 0 for decision in decisions) <= 1
+        assert all(tuner.learners == n + d.step for tuner, n, d in zip(tuners.tuners, learners, decisions, strict=True))
+    return history
+
+
+def best_of(devices: tuple[Round, ...]) -> float:
+    return max(throughput(devices, both) for both in itertools.product(range(1, MOST + 1), repeat=len(devices)))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_balance_is_the_best_of_all_combinations(pair: str) -> None:
+    devices = PAIRS[pair]
+    measured = [{k: device(k) for k in range(1, MOST + 1)} for device in devices]
+    assert throughput(devices, balance(measured)) == pytest.approx(best_of(devices))
+    three = (*devices, round_of(saturating(0.1), 1.5))
+    measured.append({k: three[2](k) for k in range(1, MOST + 1)})
+    assert throughput(three, balance(measured)) == pytest.approx(best_of(three))
+
+
+def test_the_balance_minds_what_learners_are_worth() -> None:
+    linear = {k: 1.0 + 0.01 * k for k in range(1, 9)}
+    assert balance([linear, linear]) == (8, 8)
+    assert balance([linear, linear], efficiency=lambda k: k**-2.0) == (1, 1)
+
+
+def test_of_equal_combinations_the_one_with_fewest_learners_is_taken() -> None:
+    assert balance([{1: 1.0, 2: 2.0, 4: 4.0}, {1: 1.0, 2: 2.0}]) == (1, 1)
+
+
+@pytest.mark.parametrize("unknown", [[], [{1: 1.0}, {}]])
+def test_a_device_of_which_nothing_is_known_cannot_be_balanced(unknown: list[dict[int, float]]) -> None:
+    with pytest.raises(SettingError, match="calibrate every device first"):
+        balance(unknown)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_devices_that_begin_balanced_stay_close_to_the_best_combination(pair: str) -> None:
+    devices, good = PAIRS[pair], 0
+    start = balance([{k: device(k) for k in (1, 2, 4, 8)} for device in devices])
+    for seed in range(20):
+        tuners = DeviceTuners([OnlineTuner(count, MOST) for count in start])
+        late = train(devices, tuners, 800, Disturbance(0.02, 0.02, seed))[-100:]
+        good += sum(throughput(devices, both) for both in late) >= 0.93 * best_of(devices) * len(late)
+    assert good >= 19
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_devices_find_a_combination_that_none_can_better_alone(pair: str) -> None:
+    devices, good = PAIRS[pair], 0
+    for seed in range(20):
+        tuners = DeviceTuners([OnlineTuner(1, MOST) for _ in devices])
+        history = train(devices, tuners, 800, Disturbance(0.01, 0.0, seed))
+        (a, b), _ = Counter(history[-200:]).most_common(1)[0]
+        others = [(max(a - 1, 1), b), (min(a + 1, MOST), b), (a, max(b - 1, 1)), (a, min(b + 1, MOST))]
+        good += throughput(devices, (a, b)) >= 0.955 * max(throughput(devices, other) for other in others)
+    assert good >= 19
+
+
+def test_all_devices_settle_and_are_tried_again_in_turn() -> None:
+    devices = PAIRS["one twice as fast"]
+    tuners = DeviceTuners([OnlineTuner(1, MOST) for _ in devices])
+    turns, settled = [], []
+    for _ in range(1500):
+        learners = tuple(tuner.learners for tuner in tuners.tuners)
+        tuners.hear(throughput(devices, learners), 1.0)
+        turns.append(tuners.turn)
+        settled.append(tuners.settled)
+    assert any(settled)
+    assert {turn for turn, done in zip(turns[300:], settled[300:], strict=True) if done} == {0, 1}
+    assert sum(settled[300:]) > 600
+
+
+def test_a_drift_gives_every_device_a_turn() -> None:
+    tuners = DeviceTuners([OnlineTuner(1, MOST), OnlineTuner(1, MOST)])
+    noise = Disturbance(0.01, 0.0)
+    train((round_of(kneed(2, 0.05), 1.0), round_of(kneed(2, 0.05), 1.0)), tuners, 400, noise)
+    train((round_of(kneed(4, 0.05), 2.0), round_of(kneed(4, 0.05), 2.0)), tuners, 800, noise)
+    assert all(tuner.learners >= 3 for tuner in tuners.tuners)
+
+
+def test_a_wall_of_one_device_is_no_wall_of_another() -> None:
+    tuners = DeviceTuners([OnlineTuner(2, MOST), OnlineTuner(2, MOST)])
+    tuners.failed(1, 2)
+    assert [tuner.learners for tuner in tuners.tuners] == [2, 1]
+    assert [tuner.wall for tuner in tuners.tuners] == [None, 2]
+
+
+def test_no_device_changes_while_that_is_unwelcome() -> None:
+    tuners = DeviceTuners([OnlineTuner(1, MOST), OnlineTuner(1, MOST)])
+    for _ in range(60):
+        decisions = tuners.hear(100.0, 1.0, may_change=False)
+        assert [decision.step for decision in decisions] == [0, 0]
+
+
+def test_one_device_is_tuned_as_alone() -> None:
+    alone, noise, again = OnlineTuner(1, MOST), Disturbance(), Disturbance()
+    together = DeviceTuners([OnlineTuner(1, MOST)])
+    device = (round_of(kneed(4, 0.05), 1.0),)
+    history = train(device, together, 150, noise)
+    for (learners,) in history:
+        assert alone.learners == learners
+        alone.hear(Window(1000 * again.of(throughput(device, (learners,))), 1.0, learners))
+
+
+def test_devices_are_needed() -> None:
+    with pytest.raises(SettingError, match="tuners must not be empty, got none; give one for each device"):
+        DeviceTuners([])

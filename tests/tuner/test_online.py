@@ -1,0 +1,271 @@
+"""The online rule on simulated machines: it settles near the optimum, stays, follows a drift, and respects walls."""
+
+import dataclasses
+import itertools
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bow.errors import SettingError
+from bow.tuner import Decision, OnlineTuner, StatisticalEfficiency, Window
+from bow.tuner.online import MOST_CHANGES, SPAN
+from bow.tuner.wait import FIRST_WAIT
+from tests.tuner.simulated import FAMILIES, Disturbance, Training, falling, kneed, optima, peaked, saturating
+
+MOST = 16
+RUNS = range(100)
+WINDOWS = 600
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_settles_within_one_learner_of_the_optimum_and_stays(family: str) -> None:
+    curve = FAMILIES[family]
+    fewest, best = optima(curve, MOST)
+    near = 0
+    for seed in RUNS:
+        training = Training(OnlineTuner(1, MOST), curve, Disturbance(seed=seed)).run(WINDOWS)
+        if training.settled_at is None or training.settled_with is None:
+            continue
+        near += fewest - 1 <= training.settled_with <= best + 1
+        # Attempts become rare: three in each direction, and one more for each drift that noise looks like.
+        attempts = 2 * (3 + training.tuner.drifts)
+        assert training.num_changes_after(training.settled_at) <= attempts * 2 * (1 + best // 4 + 1)
+    assert near >= 95
+
+
+@pytest.mark.parametrize("family", ["two cores", "flat peak", "sharp peak", "one is best"])
+def test_it_comes_down_from_too_many(family: str) -> None:
+    curve = FAMILIES[family]
+    fewest, best = optima(curve, MOST)
+    near = 0
+    for seed in RUNS[:50]:
+        training = Training(OnlineTuner(10, MOST), curve, Disturbance(seed=seed)).run(WINDOWS)
+        near += training.settled_with is not None and fewest - 1 <= training.settled_with <= best + 1
+    assert near >= 48
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_little_is_lost_once_it_has_settled(family: str) -> None:
+    curve = FAMILIES[family]
+    top = max(curve(k) for k in range(1, MOST + 1))
+    for seed in RUNS[:5]:
+        training = Training(OnlineTuner(1, MOST), curve, Disturbance(seed=seed)).run(1000)
+        late = training.history[500:]
+        assert sum(map(curve, late)) / len(late) > 0.93 * top
+
+
+@pytest.mark.parametrize(("cores", "later"), [(3, 8), (8, 3)])
+def test_it_follows_a_drift(cores: int, later: int) -> None:
+    before, after, near = kneed(cores, 0.05), kneed(later, 0.05), 0
+    for seed in RUNS[:50]:
+        training = Training(OnlineTuner(1, MOST), before, Disturbance(seed=seed)).run(300)
+        training.curve = lambda k: 0.8 * after(k)  # what takes cores takes time from all
+        training.run(400)
+        fewest, best = optima(after, MOST)
+        near += training.settled_with is not None and fewest - 1 <= training.settled_with <= best + 1
+    assert near >= 48
+
+
+def test_it_follows_a_drift_that_throughput_does_not_show() -> None:
+    near = 0
+    for seed in RUNS[:50]:
+        training = Training(OnlineTuner(1, MOST), kneed(3, 0.05), Disturbance(seed=seed)).run(200)
+        training.curve = kneed(8, 0.05)  # the same with up to three learners
+        training.run(700)
+        near += training.settled_with in (7, 8, 9)
+    assert near >= 48
+
+
+def test_a_slow_drift_of_the_whole_machine_moves_nothing() -> None:
+    for seed in RUNS[:20]:
+        training = Training(OnlineTuner(1, MOST), kneed(4, 0.05), Disturbance(0.02, 0.05, seed)).run(200)
+        for step in range(500):
+            speed = 1 + 0.3 * math.sin(step / 100)
+            training.curve = lambda k, speed=speed: speed * kneed(4, 0.05)(k)
+            training.run(1)
+        assert training.settled_with == 4
+
+
+def test_stragglers_are_no_reason_to_change() -> None:
+    for seed in RUNS[:20]:
+        training = Training(OnlineTuner(4, MOST), kneed(4, 0.1), Disturbance(0.01, 0.15, seed)).run(300)
+        assert training.settled_with == 4
+
+
+@pytest.mark.parametrize("wall", [2, 5, 9])
+def test_the_wall_is_never_crossed_twice(wall: int) -> None:
+    for seed in RUNS[:20]:
+        tuner = OnlineTuner(1, MOST)
+        training = Training(tuner, saturating(0.0), Disturbance(seed=seed), wall=wall).run(800)
+        assert training.crossings == [wall]
+        assert tuner.wall == wall
+        assert training.settled_with == wall - 1
+        assert max(training.history) == wall - 1
+
+
+def test_memory_that_others_take_later_is_a_lower_wall() -> None:
+    tuner = OnlineTuner(1, MOST)
+    training = Training(tuner, kneed(8, 0.05), Disturbance(0.01, 0.0)).run(300)
+    assert training.settled_with == 8
+    tuner.failed(8)
+    training.learners = 7
+    training.run(600)
+    assert tuner.wall == 8
+    assert training.settled_with == 7
+    assert max(training.history[300:]) == 7
+
+
+def test_one_learner_that_fails_stays_one() -> None:
+    tuner = OnlineTuner(1, MOST)
+    tuner.failed(1)
+    assert tuner.learners == 1
+    assert tuner.changes == []
+
+
+def test_what_does_not_fit_is_not_tried() -> None:
+    training = Training(OnlineTuner(1, MOST, fits=lambda k: k <= 5), saturating(0.0), Disturbance(0.01, 0.0)).run(400)
+    assert max(training.history) == 5
+    assert training.settled_with == 5
+    assert training.tuner.wall is None
+
+
+def test_attempts_that_fail_become_rare() -> None:
+    training = Training(OnlineTuner(4, MOST), kneed(4, 0.1), Disturbance(0.01, 0.0)).run(3000)
+    ups = [change.window for change in training.tuner.changes if change.learners == 5]
+    waits = [later - earlier for earlier, later in itertools.pairwise(ups)]
+    assert len(ups) <= 7
+    assert waits[0] >= FIRST_WAIT
+    assert all(later > 1.7 * earlier for earlier, later in itertools.pairwise(waits[:4]))
+
+
+def test_no_attempt_begins_while_changes_are_unwelcome() -> None:
+    tuner = OnlineTuner(2, MOST)
+    disturbance = Disturbance(0.01, 0.0)
+    for _ in range(100):
+        window = Window(disturbance.of(100.0 * tuner.learners), 1.0, tuner.learners)
+        assert tuner.hear(window, may_change=False) == Decision()
+    assert not tuner.settled
+    assert tuner.hear(window).step == 1
+
+
+def test_an_attempt_that_has_begun_is_finished() -> None:
+    tuner = OnlineTuner(2, MOST)
+    for index in range(100):
+        may_change = tuner.learners == 2 and index < 20
+        tuner.hear(Window(100.0 * min(tuner.learners, 2), 1.0, tuner.learners), may_change)
+    assert tuner.learners == 2
+    assert [change.learners for change in tuner.changes] == [3, 2]
+
+
+def test_somebody_else_may_change_the_learners() -> None:
+    training = Training(OnlineTuner(1, MOST), kneed(6, 0.05), Disturbance(0.01, 0.0)).run(200)
+    training.learners = 3
+    training.tuner.hear(Window(3000.0, 1.0, 3))
+    assert training.tuner.learners == 3
+    assert not training.tuner.settled
+    assert training.run(300).settled_with == 6
+
+
+def test_a_decision_that_was_not_carried_out_is_forgotten() -> None:
+    tuner = OnlineTuner(1, MOST)
+    steps = [tuner.hear(Window(100.0, 1.0, 1)).step for _ in range(100)]
+    assert set(steps) == {0, 1}
+    assert steps.count(1) < 15
+
+
+def test_windows_without_samples_say_nothing() -> None:
+    tuner = OnlineTuner(1, MOST)
+    for window in (Window(0.0, 1.0, 1), Window(10.0, 0.0, 1)):
+        assert tuner.hear(window) == Decision()
+    assert tuner.num_windows == 0
+
+
+def test_the_size_of_windows_does_not_matter() -> None:
+    histories = []
+    for seconds in (1.0, 0.25):
+        tuner, noise, history = OnlineTuner(1, MOST), Disturbance(), []
+        for _ in range(200):
+            history.append(tuner.learners)
+            rate = noise.of(kneed(5)(tuner.learners))
+            tuner.hear(Window(rate * seconds, seconds, tuner.learners))
+        histories.append(history)
+    assert histories[0] == histories[1]
+
+
+def test_reasons_are_given() -> None:
+    training = Training(OnlineTuner(1, MOST), kneed(2, 0.1), Disturbance(0.0, 0.0)).run(80)
+    whys = [change.why for change in training.tuner.changes]
+    assert whys[0] == "whether 2 pay more than 1"
+    assert "3 bring -10.0% over 2" in whys
+    assert "1 bring -50.0% over 2" in whys
+
+
+def test_goodput_keeps_learners_away_that_do_not_help_learning() -> None:
+    def settled(noise_scale: float | None) -> int | None:
+        efficiency = StatisticalEfficiency(noise_scale, batch_size=16)
+        tuner = OnlineTuner(1, MOST, efficiency=efficiency)
+        return Training(tuner, kneed(8, 0.05), Disturbance(0.01, 0.0)).run(400).settled_with
+
+    assert settled(None) == settled(1e6) == 8
+    assert settled(16.0) in (5, 6, 7, 8)  # k (phi + b) / (phi + k b) = 2 k / (1 + k) grows by 4.8% from 5 to 6
+    assert settled(1.0) in (1, 2)
+
+
+def test_goodput_follows_the_noise_scale() -> None:
+    state = {"noise_scale": 1.0}
+    tuner = OnlineTuner(1, MOST, efficiency=lambda k: StatisticalEfficiency(state["noise_scale"], 16)(k))
+    training = Training(tuner, kneed(8, 0.05), Disturbance(0.01, 0.0)).run(300)
+    assert training.settled_with in (1, 2)
+    state["noise_scale"] = 1e5
+    assert training.run(300).settled_with == 8
+
+
+@given(
+    peak=st.integers(1, 20),
+    noise=st.floats(0.0, 0.3),
+    straggling=st.floats(0.0, 0.3),
+    start=st.integers(1, 20),
+    most=st.integers(1, 20),
+    wall=st.integers(2, 25),
+    fitting=st.integers(1, 25),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_machine_the_promises_are_kept(peak, noise, straggling, start, most, wall, fitting, seed):
+    start = min(start, wall - 1)
+    tuner = OnlineTuner(start, most, fits=lambda k: k <= fitting)
+    chance = random.Random(seed)
+    training = Training(tuner, peaked(0.02, 1 / peak**2), Disturbance(noise, straggling, seed), wall=wall)
+    for _ in range(20):
+        training.curve = kneed(chance.randint(1, 20), chance.choice([0.0, 0.1]))
+        training.run(25)
+    assert all(1 <= k <= max(start, min(most, fitting, wall)) for k in training.history)
+    assert training.crossings in ([], [wall])
+    times = [change.window for change in tuner.changes if "ran out of memory" not in change.why]
+    assert all(later > earlier for earlier, later in itertools.pairwise(times))
+    for first in range(len(times) - MOST_CHANGES):
+        assert times[first + MOST_CHANGES] - times[first] >= SPAN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learners": 0}, "learners must be a whole number of at least 1, got 0"),
+        ({"most": 0}, "most must be a whole number of at least 1, got 0"),
+        ({"threshold": 1.0}, "threshold must be above 0 and below 1, got 1.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        OnlineTuner(**{"learners": 1, "most": 8, **arguments})
+
+
+def test_machines_of_one_learner_are_left_alone() -> None:
+    training = Training(OnlineTuner(1, 1), falling(0.1)).run(50)
+    assert training.settled_with == 1
+    assert training.tuner.changes == []
+    assert dataclasses.asdict(Decision()) == {"step": 0, "why": ""}

@@ -1,0 +1,51 @@
+"""Settings, measurements and lanes refuse what cannot be."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bow.errors import SettingError
+from bow.tuner import Lane, Measurement, Setting, doubling
+
+SETTING = Setting("graph", learners=2)
+
+
+def test_a_setting_says_what_it_is() -> None:
+    assert str(Setting("eager", threads=2)) == "eager, 1 learner, 2 threads"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Setting("graph", learners=0), "learners must be a whole number of at least 1, got 0"),
+        (lambda: Setting("graph", threads=True), "threads must be a whole number of at least 1, got True"),
+        (lambda: Measurement(SETTING), "either rates or a failure, got neither for graph, 2 learners"),
+        (lambda: Measurement(SETTING, [1.0], failure="lost"), "either rates or a failure, got both"),
+        (lambda: Measurement(SETTING, [1.0, 0.0]), "rates must be finite and above 0, got 0.0"),
+        (lambda: Measurement(SETTING, [math.nan]), "rates must be finite and above 0, got nan"),
+        (lambda: Measurement(SETTING, [1.0], seconds=-1.0), "seconds must be finite and at least 0, got -1.0"),
+        (lambda: Measurement(SETTING, [1.0], compile_s=math.inf), "compile_s must be finite and at least 0, got inf"),
+        (lambda: Lane("graph", threads=0), "threads must be a whole number of at least 1, got 0"),
+        (lambda: Lane("graph", counts=()), r"counts must ascend and not be empty, got \(\); use doubling"),
+        (lambda: Lane("graph", counts=(1, 4, 2)), r"counts must ascend and not be empty, got \(1, 4, 2\)"),
+        (lambda: Lane("graph", setup_s=-1.0), "setup_s must be finite and at least 0, got -1.0"),
+        (lambda: Lane("graph", compile_s=math.nan), "compile_s must be finite and at least 0, got nan"),
+        (lambda: Lane("graph", expected_gain=0.0), "expected_gain must be finite and above 0, got 0.0"),
+        (lambda: Lane("graph", most_gain=0.5), "most_gain must be at least 1, got 0.5"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        make()
+
+
+@given(st.integers(1, 300))
+def test_doubling_ends_with_the_most(most: int) -> None:
+    counts = doubling(most)
+    assert counts[0] == 1
+    assert counts[-1] == most
+    assert all(a < b <= 2 * a for a, b in itertools.pairwise(counts))
