@@ -5,7 +5,7 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -347,7 +347,7 @@ class Engine(abc.ABC):
         """Add a learner that starts from `z`; the synchroniser must be stable with it."""
         self.sync.check(self.num_learners + 1)
         self.settle()
-        self._resize(self.group.add)
+        self._resize(self.group.add, undo=self.group.remove)
         if self.sync.timing is Timing.BEFORE_STEP:  # equal gradients keep learners equal only from equal states
             self.group.optimizer.copy_state(source=0, target=len(self.group) - 1)
 
@@ -362,13 +362,19 @@ class Engine(abc.ABC):
                 self.contribute(self.num_learners)
                 self.apply(self.num_learners)
 
-    def _resize(self, change: Any) -> None:
+    def _resize(self, change: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
         followed = self.sync.follows(self.num_learners)
         change()
         if followed:  # z moved with the only learner: averaging starts here, at rest
             self.sync.start(self.group.matrix)
             self.drop.take()
-        self.resized()
+        try:
+            self.resized()
+        except BaseException:  # there is no stream or no memory left for it
+            if undo is not None:
+                undo()
+                self.resized()
+            raise
 
     def _clip(self, gradients: Shaped[Tensor, "learners parameters"]) -> None:
         limit = self.settings.clip_norm

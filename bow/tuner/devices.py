@@ -128,10 +128,8 @@ class DeviceTuners:
             return
         following = [(self._turn + ahead) % len(self.tuners) for ahead in range(1, len(self.tuners) + 1)]
         self._turn = next((device for device in following if device in self._others), following[0])
-        if self._turn in self._others:
+        if self._turn in self._others:  # what it knew of throughput was with others as they are no more
             self.tuners[self._turn].restart()
-        else:
-            self.tuners[self._turn].remeasure()
         self._others.discard(self._turn)
         self._known = self._state()
 

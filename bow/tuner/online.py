@@ -38,8 +38,8 @@ REACH = 1 / 4
 RECENT = 15
 """Windows whose median tells of a drift: half of them have to be slow at once before it seems to be one."""
 
-MOST_CHANGES = 16
-"""Changes in any `SPAN` windows, at most."""
+MOST_CHANGES = 10
+"""Behind so many changes in `SPAN` windows no further attempt begins; one that has begun is finished."""
 
 SPAN = 60
 
@@ -66,7 +66,8 @@ class OnlineTuner:
     * between attempts it watches: when the median of recent windows has left what it was by more than `DRIFT`, both
       directions are tried again, and drifts are not looked at for a while, which doubles if nothing changed;
     * a number of learners that ran out of memory is a wall: neither it nor more are ever tried again;
-    * there are never two changes without a window in between, and never more than `MOST_CHANGES` in `SPAN` windows.
+    * there are never two changes without a window in between, and no attempt begins behind `MOST_CHANGES` changes in
+      `SPAN` windows.
 
     All waits count windows, so that nothing here needs a clock. Each device has its own; see `DeviceTuners` for several
     that train one model.
@@ -165,10 +166,6 @@ class OnlineTuner:
         self._waits: dict[Step, Wait] = {UP: Wait(), DOWN: Wait()}
         self._drift_wait = Wait()
         self._drifted_with: int | None = None
-        self.remeasure()
-
-    def remeasure(self) -> None:
-        """Forget what was measured, but not how long to wait until what failed is tried again."""
         self._visits.forget()
         self._may_change = True
         self._watching = False
@@ -285,11 +282,11 @@ class OnlineTuner:
         return True
 
     def _may_attempt(self, direction: Step) -> bool:
-        """Whether an attempt may begin now; there must be changes left to take it back."""
+        """Whether an attempt may begin now."""
         if not (self._may_change and self._is_pending(direction)):
             return False
         recent = sum(change.window > self.num_windows - SPAN for change in self.changes[-MOST_CHANGES:])
-        return recent + 2 * (self._reach if direction == UP else 1) <= MOST_CHANGES
+        return recent < MOST_CHANGES
 
     def _is_pending(self, direction: Step) -> bool:
         """Whether there is an attempt to be made, now or when it may begin."""

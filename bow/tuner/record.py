@@ -35,7 +35,7 @@ class Record:
         self.trials: dict[Setting, list[Measurement]] = {}
         self.refused: dict[Setting, str] = {}
         self.walls: dict[str, int] = {}
-        """By engine: the fewest learners that ran out of memory."""
+        """By engine: the fewest learners that ran out of memory; so many are not tried again, so that it only falls."""
         self.broken: dict[str, str] = {}
         """By engine: why it does not run at all."""
         self.spent_s = 0.0
@@ -50,7 +50,7 @@ class Record:
         self._scores.clear()  # every measurement says something about the noise of all
         self.__dict__.pop("noise", None)
         if measurement.out_of_memory:
-            self.walls[setting.engine] = min(setting.learners, self.walls.get(setting.engine, setting.learners))
+            self.walls[setting.engine] = setting.learners
         elif measurement.failure is not None:
             self.broken[setting.engine] = measurement.failure
 

@@ -155,6 +155,8 @@ class StreamEngine(Engine):
         """What steps on the learners' streams, if optimizer and synchroniser are of the kind."""
         self._shapes: set[Hashable] = set()
         """Of batches that there are graphs for."""
+        self._unfit: set[Hashable] = set()
+        """Of batches that cannot be captured."""
         self._seen: dict[Hashable, int] = {}  # in which round first
         self._refused: str | None = None
         """Why nothing is captured any more."""
@@ -398,9 +400,9 @@ class StreamEngine(Engine):
         """Make streams and graphs for the learners that there are now."""
         self._bind()
 
-    def _resize(self, change: object) -> None:
+    def _resize(self, change: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
         self.catch_up()
-        super()._resize(change)
+        super()._resize(change, undo)
 
     # Learners side by side
 
@@ -515,7 +517,7 @@ class StreamEngine(Engine):
         if shape is None and self._refused is None:
             self._refused = "a batch holds something that is no dense tensor"
             self._tell(f"engine {self.name} cannot capture this training ({self._refused}); running {self.description}")
-        if shape is None or shape in self._shapes or self._refused is not None:
+        if shape is None or shape in self._shapes or shape in self._unfit or self._refused is not None:
             return
         seen = self._seen.setdefault(shape, round_index) < round_index
         if (self._shapes and not seen) or len(self._shapes) >= MAX_SHAPES:
@@ -530,6 +532,10 @@ class StreamEngine(Engine):
         except Exception as error:
             if isinstance(error, BowError) and not isinstance(error, CaptureError):
                 raise
+            if self._shapes:  # others of the training are captured: it is these batches
+                self._unfit.add(shape)
+                self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run uncaptured")
+                return
             self._refused = reason(error)
             self._tell(f"engine {self.name} cannot capture this model ({self._refused}); running {self.description}")
             return

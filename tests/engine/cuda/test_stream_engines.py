@@ -542,3 +542,48 @@ def test_optimizers_step_many_tensors_at_once_as_they_do_on_gpus(engine: str) ->
             replicas.round(round_of(t))
         torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-9)
     trainings[1].close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_learner_that_cannot_be_added_leaves_the_others(
+    engine: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas = training(engine, device)
+    replicas.round(round_of(0))
+    make = device._make_stream
+
+    def none_left(name: str, high_priority: bool) -> Any:
+        if name == "learner 2":
+            raise bow.BowError("there are no more streams")
+        return make(name, high_priority)
+
+    monkeypatch.setattr(device, "_make_stream", none_left)
+    with pytest.raises(bow.BowError, match="no more streams"):
+        replicas.add_learner()
+    assert replicas.learners == 2
+    assert replicas.round(round_of(1)).isfinite().all()
+    replicas.close()
+
+
+@pytest.mark.parametrize("engine", ["graph", "whole_round"])
+def test_a_mistake_in_one_batch_does_not_end_capturing(engine: str, device: FakeDevice) -> None:
+    def step(learner: nn.Module, given: Any) -> Tensor:
+        if len(given[0]) == 3:
+            raise KeyError("oops")
+        return nn.functional.cross_entropy(learner(given[0]), given[1])
+
+    replicas = bow.Replicas(model(), step=step, optimizer=SGD, engine=engine, device=device, learners=2)
+    for t in range(2):
+        replicas.round(round_of(t))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            with pytest.raises(KeyError, match="oops"):
+                replicas.round([batch(0, 3), batch(1, 3)])
+    for t in range(4):
+        replicas.round([batch(t, 5), batch(10 + t, 5)])
+    before = device.replays
+    replicas.round([batch(0, 5), batch(1, 5)])
+    assert device.replays > before
+    assert replicas.engine == engine
+    replicas.close()
