@@ -64,7 +64,7 @@ class OnlineTuner:
       that is known by more than `threshold`; in doubt, fewer. The gap between the two thresholds keeps it from going to
       and fro;
     * between attempts it watches: when the median of recent windows has left what it was by more than `DRIFT`, both
-      directions are tried again, and drifts are not looked at for a while, which doubles if nothing changed;
+      directions are tried again, and drifts are not looked at for a while, which doubles while they keep coming;
     * a number of learners that ran out of memory is a wall: neither it nor more are ever tried again;
     * there are never two changes without a window in between, and no attempt begins behind `MOST_CHANGES` changes in
       `SPAN` windows.
@@ -165,7 +165,6 @@ class OnlineTuner:
         """Forget what was measured and what was tried, as after a change from outside; the wall stays."""
         self._waits: dict[Step, Wait] = {UP: Wait(), DOWN: Wait()}
         self._drift_wait = Wait()
-        self._drifted_with: int | None = None
         self._visits.forget()
         self._may_change = True
         self._watching = False
@@ -271,9 +270,7 @@ class OnlineTuner:
             return False
         if not self._drift_wait.is_over(self.num_windows):
             return False
-        if self._drifted_with != self.learners:
-            self._drift_wait.reset()
-        self._drifted_with = self.learners
+        self._drift_wait.relax(self.num_windows)
         self._drift_wait.begin(self.num_windows)
         self.drifts += 1
         for wait in self._waits.values():

@@ -108,6 +108,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.asked: list[Trial] = []
         self.longest_s = 0.0
+        self.clock_s = 0.0
         self._compiled: set[object] = set()
 
     def truth(self, setting: Setting) -> float:
@@ -122,7 +123,9 @@ class Machine:
         while (trial := calibration.next_trial()) is not None:
             assert calibration.next_trial() is trial
             measurement = self.carry_out(trial)
-            self.longest_s = max(self.longest_s, measurement.seconds + measurement.compile_s)
+            took_s = measurement.seconds + measurement.compile_s
+            self.longest_s = max(self.longest_s, took_s)
+            self.clock_s += took_s
             calibration.report(measurement)
         return calibration
 

@@ -151,6 +151,32 @@ def test_an_engine_that_fails_is_left_alone_and_what_it_did_before_counts() -> N
     assert calibration.choice == Setting("graph", 2)
 
 
+def test_an_engine_that_fails_is_not_tried_with_other_threads() -> None:
+    machine = Machine({"graph": saturating(0.1), "eager": falling(0.1)}, broken={"graph": 1})
+    lanes = [Lane("graph"), Lane("graph", threads=2), Lane("eager")]
+    calibration = measured_once(machine, lanes)
+    assert [trial.setting.engine for trial in machine.asked].count("graph") == 1
+    whys = [row.why for row in calibration.table.rows if row.engine == "graph"]
+    assert whys == ["the model cannot be captured", "graph failed: the model cannot be captured"]
+
+
+def test_what_ran_out_of_memory_since_is_not_chosen() -> None:
+    one, two = Lane("graph", counts=(1, 2, 4)), Lane("graph", threads=2, counts=(1, 4, 8))
+    calibration, ran = Calibration([one, two], 30.0), []
+    while (trial := calibration.next_trial()) is not None:
+        setting = trial.setting
+        if setting == two.at(4):
+            calibration.report(Measurement(setting, failure="out of memory", out_of_memory=True))
+        else:
+            rate = 100.0 * setting.learners * (0.9 if setting.threads == 2 else 1.0)
+            calibration.report(Measurement(setting, [rate] * 5, seconds=0.5))
+        ran.append(setting)
+    assert ran.index(one.at(4)) < ran.index(two.at(4))
+    assert calibration.choice == one.at(3)
+    whys = {row.learners: row.why for row in calibration.table.rows if row.threads == 1}
+    assert whys[4] == "4 learners ran out of memory"
+
+
 def test_where_nothing_runs_there_is_no_choice() -> None:
     machine = Machine({"graph": falling(0.1), "eager": falling(0.1)}, broken={"graph": 1}, wall=1)
     calibration = measured_once(machine, lanes_of(["graph", "eager"], 8))
@@ -210,6 +236,32 @@ def test_compiling_that_would_take_most_of_the_budget_is_not_tried() -> None:
     assert any("more than the budget leaves for it" in row.why for row in calibration.table.rows)
 
 
+def test_behind_compilation_the_number_of_learners_goes_both_ways() -> None:
+    for at in (2, 16):
+        curves = {"graph": kneed(4, 0.1), "graph+compiled": slower(kneed(at, 0.1), 4.0 if at == 2 else 1.0)}
+        machine = Machine(curves, Disturbance(0.02, 0.0), compile_s={"graph+compiled": 15.0})
+        lanes = [*lanes_of(["graph"], 32), *lanes_of(["graph+compiled"], 32, compile_s=15.0)]
+        calibration = machine.calibrate(Calibration(lanes, 30.0, samples=1e9))
+        assert calibration.choice == Setting("graph+compiled", at)
+        assert machine.num_compilations("graph+compiled") == 1
+
+
+def test_an_engine_is_compiled_once_whatever_its_threads() -> None:
+    machine = Machine({"graph": kneed(4, 0.1), "fused": kneed(8)}, compile_s={"fused": 5.0})
+    fused = [Lane("fused", threads, compile_s=5.0, compiles_each=True) for threads in (1, 2)]
+    calibration = machine.calibrate(Calibration([*lanes_of(["graph"], 8), *fused], 60.0, samples=1e9))
+    assert machine.num_compilations("fused") == 1
+    assert any("compiled once" in row.why for row in calibration.table.rows)
+
+
+def test_what_trials_take_is_learned() -> None:
+    for seed in range(10):
+        machine = Machine({"graph": saturating(0.02)}, Disturbance(0.02, 0.0, seed), setup_s=5.0)
+        calibration = machine.calibrate(Calibration(lanes_of(["graph"], 32), 16.0))
+        assert calibration.spent_s <= 16.0  # the next trial is known to take as long as the last, and not 0.2 s
+        assert len(machine.asked) in (1, 2)
+
+
 def test_compiled_code_in_a_cache_costs_nothing() -> None:
     machine = Machine(compiling(), Disturbance(0.02, 0.0))
     lanes = [Lane("graph", counts=(1, 2, 4, 8)), Lane("graph+compiled", counts=(1, 2, 4, 8))]
@@ -231,7 +283,7 @@ def test_of_an_engine_that_compiles_for_every_number_those_in_the_cache_are_comp
     curves = {"graph": kneed(4, 0.1), "fused": lambda k: 2 * saturating(0.05)(k)}
     machine = Machine(curves, Disturbance(0.02, 0.0))
     fused = Lane("fused", counts=(1, 2, 4, 8, 16), compile_s=12.0, compiles_each=True, cached=frozenset({2, 8}))
-    calibration = machine.calibrate(Calibration([*lanes_of(["graph"], 16), fused], 20.0, samples=1e7))
+    calibration = machine.calibrate(Calibration([*lanes_of(["graph"], 16), fused], 10.0, samples=1e7))
     assert {trial.setting.learners for trial in machine.asked if trial.setting.engine == "fused"} == {2, 8}
     assert calibration.choice == Setting("fused", 8)
 
@@ -282,6 +334,7 @@ def test_whatever_the_machine_the_promises_are_kept(peak, budget_s, wall, fittin
     calibration = Calibration(lanes, budget_s, samples=samples, fits=lambda setting: setting.learners <= fitting)
     machine.calibrate(calibration)
     asked = [trial.setting for trial in machine.asked]
+    assert calibration.spent_s == pytest.approx(machine.clock_s)
     assert calibration.spent_s <= budget_s + machine.longest_s
     assert all(setting.learners <= fitting for setting in asked)
     for engine in curves:

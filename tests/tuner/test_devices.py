@@ -110,6 +110,19 @@ def test_all_devices_settle_and_are_tried_again_in_turn() -> None:
     assert sum(settled[300:]) > 600
 
 
+def test_what_one_device_does_gives_the_others_a_turn() -> None:
+    # Two learners on the first pay only once rounds take longer because of the second.
+    devices = (round_of(lambda k: k / (0.1 + 0.9 * k), 1.0), round_of(lambda k: k / (0.7 + 0.3 * k), 1.0))
+    tuners = DeviceTuners([OnlineTuner(1, MOST) for _ in devices])
+    history = train(devices, tuners, 200, Disturbance(0.0, 0.0))
+    first, second = ([both[device] for both in history] for device in (0, 1))
+    assert max(first[:30]) == 2
+    assert first[30] == 1
+    grown = second.index(7)
+    assert 3 in first[grown : grown + 100]
+    assert tuners.tuners[0].learners == 3
+
+
 def test_a_drift_gives_every_device_a_turn() -> None:
     tuners = DeviceTuners([OnlineTuner(1, MOST), OnlineTuner(1, MOST)])
     noise = Disturbance(0.01, 0.0)
@@ -119,10 +132,16 @@ def test_a_drift_gives_every_device_a_turn() -> None:
 
 
 def test_a_wall_of_one_device_is_no_wall_of_another() -> None:
+    devices = PAIRS["alike"]
     tuners = DeviceTuners([OnlineTuner(2, MOST), OnlineTuner(2, MOST)])
-    tuners.failed(1, 2)
-    assert [tuner.learners for tuner in tuners.tuners] == [2, 1]
-    assert [tuner.wall for tuner in tuners.tuners] == [None, 2]
+    while not tuners.settled:
+        train(devices, tuners, 1, Disturbance(0.0, 0.0))
+    before, other = [tuner.learners for tuner in tuners.tuners], 1 - tuners.turn
+    tuners.failed(other, before[other])
+    assert tuners.tuners[other].learners == before[other] - 1
+    assert tuners.tuners[other].wall == before[other]
+    assert tuners.tuners[tuners.turn].wall is None
+    assert not tuners.settled  # throughput is another one now
 
 
 def test_no_device_changes_while_that_is_unwelcome() -> None:

@@ -70,6 +70,15 @@ def test_gradients_without_signal_have_a_noise_scale_without_end() -> None:
     assert running.noise_scale(8) == math.inf
 
 
+def test_rounds_count_by_their_degrees_of_freedom() -> None:
+    running = RunningMoments(memory=1e9)
+    running.add(mean_square=2.0, square_of_mean=1.0, vectors=2)  # signal 0, noise 2
+    running.add(mean_square=9.0, square_of_mean=3.0, vectors=4)  # signal 1, noise 8
+    assert running.value is not None
+    assert running.value.signal == pytest.approx(0.75)
+    assert running.value.noise == pytest.approx(6.5)
+
+
 def test_rounds_that_say_nothing_change_nothing() -> None:
     running = RunningMoments()
     for mean_square, learners in ((math.nan, 2), (math.inf, 2), (1.0, 1)):
