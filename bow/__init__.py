@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bow.training import Result as Result
     from bow.training import TraceRounds as TraceRounds
     from bow.training import train as train
+    from bow.tuner import Tuner as Tuner
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ _HOMES = {
     "bow.strategy": ("Schedule", "Timeline"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD"),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
+    "bow.tuner": ("Tuner",),
 }
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)

@@ -151,6 +151,12 @@ def _optimizer(settings: Any) -> Callable[..., Any]:
     return optimizer
 
 
+def _tuner(settings: Any) -> Any:
+    """The tuner; None where its settings are the defaults, so that trainings with nothing to tune hear no warning."""
+    tuner = None if settings is None else made(settings, "tuner")
+    return None if tuner == bow.Tuner() else tuner
+
+
 def _optional(key: str, make: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
     return lambda settings: None if settings is None else make(settings, key)
 
@@ -159,6 +165,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "step": _optional("step", imported),
     "optimizer": _optimizer,
     "sync": lambda settings: made(settings, "sync"),
+    "tuner": _tuner,
     "lr_scheduler": _optional("lr_scheduler", factory),
     "metrics": _metrics,
     "callbacks": lambda settings: all_made(settings or (), "callbacks"),

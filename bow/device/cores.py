@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from bow.errors import SettingError
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def available_cores() -> tuple[int, ...]:
@@ -33,6 +36,15 @@ def cpu_quota() -> float | None:
         return float(quota) / float(period)
     except (OSError, ValueError):  # ValueError: the quota is "max"
         return None
+
+
+def processor() -> str:
+    """The model name of the processor."""
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from bow.device import processor
 from bow.device.memory import host_memory
 
-CPUINFO = Path("/proc/cpuinfo")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -70,7 +70,7 @@ def inspect_machine() -> Machine:
     return Machine(
         python=f"{platform.python_version()}, {sys.executable}",
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-        processor=_processor(),
+        processor=processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=total,
         available_bytes=available,
@@ -79,14 +79,6 @@ def inspect_machine() -> Machine:
         gpu_problem=None if gpus else _gpu_problem(),
         compiler=_compiler(),
     )
-
-
-def _processor() -> str:
-    if CPUINFO.exists():
-        for line in CPUINFO.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _gpus() -> tuple[Gpu, ...]:

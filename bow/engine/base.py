@@ -180,6 +180,11 @@ class Engine(abc.ABC):
         """The name of what really runs, after any fallback."""
         return self.name
 
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds that compiling the learning task may take, 0 where it was done before; None: there is no choice."""
+        return None
+
     @abc.abstractmethod
     def learn(self, batches: Batches) -> Outcome:
         """Run every learning task up to its gradient, which goes to the learner's row of `G`."""

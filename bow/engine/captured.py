@@ -14,7 +14,7 @@ from bow.engine.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph, capture
 from bow.replica import LearnerGroup
-from bow.runtime import Region, compile_region
+from bow.runtime import Region, compile_region, is_compiled
 
 MAX_SHAPES = 8
 """Batches of so many different shapes are captured, each when it comes for the second time; others run in `eager`."""
@@ -28,6 +28,9 @@ MAX_SEEN = 1000
 COMPILING_PAYS_S = 120
 """A learning task is compiled, which takes half a minute, when running it operator by operator would take so long in
 all: by FLOPs and operators at the rates below, and not by the clock, so that the same training always runs alike."""
+
+COMPILE_S, COMPILE_OPERATOR_S = 9.0, 1 / 60
+"""What compiling takes at all, and for each operator, on one core: an expectation for those who plan."""
 
 FLOPS_PER_S = 20e9
 OPERATOR_S = 5e-6
@@ -96,6 +99,14 @@ class CapturedTasks:
     def any_compiled(self) -> bool:
         """Whether one of them is a compiled region."""
         return any(task.region is not None for task in self._tasks.values())
+
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds that compiling may take, 0 where it was done before; None where nothing is captured that could be."""
+        task = next(iter(self._tasks.values()), None)
+        if task is None:
+            return None
+        return 0.0 if is_compiled(task.graph) else COMPILE_S + COMPILE_OPERATOR_S * len(task.graph.operators)
 
     def by_learner(
         self, batches: Sequence[Batch | None], shapes: Sequence[Shape | None], round_index: int

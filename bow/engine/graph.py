@@ -69,6 +69,11 @@ class Graph(Engine):
             return Eager.name
         return f"{self.name} (compiled)" if self._tasks.any_compiled else self.name
 
+    @property
+    def compile_s(self) -> float | None:
+        """Behind the first round, what compiling the learning task may take."""
+        return None if self._failed else self._tasks.compile_s
+
     def resized(self) -> None:
         """Build the jobs anew for the learners that there are now."""
         self._in_turn.resized()

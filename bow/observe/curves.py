@@ -9,6 +9,9 @@ from bow.observe.text import is_share
 
 EPOCHS = Axis("epochs", whole=True, zero=True)
 
+VALIDATION = ("epoch", "evaluation")
+"""Kinds of records that hold values of the validation data."""
+
 
 class Clock(NamedTuple):
     """What a curve is drawn over."""
@@ -27,7 +30,7 @@ def charts(records: Sequence[Record], settings: Mapping[str, str]) -> list[Chart
     """
     time = _time(records)
     clocks = (Clock("epochs", EPOCHS, lambda record: record.get("epoch")), time)
-    names = dict.fromkeys(name for record in records if record["kind"] == "epoch" for name in metrics(record))
+    names = dict.fromkeys(name for record in records if record["kind"] in VALIDATION for name in metrics(record))
     others = sorted((name for name in names if name != "loss"), key=lambda name: not is_share(name))
     drawn = [_metric(records, name, clock, settings) for name in others for clock in clocks]
     drawn += [_loss(records, clock, settings) for clock in clocks]
@@ -36,7 +39,7 @@ def charts(records: Sequence[Record], settings: Mapping[str, str]) -> list[Chart
 
 
 def _metric(records: Sequence[Record], name: str, clock: Clock, settings: Mapping[str, str]) -> Chart:
-    points = _points(records, clock, "epoch", name)
+    points = _points(records, clock, VALIDATION, name)
     words = name.replace("_", " ")
     y = Axis(percent=is_share(name))
     return Chart(
@@ -50,17 +53,17 @@ def _metric(records: Sequence[Record], name: str, clock: Clock, settings: Mappin
 
 def _loss(records: Sequence[Record], clock: Clock, settings: Mapping[str, str]) -> Chart:
     series = [
-        Series("training", _points(records, clock, "rounds", "loss"), ORANGE, faint=True),
-        Series("training", _points(records, clock, "epoch", "train_loss"), ORANGE),
-        Series("validation", _points(records, clock, "epoch", "loss"), BLUE),
+        Series("training", _points(records, clock, ("rounds",), "loss"), ORANGE, faint=True),
+        Series("training", _points(records, clock, ("epoch",), "train_loss"), ORANGE),
+        Series("validation", _points(records, clock, VALIDATION, "loss"), BLUE),
     ]
     return Chart(f"Loss over {clock.name}", series, clock.axis, target=_target(settings, "loss"))
 
 
 def _throughput(records: Sequence[Record], time: Clock) -> Chart:
-    points = _points(records, time, "rounds", "samples_per_s")
+    points = _points(records, time, ("rounds",), "samples_per_s")
     if len(points) < 2:
-        points = _points(records, time, "epoch", "samples_per_s")
+        points = _points(records, time, ("epoch",), "samples_per_s")
     return Chart("Samples per second", [Series("samples/s", points)], time.axis, Axis(zero=True))
 
 
@@ -76,8 +79,8 @@ def _learners(records: Sequence[Record], time: Clock) -> Chart:
     return Chart("Learners per device", [series], time.axis, Axis(whole=True, zero=True), steps=True)
 
 
-def _points(records: Iterable[Record], clock: Clock, kind: str, name: str) -> list[Point]:
-    found = ((clock.read(record), record.get(name)) for record in records if record["kind"] == kind)
+def _points(records: Iterable[Record], clock: Clock, kinds: Sequence[str], name: str) -> list[Point]:
+    found = ((clock.read(record), record.get(name)) for record in records if record["kind"] in kinds)
     return [(x, y) for x, y in found if is_number(x) and is_number(y)]
 
 

@@ -46,7 +46,12 @@ class Progress:
             done, _ = _position(self._start, self._latest)
             self._bar.update(self._task, completed=done, text=_state_text(self._latest))
         if line := self._line(record):
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self.say(line)
+
+    def say(self, text: str) -> None:
+        """Show a line, or several, that are no record."""
+        if self.enabled:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away. To be called once, also after an error in training."""
@@ -68,6 +73,8 @@ class Progress:
         match record["kind"]:
             case "epoch":
                 return _epoch_line(record, self._start.get("epochs"))
+            case "calibration":
+                return f"engine and learners: {record['summary']}"
             case "event":
                 return self._event_line(record)
             case "end":

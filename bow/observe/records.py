@@ -5,8 +5,10 @@ A record has a `kind` and the `time_s` since training began. The kinds, and what
 | kind | when | fields |
 | --- | --- | --- |
 | `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir` |
+| `calibration` | once, where engine or learners were left open | `source` (`calibration`, `cache`, `pinned`, `rule` or `checkpoint`), `engine`, `learners`, `summary`, `rows` (the decision table: a mapping for each setting) |
 | `rounds` | every so often | `round`, `epoch`, `samples`, `loss`, `samples_per_s`, `learners`, `lr` |
 | `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
+| `evaluation` | within an epoch, with `evaluate_every` below 1 | `epoch`, `round`, `samples`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
 | `event` | when it happens | `round`, `event`, `message` |
 | `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, and the last value of each metric |
 
@@ -26,12 +28,12 @@ Record = Mapping[str, Any]
 POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")
 OUTCOME = ("seconds", "time_to_target_s", "learner_restarts")
-FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", *POSITION, *SPEED, *OUTCOME))
+FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "rows", *POSITION, *SPEED, *OUTCOME))
 """Fields that are not the value of a metric."""
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """The values that an `epoch` or `end` record holds of the validation data, by name.
+    """The values that an `epoch`, `evaluation` or `end` record holds of the validation data, by name.
 
     Example:
         >>> metrics({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5, "accuracy": 0.9})
@@ -49,7 +51,7 @@ def scalars(record: Record) -> dict[str, float]:
         >>> scalars({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5})
         {'train/epoch_loss': 0.4, 'validation/loss': 0.5, 'run/epoch': 1}
     """
-    part = {"rounds": "train", "epoch": "validation"}.get(record["kind"])
+    part = {"rounds": "train", "epoch": "validation", "evaluation": "validation"}.get(record["kind"])
     if part is None:
         return {}
     named = {"train/epoch_loss": record.get("train_loss")}

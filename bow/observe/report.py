@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SHOWN_EVENTS = 100
 
+DECISION_HEAD = ("engine", "learners", "threads", "samples/s", "lowest", "highest", "trials", "compiling", "decision")
+
 
 def write_report(run_dir: str | Path) -> Path:
     """Write `report.html` into a run directory, from its `config.yaml` and `metrics.jsonl`.
@@ -38,7 +40,7 @@ def write_report(run_dir: str | Path) -> Path:
         RunDirectoryError: the directory is missing, holds no records, or cannot be written.
     """
     directory = RunDirectory(Path(run_dir))
-    page = _template().render(run=Report.read(directory))
+    page = _template().render(run=Report.read(directory), decision_head=DECISION_HEAD)
     try:
         directory.report_path.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -134,8 +136,18 @@ class Report:
     @property
     def decisions(self) -> dict[str, str]:
         """What the record of the start says: what was asked for and what bow chose."""
-        hidden = ("kind", "time_s", "run_dir")
+        hidden = ("kind", "time_s", "run_dir", "rows")
         return {name: _fact_text(value) for name, value in self.start.items() if name not in hidden}
+
+    @property
+    def calibration(self) -> Record:
+        """The record that says how engine and learners were found; empty where they were given."""
+        return next((record for record in reversed(self.records) if record["kind"] == "calibration"), {})
+
+    @property
+    def decision_table(self) -> list[tuple[bool, list[str]]]:
+        """What was tried to find them: whether it was chosen, and the cells of `DECISION_HEAD`."""
+        return [(row.get("status") == "chosen", _decision(row)) for row in self.calibration.get("rows") or []]
 
     @property
     def events(self) -> list[tuple[str, str, str, str]]:
@@ -207,6 +219,14 @@ class Report:
 def _event(record: Record) -> tuple[str, str, str, str]:
     number = f"round {_fact_text(record.get('round'))}"
     return duration_text(record.get("time_s", 0.0)), number, record.get("event", ""), record.get("message", "")
+
+
+def _decision(row: Mapping[str, Any]) -> list[str]:
+    rates = [rate_text(row.get(name)).removesuffix(" samples/s") for name in ("samples_per_s", "low", "high")]
+    compiling = duration_text(row["compile_s"]) if row.get("compile_s") else ""
+    what = [_value_text(row.get(name)) for name in ("engine", "learners", "threads")]
+    took = [duration_text(row.get("seconds") or 0.0), compiling]
+    return [*what, *rates, *took, f"{row.get('status')}: {row.get('why')}"]
 
 
 def _row(record: Record, names: list[str]) -> list[str]:

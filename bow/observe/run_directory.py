@@ -44,6 +44,22 @@ class RunDirectory:
         _check_writable(directory.path)
         return directory
 
+    def check(self, resume: bool) -> None:
+        """Refuse a directory that is there and cannot be used, without writing anything.
+
+        Args:
+            resume: as in `create`.
+
+        Raises:
+            RunDirectoryError: it holds another run, or cannot be written.
+        """
+        if not self.path.exists():
+            return
+        if not resume:
+            self._check_vacant()
+        if self.path.is_dir():
+            _check_writable(self.path)
+
     @property
     def holds_run(self) -> bool:
         """Whether a run has left records or checkpoints here."""

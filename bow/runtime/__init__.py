@@ -12,5 +12,6 @@ from bow.runtime.local import named as named
 from bow.runtime.local import spans_of as spans_of
 from bow.runtime.region import Region as Region
 from bow.runtime.region import compile_region as compile_region
+from bow.runtime.region import is_compiled as is_compiled
 from bow.runtime.streams import CapturedStep as CapturedStep
 from bow.runtime.streams import StreamRuntime as StreamRuntime

@@ -14,10 +14,12 @@ from bow.errors import RuntimeUnavailableError, reason
 from bow.graph import Operator, Ref, StepGraph
 from bow.graph.kinds import is_update, kernel_of
 from bow.graph.operator import map_refs
-from bow.runtime.build import built, content_hash
+from bow.runtime.build import built, cache_folder, content_hash
 
 RECIPE = "1"
 """Changes with what this file makes of a graph, so that nothing is taken for what an earlier version made."""
+
+REGION = "region.so"
 
 SHAPE_ONLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}
 """Operators whose results nobody reads, only their shapes: random operators fill tensors anew."""
@@ -60,12 +62,20 @@ def compile_region(graph: StepGraph) -> Region:
     used = {value for op in inside for value in op.reads}
     reads = tuple(value for value in dict.fromkeys(given) if value in used)
     makes = tuple(value for value in sorted(graph.results) if value in made)
-    key = content_hash(RECIPE, graph.to_json())
 
     def make(target: Path) -> None:
         _compile(graph, inside, reads, makes, target)
 
-    return Region(built(f"region-{key}", "region.so", make), draws, reads, makes)
+    return Region(built(_folder(graph), REGION, make), draws, reads, makes)
+
+
+def is_compiled(graph: StepGraph) -> bool:
+    """Whether the same graph has been compiled on this machine before, so that `compile_region` only has to load it."""
+    return (cache_folder() / _folder(graph) / REGION).exists()
+
+
+def _folder(graph: StepGraph) -> str:
+    return f"region-{content_hash(RECIPE, graph.to_json())}"
 
 
 def _draws(graph: StepGraph) -> tuple[Operator, ...]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import TensorDataset
 
-from bow.data import BatchStream, Deal
+from bow.data import BatchStream
 from bow.device import StreamDevice
 from bow.engine import Batch, Loss, Step, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
@@ -21,19 +21,36 @@ from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
 from bow.training.metrics import IGNORED_LABEL, Metric
 from bow.training.replicas import resolve_device
+from bow.tuner import Tuner
 
 
-def check_choices(lr_interval: str, dispatch: str, tuner: object, strategy: object, checkpoint_every: Any) -> None:
+def check_choices(
+    lr_interval: str, dispatch: str, tuner: object, strategy: object, checkpoint_every: Any, evaluate_every: Any
+) -> None:
     """Refuse values that do not exist, and settings that this version does not carry out."""
     if lr_interval not in ("epoch", "round"):
         raise SettingError(f'lr_interval must be "epoch" or "round", got {lr_interval!r}')
     check_dispatch(dispatch)
-    if tuner is not None:
-        raise SettingError(f"tuner={tuner!r}: this version does not tune while training; leave tuner out")
+    if tuner is not None and not isinstance(tuner, Tuner):
+        raise SettingError(f"tuner must be a bow.Tuner such as bow.Tuner(objective='goodput'), or None, got {tuner!r}")
     if strategy is not None:
         raise SettingError(f"strategy={strategy!r}: this version has no planner; leave strategy out")
     if checkpoint_every is not None and (not _is_whole(checkpoint_every) or checkpoint_every < 1):
         raise SettingError(f"checkpoint_every must be at least 1 round, or None, got {checkpoint_every!r}")
+    if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, (int, float)) or not evaluate_every > 0:
+        raise SettingError(f"evaluate_every must be above 0 epochs, got {evaluate_every!r}; 0.25 is four an epoch")
+
+
+def check_evaluate_every(every: float, stream: BatchStream) -> None:
+    """Refuse evaluations within epochs of data that have none.
+
+    Raises:
+        SettingError: it is unknown how many samples an epoch has.
+    """
+    if every < 1 and stream.samples_per_epoch is None:
+        raise SettingError(
+            f"evaluate_every={every} needs data whose length is known; give a Dataset or tensors, or leave it out"
+        )
 
 
 def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
@@ -140,11 +157,6 @@ def check_round(stream: BatchStream, learners: int) -> None:
             f"the data have {samples} samples and one round of {learners} learners with batch_size={batch} takes "
             f"{batch * learners}; use fewer learners, smaller batches or more data"
         )
-
-
-def first_batch(deal: Deal) -> Batch:
-    """The first learner's batch."""
-    return tree_map(lambda t: t[0], deal.batches) if deal.stacked else deal.batches[0]
 
 
 def all_labels(data: Any) -> Tensor | None:

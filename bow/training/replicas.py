@@ -220,6 +220,11 @@ class Replicas(nn.Module):
         return self._group.matrix.weights
 
     @property
+    def G(self) -> Shaped[Tensor, "learners parameters"]:
+        """The gradients of the last round, in the layout of `W`; clipped where they were, averaged with `SSGD`."""
+        return self._group.matrix.gradients
+
+    @property
     def z(self) -> Shaped[Tensor, " parameters"]:
         """The central model's weights as a row."""
         return self._group.matrix.z
@@ -354,6 +359,18 @@ class Replicas(nn.Module):
             SettingError: it is the only one.
         """
         self._engine.remove_learner()
+
+    def catch_up(self) -> None:
+        """Wait until all rounds that were handed over have ended: on a GPU some are still under way."""
+        self._engine.catch_up()
+
+    @property
+    def compile_s(self) -> float | None:
+        """Behind a round of engine `graph` on a CPU: seconds that compiling its learning task may take.
+
+        0 where it was compiled on this machine before; None where there is no such choice.
+        """
+        return self._engine.compile_s
 
     def settle(self) -> None:
         """Make the central model what the training has reached; only `Independent` needs it."""

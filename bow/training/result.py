@@ -20,6 +20,7 @@ class Result:
         time_to_target: seconds from the first round until `target` was reached; None if it was not.
         run_dir: where config, records, report and model are.
         seconds: seconds from the first round to the end, evaluation included.
+        calibration_s: seconds that trials took before the first round, to find engine and number of learners.
         num_restarts: how often a learner diverged and started again from z.
     """
 
@@ -31,6 +32,7 @@ class Result:
     time_to_target: float | None
     run_dir: Path
     seconds: float
+    calibration_s: float = 0.0
     num_restarts: int = 0
 
     @property

@@ -12,18 +12,23 @@ from safetensors.torch import save_model
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils._pytree import tree_leaves
 
 from bow.data import BatchStream, Deal
 from bow.engine import Outcome, Stacked
-from bow.errors import SettingError
+from bow.errors import DeviceMemoryError, SettingError
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import save_checkpoint
 from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.metrics import Metric, mean_of, reached
+from bow.training.opened import dealt_again
 from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
 from bow.training.result import Result
+from bow.training.tuning import Tuned
+from bow.training.watch import Watch
+from bow.tuner import Tuner
 
 RECORD_INTERVAL_S = 0.5
 """Seconds of training between two records of kind `rounds`."""
@@ -45,11 +50,15 @@ class Plan:
     target: Mapping[str, float]
     metrics: Mapping[str, Metric]
     checkpoint_every: int | None
+    evaluate_every: float
     evaluate: Evaluator | None
     recalibrate_on: Any
     directory: RunDirectory
-    learners: int
-    """How many were asked for; callbacks may have changed their number since."""
+    tuned: Tuned
+    """What the training began with; callbacks and the tuner may have changed the number of learners since."""
+    most_learners: int
+    """As many as the tuner may go up to while training; 0: it changes nothing."""
+    tuner: Tuner
     fresh: bool
     """Whether nothing of a run was in the run directory before."""
     seed: int
@@ -134,7 +143,11 @@ class Run:
         self._recent_losses: list[Tensor] = []
         self._last_record = (0.0, 0)
         self._evaluated_round = -1
+        self._evaluated_share = 0
         self._seconds = 0.0
+        self._watch = None
+        if plan.most_learners:
+            self._watch = Watch(replicas, plan.tuner, plan.most_learners, plan.tuned.signals)
 
     @property
     def elapsed_s(self) -> float:
@@ -183,6 +196,7 @@ class Run:
             time_to_target=self.time_to_target,
             run_dir=self.run_dir,
             seconds=self._seconds,
+            calibration_s=self._plan.tuned.seconds,
             num_restarts=self.replicas.num_restarts,
         )
         save_model(result.model, str(self._plan.directory.model_path))
@@ -206,7 +220,8 @@ class Run:
             "replicas": self.replicas.training_state(),
             "stream": self._stream.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "learners": self._plan.learners,
+            "learners": self._plan.tuned.learners,
+            "tuned": self._plan.tuned.setting,
             "started_with": self._plan.started_with,
             "round": self.round,
             "samples": self.samples,
@@ -223,6 +238,7 @@ class Run:
         self._elapsed_before = state["elapsed_s"]
         self._last_record = (0.0, self.samples)
         self._epoch_losses = [state["epoch_losses"].to(self.replicas.device)]
+        self._evaluated_share = self._share()
         if self.history:
             self._evaluated_round = self.history[-1]["round"]
             if reached(self.history[-1], self._plan.target, self._plan.metrics):
@@ -233,6 +249,8 @@ class Run:
         self._began = time.perf_counter()
         rounds = self._rounds_left(deal)
         self._log({"kind": "start", "rounds": rounds, **self._description()})
+        if self._plan.tuned.source != "given":
+            self._log(self._plan.tuned.record)
         self._hooks.call("on_train_start", self)
         warm_at = self.round + min(WARMUP_ROUNDS, (rounds or WARMUP_ROUNDS) // 4)
         self._meter.resume()
@@ -280,19 +298,38 @@ class Run:
         return min(limits)
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
-        outcomes = self.replicas.rounds_at_once([Stacked(d.batches) if d.stacked else d.batches for d in deals])
-        for deal, outcome in zip(deals, outcomes, strict=True):
+        for deal, outcome in self._run_rounds(deals):
             self._count_round(deal, outcome)
         self._record_rounds()
+        if self._watch is not None and (change := self._watch.round_ended(self._meter.now, self._meter.samples)):
+            self._event("learners", change)
         if deals[-1].epochs > self.epoch:
             self._meter.pause()
             self._end_epoch(deals[-1].epochs)
+            self._meter.resume()
+        elif self._share() > self._evaluated_share:
+            self._meter.pause()
+            self._evaluate_within_epoch()
             self._meter.resume()
         every = self._plan.checkpoint_every
         if every is not None and self.round % every == 0:
             self._meter.pause()
             save_checkpoint(self._plan.directory.checkpoints, self.round, self.state())
             self._meter.resume()
+
+    def _run_rounds(self, deals: Sequence[Deal]) -> list[tuple[Deal, Outcome]]:
+        """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""
+        before = self.replicas.rounds
+        try:
+            outcomes = self.replicas.rounds_at_once([Stacked(d.batches) if d.stacked else d.batches for d in deals])
+            return list(zip(deals, outcomes, strict=True))
+        except DeviceMemoryError as error:
+            if self._watch is None or self.replicas.learners == 1:
+                raise
+            left = list(deals)[self.replicas.rounds - before :]
+            self._event("learners", self._watch.ran_out_of_memory(error))
+        ran = [(deal, lost_outcome(deal)) for deal in deals[: len(deals) - len(left)]]
+        return ran + [pair for deal in dealt_again(left, self.replicas.learners) for pair in self._run_rounds([deal])]
 
     def _count_round(self, deal: Deal, outcome: Outcome) -> None:
         self.round += 1
@@ -315,20 +352,36 @@ class Run:
             "train_loss": mean_of(self._epoch_losses),
             "samples_per_s": self._meter.throughput,
         }
-        self.replicas.settle()
-        self._record_events()
-        if self._plan.recalibrate_on is not None:
-            seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
-            recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
-        values = {} if self._plan.evaluate is None else self._plan.evaluate(self.replicas)
+        values = self._evaluate()
         record.update(values)
-        self._evaluated_round = self.round
         self.history.append(self._log(record))
         self._check_target(values)
         self._hooks.call("on_epoch_end", self, self.history[-1])
         if self._plan.lr_interval == "epoch":
             self._step_scheduler(self._epoch_losses, values.get("loss"))
         self._epoch_losses = []
+
+    def _evaluate_within_epoch(self) -> None:
+        values = self._evaluate()
+        self._log({"kind": "evaluation", "epoch": self._stream_epoch(), **self._position(), **values})
+        self._check_target(values)
+
+    def _evaluate(self) -> dict[str, float]:
+        """The central model's values of the validation data, by name."""
+        self.replicas.settle()
+        self._record_events()
+        if self._plan.recalibrate_on is not None:
+            seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
+            recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
+        self._evaluated_round, self._evaluated_share = self.round, self._share()
+        return {} if self._plan.evaluate is None else self._plan.evaluate(self.replicas)
+
+    def _share(self) -> int:
+        """How many evaluations within epochs are due by now; 0 where they are at the ends of epochs only."""
+        per_epoch, every = self._stream.samples_per_epoch, self._plan.evaluate_every
+        if every >= 1 or per_epoch is None or self._plan.evaluate is None:
+            return 0
+        return int(self.samples / (every * per_epoch) + 1e-9)
 
     def _step_scheduler(self, losses: list[Tensor], validation_loss: float | None = None) -> None:
         if isinstance(self._scheduler, ReduceLROnPlateau):
@@ -469,6 +522,12 @@ def restore(
         replicas.add_learner()
     while replicas.learners > wanted:
         replicas.remove_learner()
+
+
+def lost_outcome(deal: Deal) -> Outcome:
+    """Stands for a round that ran but whose losses went down with a later one."""
+    learners = tree_leaves(deal.batches)[0].shape[0] if deal.stacked else len(deal.batches)
+    return Outcome(torch.full((learners,), torch.nan), torch.ones(learners, dtype=torch.bool), [True] * learners)
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

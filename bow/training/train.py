@@ -1,43 +1,47 @@
 """`bow.train`: from a model and data to a trained central model and a run directory."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bow.data import open_stream
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
-from bow.engine.room import Room
 from bow.engine.swap import Memory
-from bow.errors import DataError
 from bow.observe import Logger, Progress, RunDirectory
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
 from bow.scheduler import Dispatch
 from bow.sync import Synchroniser
+from bow.training.blueprint import Blueprint
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import delete_checkpoints_after, find_checkpoint, load_checkpoint, run_of
 from bow.training.checks import (
     all_labels,
     check_choices,
+    check_evaluate_every,
     check_first_batch,
+    check_learners,
     check_objects,
     check_round,
     check_seed,
     check_target,
     choose_device,
-    first_batch,
     make_scheduler,
     warn_of_first_come,
 )
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import Accuracy, Metric
-from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, Replicas, check_step, check_sync, engine_for
+from bow.training.opened import Opened
+from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, check_step, check_sync
 from bow.training.result import Result
 from bow.training.run import Plan, Run, optimizer_settings, restore
+from bow.training.tuning import build, check_tuner, make_request, most_while_training, tune, tuned_before
+from bow.tuner import Tuner
 
 DEFAULT_METRICS = (Accuracy(),)
 
@@ -59,10 +63,11 @@ def train(
     sync: Synchroniser = DEFAULT_SYNC,
     devices: int | Literal["auto", "cpu", "cuda"] | StreamDevice = "auto",
     dispatch: Dispatch = "fixed",
-    tuner: None = None,
+    tuner: Tuner | None = None,
     on_nan: Literal["restart", "error"] = "restart",
     validation: Any = None,
     eval_batch_size: int | None = None,
+    evaluate_every: float = 1.0,
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     target: Mapping[str, float] | None = None,
     precision: str | None = None,
@@ -96,16 +101,20 @@ def train(
         batch_size: samples per learner and round.
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
-        learners: per device; `"auto"` follows the rule in `bow.engine.choice`, and never takes more than fit.
-        engine: `"eager"`, `"fused"`, `"graph"`, `"streams"`, `"whole_round"` or `"auto"`, see `Replicas`.
+        learners: per device; `"auto"` is found by timed trials before the training, and followed up while it goes on.
+        engine: `"eager"`, `"fused"`, `"graph"`, `"streams"`, `"whole_round"` or `"auto"`, see `Replicas`; `"auto"` is
+            found by the same trials. They run model, loss or step, and optimizer on samples of the data, and leave
+            no trace in the training; trainings too short for trials follow the rule in `bow.engine.choice`.
         sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
         dispatch: `"fixed"`, or `"first_come"`: between two synchronisation tasks the learner that is free first takes
             the next batch, see `Replicas`. Learning rates change, and callbacks hear of rounds, behind such a period;
             a training that a callback stops ends there.
-        tuner: None; learners are not tuned while training in this version.
+        tuner: how engine and learners are found where they are `"auto"`; None is `bow.Tuner()`. With
+            `lr_interval="round"`, learners stay as many as the trials have found.
         on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`).
         validation: like `data`; the central model is evaluated on it after every epoch.
+        evaluate_every: epochs between evaluations; 0.25 evaluates four times an epoch, and 1 or more after every epoch.
         eval_batch_size: samples per evaluation batch, 256 by default.
         metrics: what the central model is measured by besides the loss; those that do not apply are left out.
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
@@ -153,39 +162,29 @@ def train(
     check_objects("loggers", loggers, Logger)
     check_engine(engine)
     check_callbacks(callbacks)
-    check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every)
+    check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every, evaluate_every)
     check_target(target, validation, metrics if step is None else None)
     device = choose_device(devices)
     template = prepare_template(model, seed)
-    stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
-    count = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
-    check_round(stream, count)
+    if learners != "auto":
+        check_learners(learners)
+    opened = Opened(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+    stream = opened.stream
+    check_evaluate_every(evaluate_every, stream)
+    rule = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
+    check_round(stream, rule)
     checkpoint = find_checkpoint(resume, run_dir)
     state = None if checkpoint is None else load_checkpoint(checkpoint)
-    beginning = stream.state_dict()
-    first = stream.deal(count)
-    if first is None:
-        raise DataError("the data gave no batch, got an empty stream; give at least one sample")
-    check_first_batch(template, first_batch(first), loss, chosen_step, all_labels(data))
-    example = None if loss is None else first_batch(first)
-    if learners == "auto":
-        chosen = engine_for(engine, memory, template, steps or stream.rounds_left(count), device)
-        room = Room(device, template, optimizer, sync, chosen, example, precision, clip_norm, memory)
-        if 0 < (most := room.most(count)) < count:
-            count, stream = most, open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
-            first = stream.deal(count)
+    check_first_batch(template, opened.example, loss, chosen_step, all_labels(data))
     evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
     if evaluator is not None:
         check_first_batch(
             template, evaluator.first_batch(), loss, chosen_step, all_labels(validation), data="validation"
         )
-    rounds = steps if steps is not None else stream.rounds_left(count)
-    replicas = Replicas(
-        template,
+    blueprint = Blueprint(
+        model=template,
         step=chosen_step,
         optimizer=optimizer,
-        learners=count,
-        engine=engine,
         sync=sync,
         device=device,
         dispatch=dispatch,
@@ -194,53 +193,63 @@ def train(
         memory=memory,
         on_nan=on_nan,
         buffers=buffers,
-        compile=compile,
         seed=seed,
-        expected_rounds=rounds,
-        example=example,
+        example=None if loss is None else opened.example,
     )
-    if replicas.reside(stream):
-        stream.load_state_dict(beginning)
-        first = stream.deal(count)
-    warn_of_first_come(dispatch, sync, count)
-    scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
-    started_with = optimizer_settings(replicas.optimizer)
-    if state is not None:
-        restore(state, replicas, stream, scheduler, None if learners == "auto" else count)
-        started_with = state["started_with"]
-    directory = _open_directory(run_dir, type(template).__name__.lower(), resume, checkpoint)
-    fresh = not directory.holds_run
-    directory.write_config(settings)
-    plan = Plan(
-        epochs=epochs,
-        steps=steps,
-        lr_interval=lr_interval,
-        target=dict(target or {}),
-        metrics={metric.name: metric for metric in metrics},
-        checkpoint_every=checkpoint_every,
-        evaluate=evaluator,
-        recalibrate_on=data if buffers == "recalibrate" else None,
-        directory=directory,
-        learners=count,
-        fresh=fresh,
-        seed=seed,
-        started_with=started_with,
-    )
-    run = Run(replicas, stream, scheduler, plan, loggers, Progress(enabled=progress), Hooks(callbacks))
-    if state is not None:
-        run.load_state(state)
-        delete_checkpoints_after(directory.checkpoints, run.round)
-    try:
-        run.go(first if state is None else None)
+    request = make_request(engine, learners, compile, opened, rule, epochs=epochs, steps=steps)
+    chosen_tuner = check_tuner(tuner, request)
+    shown = Progress(enabled=progress)
+    path, goes_on = _directory(run_dir, resume, checkpoint)
+    if path is not None:
+        RunDirectory(path).check(goes_on)
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(torch.set_num_threads, torch.get_num_threads())
+        if state is None:
+            tuned = tune(request, blueprint, opened, chosen_tuner, loss=loss or chosen_step, rule=rule, say=shown.say)
+        else:
+            tuned = tuned_before(state, request, blueprint, chosen_tuner)
+        replicas = build(tuned, blueprint, steps if steps is not None else opened.rounds(tuned.learners))
+        at_the_end.callback(replicas.close)
+        replicas.reside(stream)
+        warn_of_first_come(dispatch, sync, tuned.learners)
+        scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
+        started_with = optimizer_settings(replicas.optimizer)
+        if state is not None:
+            restore(state, replicas, stream, scheduler, None if learners == "auto" else learners)
+            started_with = state["started_with"]
+        directory = RunDirectory.create(path, type(template).__name__.lower(), resume=goes_on)
+        fresh = not directory.holds_run
+        directory.write_config(settings)
+        plan = Plan(
+            epochs=epochs,
+            steps=steps,
+            lr_interval=lr_interval,
+            target=dict(target or {}),
+            metrics={metric.name: metric for metric in metrics},
+            checkpoint_every=checkpoint_every,
+            evaluate_every=evaluate_every,
+            evaluate=evaluator,
+            recalibrate_on=data if buffers == "recalibrate" else None,
+            directory=directory,
+            tuned=tuned,
+            most_learners=most_while_training(tuned, request, blueprint, chosen_tuner) if lr_interval == "epoch" else 0,
+            tuner=chosen_tuner,
+            fresh=fresh,
+            seed=seed,
+            started_with=started_with,
+        )
+        run = Run(replicas, stream, scheduler, plan, loggers, shown, Hooks(callbacks))
+        if state is not None:
+            run.load_state(state)
+            delete_checkpoints_after(directory.checkpoints, run.round)
+        run.go(opened.first(tuned.learners) if state is None else None)
         return run.finish()
-    finally:
-        replicas.close()
 
 
-def _open_directory(
-    run_dir: str | Path | None, name: str, resume: str | Path | None, checkpoint: Path | None
-) -> RunDirectory:
-    """A directory without a run, or that of the very run that is resumed."""
+def _directory(
+    run_dir: str | Path | None, resume: str | Path | None, checkpoint: Path | None
+) -> tuple[Path | None, bool]:
+    """Where the run is, None for a name of its own; and whether it is the very run that is resumed."""
     own = run_of(checkpoint) if checkpoint is not None else None
     path = own if run_dir is None else Path(run_dir)
     if path is None:
@@ -249,4 +258,4 @@ def _open_directory(
         goes_on = resume == "auto" and RunDirectory(path).holds_run
     else:
         goes_on = own is not None and path.resolve() == own.resolve()
-    return RunDirectory.create(path, name, resume=goes_on)
+    return path, goes_on

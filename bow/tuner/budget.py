@@ -40,12 +40,18 @@ class Budget:
         self._compiled: set[str | Setting] = set()
         self._planned_s = 0.0
         self._set_aside_s = 0.0
+        self._refused: set[Setting] = set()
 
     @property
     def total_s(self) -> float:
         """The budget, as far as is known by now."""
         expected = self.training_s
         return self._most_s if self._share is None or expected is None else min(self._most_s, self._share * expected)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether there is a setting that was refused for want of time and not measured at all."""
+        return any(setting not in self._record.trials for setting in self._refused)
 
     @property
     def training_s(self) -> float | None:
@@ -64,6 +70,7 @@ class Budget:
         """Learn from a trial what the next one of its engine will cost."""
         setting = measurement.setting
         self._compiled |= {setting.engine, setting}
+        self._refused.discard(setting)
         if measurement.failure is None:
             self._setup_s[setting.engine] = max(0.0, measurement.seconds - trial.seconds)
 
@@ -80,6 +87,7 @@ class Budget:
             return None  # without one trial there would be no choice
         cost = self.cost_s(lane, learners)
         if cost > left - self._set_aside_s - reserve * self._measuring_s:
+            self._refused.add(lane.at(learners))
             return f"expected to take {cost:.1f} s, more than the budget leaves"
         return None
 

@@ -17,7 +17,8 @@ class Calibration:
 
     The search, cheapest first:
 
-    1. every lane that needs no compilation is measured once, with its fewest learners;
+    1. every lane that needs no compilation is measured once, with its fewest learners, as far as most of the budget is
+       left; otherwise behind 2.;
     2. from the fastest lane to the slowest, learners grow while throughput grows by more than `threshold`. A lane is
        left when learners did not pay twice in a row or cost throughput, and when diminishing returns leave it no way to
        reach the best so far;
@@ -88,6 +89,11 @@ class Calibration:
     def spent_s(self) -> float:
         """What the trials took so far, compilation included."""
         return self._record.spent_s
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has ended, and no trial was left out for want of time but compilation."""
+        return self._started and self._pending is None and not self._budget.cut_short
 
     @property
     def choice(self) -> Setting | None:

@@ -23,6 +23,8 @@ class Tuner:
         window_s: seconds of training that are measured together while training.
         online: whether learners may come and go while training.
         cache: whether choices are kept on disk for later trainings of the same model on the same machine.
+        pin: fix the choice of this training for all later ones of the same model, data and machine: they measure
+            nothing, and learners stay as many.
         pinned: a choice that is fixed: nothing is measured, and learners stay as many.
 
     Raises:
@@ -39,6 +41,7 @@ class Tuner:
     window_s: float = 1.0
     online: bool = True
     cache: bool = True
+    pin: bool = False
     pinned: Setting | None = None
 
     def __post_init__(self) -> None:
@@ -50,8 +53,10 @@ class Tuner:
             raise SettingError(f"share must be above 0 and at most 1, got {self.share}; 0.05 is 5% of the training")
         if not (math.isfinite(self.window_s) and self.window_s > 0):
             raise SettingError(f"window_s must be finite and above 0, got {self.window_s}; 1.0 is usual")
-        for name in ("online", "cache"):
+        for name in ("online", "cache", "pin"):
             if not isinstance(value := getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {value!r}")
+        if self.pin and not self.cache:
+            raise SettingError("pin=True keeps the choice on disk, which cache=False forbids; leave one of them out")
         if self.pinned is not None and not isinstance(self.pinned, Setting):
             raise SettingError(f'pinned must be a Setting such as Setting("graph", learners=4), got {self.pinned!r}')

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.resources
 import inspect
 from typing import Any
@@ -9,7 +10,7 @@ import bow
 from bow.cli.composition import compose, options, sweep
 from bow.errors import SettingError
 
-NOT_PLAIN = ("model", "data", "loss", "optimizer", "sync", "validation", "metrics", "callbacks", "loggers")
+NOT_PLAIN = ("model", "data", "loss", "optimizer", "sync", "validation", "metrics", "callbacks", "loggers", "tuner")
 """Arguments whose values are objects in Python and descriptions of objects, or auto, in the configuration."""
 
 
@@ -145,3 +146,9 @@ def test_a_scheduler_that_is_described_whole_keeps_nothing_of_the_recipes() -> N
         ["recipe=lenet", "seed=7", f"lr_scheduler={{_target_: {scheduler['_target_']}, step_size: ${{seed}}}}"]
     )
     assert settings.settings["lr_scheduler"] == scheduler
+
+
+def test_the_tuners_defaults_are_those_of_its_class() -> None:
+    described = settings("recipe=none")["tuner"]
+    assert bow.Tuner(**{name: value for name, value in described.items() if name != "_target_"}) == bow.Tuner()
+    assert set(described) == {"_target_", *(field.name for field in dataclasses.fields(bow.Tuner))} - {"pinned"}

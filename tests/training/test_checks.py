@@ -39,7 +39,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"loss": "mse"}, SettingError, "loss must be a function, got str"),
     ({"lr_interval": "step"}, SettingError, 'lr_interval must be "epoch" or "round", got \'step\''),
     ({"dispatch": "any"}, SettingError, 'dispatch must be "fixed" or "first_come", got \'any\''),
-    ({"tuner": 1}, SettingError, "leave tuner out"),
+    ({"tuner": 1}, SettingError, "must be a bow.Tuner"),
     ({"strategy": "auto"}, SettingError, "leave strategy out"),
     ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be at least 1 round, or None, got 0"),
     ({"checkpoint_every": True}, SettingError, "checkpoint_every must be at least 1 round, or None, got True"),

@@ -1,0 +1,130 @@
+"""What a calibration may try on a device: engines, threads, numbers of learners."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from bow.device import available_cores, share_cores
+from bow.engine import EngineName
+from bow.engine.swap import SWAPPING
+from bow.training.blueprint import Blueprint
+from bow.training.trials import COMPILED, Trials
+from bow.tuner import Lane, Setting, doubling
+
+ENGINES_CPU: tuple[EngineName, ...] = ("graph", "streams", "eager", "fused")
+ENGINES_CUDA: tuple[EngineName, ...] = ("graph", "whole_round", "streams", "fused", "eager")
+"""In the order in which they are measured, those that are best most often first: a short budget ends early."""
+
+MOST_PER_CORE = 4
+"""Learners per core at most: what they bring beyond one a core is that fewer rounds have less overhead."""
+
+MOST_CPU, MOST_CUDA = 8, 64
+"""At least so many are looked at on a CPU, at most on a GPU, if they pay."""
+
+FUSED_COMPILE_S = 12.0
+COMPILE_S = 20.0
+"""What compiling a learning task by `torch.compile` takes, roughly."""
+
+UNFIT_FOR_FUSED = (nn.modules.conv._ConvNd, nn.RNNBase)
+"""Modules that `vmap` on a CPU runs learner by learner or slower, as `benchmarks/results/engines.md` shows."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user wants, and what is left open.
+
+    Attributes:
+        engine: a name, or `"auto"`.
+        learners: how many, or `"auto"`.
+        compile: whether the learning task is to be compiled.
+        batch_size: samples of a batch.
+        most: as many learners as the data leave room for, if that is left open.
+        samples: how many the training will see; None where that is unknown.
+        rounds: how many the training will have with the rule's number of learners; None where that is unknown.
+    """
+
+    engine: EngineName
+    learners: int | Literal["auto"]
+    compile: bool
+    batch_size: int
+    most: int
+    samples: float | None
+    rounds: int | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is left open."""
+        return self.engine == "auto" or self.learners == "auto"
+
+
+def lanes(request: Request, blueprint: Blueprint, trials: Trials) -> list[Lane]:
+    """Everything that may be tried; a learning task is captured to know whether it has been compiled before.
+
+    Args:
+        request: what is left open.
+        blueprint: of the learners.
+        trials: carries them out.
+    """
+    if blueprint.on_cpu:
+        engines = ENGINES_CPU
+    else:
+        engines = tuple(name for name in ENGINES_CUDA if blueprint.memory == "device" or name in SWAPPING)
+    if request.engine != "auto":
+        engines = (request.engine,)
+    found: list[Lane] = []
+    for engine in engines:
+        counts = _counts(request, blueprint, engine)
+        if counts:
+            found += _of_engine(engine, counts, request, blueprint, trials)
+    return found
+
+
+def _counts(request: Request, blueprint: Blueprint, engine: str) -> tuple[int, ...]:
+    if request.learners != "auto":
+        return (request.learners,) if blueprint.most_learners(engine, request.learners) == request.learners else ()
+    if blueprint.on_cpu and engine == "eager" and request.engine == "auto":
+        return (1,)  # in turn, on all threads: further learners would only add rounds of averaging
+    most = blueprint.most_learners(engine, most_tried(request, blueprint))
+    return doubling(most) if most else ()
+
+
+def most_tried(request: Request, blueprint: Blueprint) -> int:
+    """More learners than this are not tried, whatever they would bring."""
+    wanted = max(MOST_CPU, MOST_PER_CORE * len(available_cores())) if blueprint.on_cpu else MOST_CUDA
+    return min(wanted, request.most)
+
+
+def _of_engine(
+    engine: EngineName, counts: tuple[int, ...], request: Request, blueprint: Blueprint, trials: Trials
+) -> Iterator[Lane]:
+    threads = torch.get_num_threads() if blueprint.on_cpu else 1
+    compiled = Lane(f"{engine}{COMPILED}", counts=counts, compile_s=COMPILE_S)
+    if engine == "fused":
+        fits = request.engine != "auto" or not blueprint.on_cpu or _is_fusible(blueprint.model)
+        if fits:
+            yield Lane(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True)
+    elif engine == "graph" and blueprint.on_cpu:
+        if not request.compile:
+            yield Lane(engine, counts=counts)
+            several = tuple(count for count in counts if _threads_each(count, threads) > 1)
+            if several:
+                yield Lane(engine, threads, several)
+        compile_s = trials.compile_s(Setting(engine, counts[0]))
+        if compile_s is not None:
+            yield replace(compiled, compile_s=compile_s)
+    elif request.compile:
+        yield replace(compiled, threads=threads)
+    else:
+        numbers = {1, threads} if engine == "eager" else {1}
+        yield from (Lane(engine, number, counts) for number in sorted(numbers, reverse=True))
+
+
+def _threads_each(learners: int, threads: int) -> int:
+    return share_cores(learners, len(available_cores()), threads)[1]
+
+
+def _is_fusible(model: nn.Module) -> bool:
+    return not any(isinstance(module, UNFIT_FOR_FUSED) for module in model.modules())

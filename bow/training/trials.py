@@ -1,0 +1,200 @@
+"""Timed trials: the rounds of a training, run for a moment on the user's own model and data, and forgotten."""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+
+from bow.device import StreamDevice
+from bow.engine import EngineName
+from bow.errors import BowError, DeviceMemoryError, SettingError, reason
+from bow.training.blueprint import Blueprint
+from bow.training.opened import TrialFeed
+from bow.training.replicas import Replicas
+from bow.training.signals import Signals
+from bow.tuner import Measurement, Setting, Trial
+
+COMPILED = "+compiled"
+"""Behind the name of an engine that is asked to compile the learning task."""
+
+WARM_UP_S = 0.02
+"""What comes before a measurement at least, behind a first round, which captures and allocates."""
+
+
+class Trials:
+    """Carries out the trials that a `Calibration` asks for.
+
+    Learners of an engine are kept for its next trial, whose number of them is reached by adding and removing; on a GPU,
+    where they would take each other's memory, those of one engine at a time. Nothing of the training is touched: its
+    template is read only, the caller's random numbers are put back, and warnings are kept quiet, since the training
+    repeats those that concern it.
+
+    Args:
+        blueprint: of the learners.
+        feed: their batches.
+        signals: watches gradients meanwhile; None: nobody does.
+        clock: seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        feed: TrialFeed,
+        signals: Signals | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._blueprint = blueprint
+        self._feed = feed
+        self._signals = signals
+        self._clock = clock
+        self._made: dict[tuple[str, int], Replicas] = {}
+        self._current: Replicas | None = None
+
+    def run(self, trial: Trial) -> Measurement:
+        """Measure a setting; what goes wrong is part of the answer."""
+        setting, began = trial.setting, self._clock()
+        compile_s = 0.0
+        rates: list[float] = []
+        failure: str | None = None
+        out_of_memory = False
+        try:
+            with self._apart(setting.threads):
+                replicas, compile_s = self._ready(setting)
+                rates = [self._stretch(replicas, trial.seconds / trial.repeats) for _ in range(trial.repeats)]
+        except (DeviceMemoryError, SettingError) as error:  # no memory, or not so many learners
+            failure, out_of_memory = reason(error), True
+        except Exception as error:  # whatever an engine does not like about a model
+            failure = reason(error)
+        if failure is not None:
+            self._forget(setting)
+        seconds = max(0.0, self._clock() - began - compile_s)
+        return Measurement(setting, rates, seconds, compile_s, failure, out_of_memory)
+
+    def probe(self, setting: Setting, rounds: int = 2) -> float:
+        """Samples per second of the last of a few rounds.
+
+        Raises:
+            Exception: what the user's model, loss or step raises.
+        """
+        with self._apart(setting.threads):
+            replicas = self._replicas(setting)
+            return [self._stretch(replicas, 0.0) for _ in range(rounds)][-1]
+
+    def compile_s(self, setting: Setting) -> float | None:
+        """Seconds that compiling the learning task of engine `graph` may take; None where it cannot be.
+
+        Captures the learning task, if that was not done yet.
+        """
+        try:
+            with self._apart(setting.threads):
+                replicas = self._replicas(setting)
+                if replicas.compile_s is None:
+                    self._stretch(replicas, 0.0)
+                return replicas.compile_s
+        except Exception:
+            self._forget(setting)
+            return None
+
+    def close(self) -> None:
+        """Let go of all learners."""
+        for replicas in self._made.values():
+            replicas.close()
+        self._made.clear()
+        self._current = None
+
+    def _ready(self, setting: Setting) -> tuple[Replicas, float]:
+        """Learners of a setting, warm, and the seconds that compiling took."""
+        engine, compiles = split(setting.engine)
+        is_new = _key(setting) not in self._made
+        replicas = self._replicas(setting)
+        began = self._clock()
+        self._stretch(replicas, 0.0)
+        first_s = self._clock() - began
+        compile_s = first_s if compiles and is_new else 0.0
+        if not runs_as(replicas, engine, compiles):
+            raise BowError(f"it runs as {replicas.engine}")
+        self._stretch(replicas, WARM_UP_S)
+        return replicas, compile_s
+
+    def _replicas(self, setting: Setting) -> Replicas:
+        engine, compiles = split(setting.engine)
+        key = _key(setting)
+        replicas = self._made.get(key)
+        if self._current is not None and self._current is not replicas:
+            self._current.close()  # its threads would be in the way
+            if not self._blueprint.on_cpu:
+                self.close()
+        if replicas is None:
+            replicas = self._blueprint.build(cast(EngineName, engine), setting.learners, compile=compiles)
+            self._made[key] = replicas
+            if self._feed.stream is not None:
+                replicas.reside(self._feed.stream)
+        self._current = replicas
+        while replicas.learners < setting.learners:
+            replicas.add_learner()
+        while replicas.learners > setting.learners:
+            replicas.remove_learner()
+        return replicas
+
+    def _stretch(self, replicas: Replicas, seconds: float) -> float:
+        """Samples per second of rounds that last so long together, at least of one."""
+        samples, began = 0, self._clock()
+        while True:
+            deals = [self._feed.deal(replicas.learners) for _ in range(replicas.period)]
+            replicas.rounds_at_once([batches for batches, _ in deals])
+            samples += sum(count for _, count in deals)
+            if self._signals is not None:
+                self._signals.observe(replicas)
+            if self._clock() - began >= seconds:
+                break
+        replicas.catch_up()
+        return samples / max(self._clock() - began, 1e-9)
+
+    def _forget(self, setting: Setting) -> None:
+        replicas = self._made.pop(_key(setting), None)
+        if replicas is not None:
+            replicas.close()
+        self._current = None
+
+    @contextlib.contextmanager
+    def _apart(self, threads: int) -> Iterator[None]:
+        """Leave no traces: torch's threads, random numbers and warnings are the caller's."""
+        place = self._blueprint.device
+        device = place.torch_device if isinstance(place, StreamDevice) else place
+        before = torch.get_num_threads()
+        with (
+            warnings.catch_warnings(),
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        ):
+            warnings.simplefilter("ignore")
+            if self._blueprint.on_cpu:
+                torch.set_num_threads(threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
+
+
+def split(name: str) -> tuple[str, bool]:
+    """The engine of a setting, and whether it compiles the learning task.
+
+    Example:
+        >>> split("graph+compiled"), split("eager")
+        (('graph', True), ('eager', False))
+    """
+    return name.removesuffix(COMPILED), name.endswith(COMPILED)
+
+
+def runs_as(replicas: Replicas, engine: str, compiles: bool) -> bool:
+    """Whether what runs is what was asked for: not where an engine has fallen back, or has not compiled."""
+    description = replicas.engine
+    if engine == "graph" and replicas.device.type == "cpu":
+        return description == (f"{engine} (compiled)" if compiles else engine)
+    return description == engine
+
+
+def _key(setting: Setting) -> tuple[str, int]:
+    return setting.engine, setting.threads

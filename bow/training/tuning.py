@@ -1,0 +1,281 @@
+"""What a training begins with where engine or number of learners are left open: the tuner, carried out."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+
+from bow.engine import EngineName
+from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
+from bow.errors import SettingError
+from bow.observe.text import duration_text
+from bow.runtime.build import cache_folder
+from bow.training.blueprint import Blueprint
+from bow.training.description import describe
+from bow.training.lanes import MOST_CUDA, Request, lanes, most_tried
+from bow.training.opened import Opened
+from bow.training.replicas import Replicas, engine_for
+from bow.training.signals import Signals
+from bow.training.trials import Trials, split
+from bow.tuner import Calibration, Choice, ChoiceCache, Setting, Tuner
+
+FEWEST_ROUNDS = 100
+"""A training of fewer rounds is not measured at all."""
+
+LEAST_BUDGET_S = 1.0
+"""With less than this nothing can be compared."""
+
+MOST_BUDGET_S = 120.0
+"""No calibration takes longer, however long the training."""
+
+UNKNOWN_BUDGET_S = 10.0
+"""The budget where it is unknown how long the training will be."""
+
+Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a training begins with, and why.
+
+    Attributes:
+        engine: what runs the learners; `"auto"` leaves it to the rule of `bow.engine.choice`.
+        learners: how many.
+        threads: torch's threads; None: as many as there are.
+        compile: whether the learning task is compiled.
+        source: how it was found.
+        summary: the same in a sentence; empty where it was given.
+        rows: the decision table as plain values; empty where nothing was measured.
+        seconds: what it took in all.
+        signals: what trials have shown of gradients, with the objective `goodput`.
+        is_complete: whether everything was tried that was worth it, so that later trainings can rely on it.
+    """
+
+    engine: EngineName
+    learners: int
+    threads: int | None
+    compile: bool
+    source: Source
+    summary: str = ""
+    rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    seconds: float = 0.0
+    signals: Signals | None = field(default=None, repr=False)
+    is_complete: bool = False
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"engine": self.engine, "threads": self.threads, "compile": self.compile}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For loggers."""
+        chosen = {"engine": self.engine, "learners": self.learners}
+        return {"kind": "calibration", "source": self.source, **chosen, "summary": self.summary, "rows": self.rows}
+
+
+def tune(
+    request: Request,
+    blueprint: Blueprint,
+    opened: Opened,
+    tuner: Tuner,
+    *,
+    loss: Callable[..., Any],
+    rule: int,
+    say: Callable[[str], None],
+) -> Tuned:
+    """Find engine and number of learners, as far as they are left open.
+
+    Args:
+        request: what is given and what is open.
+        blueprint: of the learners.
+        opened: the data.
+        tuner: the tuner's settings.
+        loss: the user's loss or step.
+        rule: learners by the rule of thumb, for trainings that are too short for measurements.
+        say: shows the user a line.
+
+    Returns:
+        What to begin with. Measuring may raise what the user's model, loss or step raise.
+    """
+    if not request.is_open:
+        assert request.learners != "auto"
+        return Tuned(request.engine, request.learners, None, request.compile, "given")
+    signals = Signals(request.batch_size, blueprint.sync) if tuner.objective == "goodput" else None
+    if tuner.pinned is not None:
+        return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
+    cache = ChoiceCache(cache_folder() / "choices") if tuner.cache else None
+    description = describe(request, blueprint, opened, tuner, loss)
+    if cache is not None and (found := cache.find(description)) is not None:
+        source: Source = "pinned" if found.pinned else "cache"
+        how = "pinned earlier" if found.pinned else "measured for an earlier training"
+        summary = f"{found.setting} ({how}; tuner.cache=false measures anew)"
+        if tuner.pin and not found.pinned:
+            cache.pin(description, found.setting)
+        return dataclasses.replace(_from_setting(found.setting, source, summary, signals), rows=found.rows)
+    if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
+        why = f"{request.rounds} rounds are too few to measure anything"
+        return _by_rule(request, blueprint, rule, why, signals)
+    trials = Trials(blueprint, opened.feed(), signals)
+    began = time.perf_counter()
+    try:
+        tuned = _measured(request, blueprint, trials, tuner, rule, say, signals)
+    finally:
+        trials.close()
+    tuned = dataclasses.replace(tuned, seconds=time.perf_counter() - began)
+    if tuned.is_complete and cache is not None:
+        setting = Setting(tuned.engine + "+compiled" * tuned.compile, tuned.learners, tuned.threads or 1)
+        cache.store(description, Choice(setting, tuned.rows))
+        if tuner.pin:
+            cache.pin(description, setting)
+    return tuned
+
+
+def _measured(
+    request: Request,
+    blueprint: Blueprint,
+    trials: Trials,
+    tuner: Tuner,
+    rule: int,
+    say: Callable[[str], None],
+    signals: Signals | None,
+) -> Tuned:
+    began = time.perf_counter()
+    first = request.engine if request.engine not in ("auto", "fused") else "eager"
+    count = 1 if request.learners == "auto" else request.learners
+    rate = trials.probe(Setting(first, count))
+    expected = None if request.samples is None else request.samples / rate
+    budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, tuner.share * expected)
+    if budget < LEAST_BUDGET_S and expected is not None:
+        of_it = f"{tuner.share:.0%} of it"
+        why = f"a training of about {duration_text(expected)} is too short to measure in {of_it}"
+        return _by_rule(request, blueprint, rule, why, signals)
+    calibration = Calibration(
+        lanes(request, blueprint, trials),
+        budget,
+        samples=request.samples,
+        share=tuner.share,
+        threshold=tuner.threshold,
+        efficiency=signals,
+    )
+    say(f"measuring engines and numbers of learners, for at most {duration_text(budget)}")
+    while (trial := calibration.next_trial()) is not None:
+        calibration.report(trials.run(trial))
+    if calibration.choice is None:
+        return _by_rule(request, blueprint, rule, "no setting ran", signals)
+    table, more_s = calibration.table, time.perf_counter() - began - calibration.spent_s
+    say(str(table))
+    summary = f"{calibration.summary}; {more_s:.1f} s more to import and capture what the training needs as well"
+    found = _from_setting(calibration.choice, "calibration", summary, signals)
+    return dataclasses.replace(found, rows=table.as_dicts(), is_complete=calibration.is_complete)
+
+
+def _from_setting(setting: Setting, source: Source, summary: str, signals: Signals | None) -> Tuned:
+    name, compiles = split(setting.engine)
+    return Tuned(cast(EngineName, name), setting.learners, setting.threads, compiles, source, summary, signals=signals)
+
+
+def _by_rule(request: Request, blueprint: Blueprint, rule: int, why: str, signals: Signals | None) -> Tuned:
+    engine = engine_for(request.engine, blueprint.memory, blueprint.model, request.rounds, blueprint.device)
+    count = max(1, blueprint.most_learners(engine, rule)) if request.learners == "auto" else request.learners
+    chosen = "1 learner" if count == 1 else f"{count} learners"
+    summary = f"{engine}, {chosen}, by rule of thumb: {why}"
+    return Tuned(request.engine, count, None, request.compile, "rule", summary, signals=signals)
+
+
+def make_request(
+    engine: EngineName,
+    learners: int | Literal["auto"],
+    compile: bool,
+    opened: Opened,
+    rule: int,
+    *,
+    epochs: int,
+    steps: int | None,
+) -> Request:
+    """What is left open, and how long the training will be.
+
+    Args:
+        engine: the user's.
+        learners: the user's.
+        compile: the user's.
+        opened: the data.
+        rule: learners by the rule of thumb.
+        epochs: the user's.
+        steps: the user's.
+    """
+    per_epoch, batch = opened.stream.samples_per_epoch, opened.batch_size
+    samples = None if per_epoch is None else epochs * per_epoch
+    if steps is not None:
+        samples = steps * batch * rule
+    most = MOST_CUDA if per_epoch is None else max(1, per_epoch // (batch * MIN_ROUNDS_PER_EPOCH))
+    rounds = opened.rounds(rule) if steps is None else steps
+    return Request(engine, learners, compile, batch, most, samples, rounds)
+
+
+def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
+    """The user's tuner, or one with the defaults.
+
+    Raises:
+        SettingError: its pinned choice contradicts what else is given.
+
+    Warns:
+        UserWarning: there is nothing to tune.
+    """
+    if tuner is None:
+        return Tuner()
+    if not request.is_open:
+        warnings.warn(
+            f'tuner={tuner!r} has no effect with learners={request.learners} and engine="{request.engine}"; '
+            'use learners="auto" or engine="auto", or leave it out',
+            stacklevel=3,
+        )
+    if tuner.pinned is not None:
+        engine, _ = split(tuner.pinned.engine)
+        given = (("engine", request.engine, engine), ("learners", request.learners, tuner.pinned.learners))
+        for name, value, own in given:
+            if value not in ("auto", own):
+                raise SettingError(f"{name}={value!r} contradicts the tuner's pinned {tuner.pinned}; leave one out")
+    return tuner
+
+
+def tuned_before(state: Mapping[str, Any], request: Request, blueprint: Blueprint, tuner: Tuner) -> Tuned:
+    """What a training that is resumed had begun with, as far as nothing else is asked for now."""
+    before = state.get("tuned", {"engine": "auto", "threads": None, "compile": request.compile})
+    learners = state["learners"] if request.learners == "auto" else request.learners
+    if not request.is_open or request.engine not in ("auto", before["engine"]):
+        return Tuned(request.engine, learners, None, request.compile, "given")
+    signals = Signals(request.batch_size, blueprint.sync) if tuner.objective == "goodput" else None
+    source: Source = "rule" if before["engine"] == "auto" else "checkpoint"
+    summary = f"{before['engine']}, as the checkpoint has it"
+    return Tuned(before["engine"], learners, before["threads"], before["compile"], source, summary, signals=signals)
+
+
+def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None) -> Replicas:
+    """The learners of a training, and torch's threads as they are to be.
+
+    Args:
+        tuned: what it begins with.
+        blueprint: of the learners.
+        rounds: how many it will have; engines that nobody measured decide by it whether to compile.
+    """
+    if tuned.threads is not None and blueprint.on_cpu:
+        torch.set_num_threads(tuned.threads)
+    expected = rounds if tuned.source in ("given", "rule") else None
+    return blueprint.build(tuned.engine, tuned.learners, compile=tuned.compile, expected_rounds=expected)
+
+
+def most_while_training(tuned: Tuned, request: Request, blueprint: Blueprint, tuner: Tuner) -> int:
+    """As many learners as may come while training; 0 where their number is to stay.
+
+    It stays where it is given or pinned, where the training is too short for measurements, where a change would be
+    compiled for, and where learners run in turn.
+    """
+    stays = request.learners != "auto" or not tuner.online or tuned.source not in ("calibration", "cache", "checkpoint")
+    if stays or tuned.engine == "fused" or (tuned.engine == "eager" and blueprint.on_cpu):
+        return 0
+    return blueprint.most_learners(tuned.engine, most_tried(request, blueprint))

@@ -1,0 +1,81 @@
+"""The tuner while training goes on: learners come and go by what windows of training show."""
+
+from bow.errors import DeviceMemoryError, SettingError, reason
+from bow.training.replicas import Replicas
+from bow.training.signals import Signals
+from bow.tuner import OnlineTuner, Tuner, Window
+
+
+class Watch:
+    """Tells an `OnlineTuner` of windows of training, and does what it says.
+
+    Args:
+        replicas: the learners.
+        tuner: the tuner's settings.
+        most: as many learners as there may be.
+        signals: what a sample is worth; None for the objective `throughput`.
+    """
+
+    def __init__(self, replicas: Replicas, tuner: Tuner, most: int, signals: Signals | None) -> None:
+        self._replicas = replicas
+        self._window_s = tuner.window_s
+        self._signals = signals
+        self._tuner = OnlineTuner(replicas.learners, most, threshold=tuner.threshold, efficiency=signals)
+        self._began: tuple[float, int] | None = None
+        self._learners = replicas.learners
+
+    @property
+    def settled(self) -> bool:
+        """Whether the number of learners has been compared with one more and one fewer."""
+        return self._tuner.settled
+
+    def round_ended(self, seconds: float, samples: int) -> str | None:
+        """Hear of rounds that have ended.
+
+        Args:
+            seconds: of training so far, evaluation left out.
+            samples: seen so far.
+
+        Returns:
+            What was changed and why; None where nothing was.
+        """
+        replicas = self._replicas
+        if self._signals is not None:
+            self._signals.observe(replicas)
+        if self._began is None or replicas.learners != self._learners:
+            self._began, self._learners = (seconds, samples), replicas.learners
+            return None
+        since, before = self._began
+        if seconds - since < self._window_s:
+            return None
+        self._began = seconds, samples
+        decision = self._tuner.hear(Window(samples - before, seconds - since, replicas.learners))
+        if not decision.step:
+            return None
+        self._began = None  # what changing takes belongs to no window
+        return self._change(decision.step, decision.why)
+
+    def ran_out_of_memory(self, error: DeviceMemoryError) -> str:
+        """Take a learner away behind a round that found no memory for all; that many are never tried again."""
+        learners = self._replicas.learners
+        self._replicas.remove_learner()
+        self._tuner.failed(learners)
+        self._began = None
+        return _text(learners, learners - 1, reason(error))
+
+    def _change(self, step: int, why: str) -> str:
+        replicas = self._replicas
+        before = replicas.learners
+        if step < 0:
+            replicas.remove_learner()
+        else:
+            try:
+                replicas.add_learner()
+            except (DeviceMemoryError, SettingError) as error:
+                self._tuner.failed(before + 1)
+                return f"no further learner ({reason(error)})"
+        return _text(before, replicas.learners, why)
+
+
+def _text(before: int, after: int, why: str) -> str:
+    return f"learners: {before} to {after} ({why})"
