@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from bow.errors import OptimizerError, reason
 from bow.replica.layout import ParameterLayout
@@ -124,9 +124,24 @@ class OptimizerRows:
 
     def step(self, stepping: Sequence[bool] | None = None) -> None:
         """Update the rows of the learners that are `stepping` (all of them when None)."""
-        # Set every time: zero_grad(), a habit of many loops, would otherwise detach the rows for good.
-        self._set_gradients([True] * len(self._tensors) if stepping is None else stepping)
-        self.optimizer.step()
+        wanted = [True] * len(self._tensors) if stepping is None else list(stepping)
+        for together in self._alike(wanted):
+            # Set every time: zero_grad(), a habit of many loops, would otherwise detach the rows for good.
+            self._set_gradients(together)
+            self.optimizer.step()
+
+    def _alike(self, stepping: list[bool]) -> list[list[bool]]:
+        """Learners that can step at once: the fused SGD of PyTorch makes momentum for all of a call, or for none."""
+        groups = self.optimizer.param_groups
+        if not (isinstance(self.optimizer, SGD) and any(group["fused"] and group["momentum"] for group in groups)):
+            return [stepping]
+        begun = [any(self._has_momentum(tensor) for tensor, _ in bound) for bound in self._tensors]
+        if len(set(begun)) == 1:
+            return [stepping]
+        return [[steps and has == one for steps, has in zip(stepping, begun, strict=True)] for one in (True, False)]
+
+    def _has_momentum(self, tensor: Tensor) -> bool:
+        return self.optimizer.state.get(tensor, {}).get("momentum_buffer") is not None
 
     def _set_gradients(self, stepping: Sequence[bool]) -> None:
         for bound, steps in zip(self._tensors, stepping, strict=True):

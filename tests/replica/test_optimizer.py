@@ -153,7 +153,7 @@ def test_a_learner_that_sits_out_keeps_weights_and_step_count() -> None:
     assert not torch.equal(group.matrix.weights[1], before[1])
 
 
-@pytest.mark.parametrize("name", ["SGD with momentum", "Adagrad", "AdamW"])
+@pytest.mark.parametrize("name", ["SGD with momentum", "SGD fused", "Adagrad", "AdamW"])
 def test_a_new_learner_starts_with_fresh_state_and_the_others_keep_theirs(name: str) -> None:
     group = trained_in_rows(ELEMENTWISE[name], steps=3, learners=2)
     fresh = trained_in_rows(ELEMENTWISE[name], steps=0, learners=1)
@@ -172,3 +172,20 @@ def test_a_removed_learner_takes_its_state_with_it() -> None:
     optimizer = group.optimizer.optimizer
     assert len(optimizer.param_groups[0]["params"]) == 2
     assert len(optimizer.state) == 2
+
+
+def test_a_learner_that_joins_a_fused_sgd_steps_as_it_would_alone() -> None:
+    """PyTorch's fused SGD makes momentum for all tensors of a call, or for none."""
+    rows = []
+    for fused in (True, False):
+        group = LearnerGroup(
+            model(), functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=fused), learners=1, device=CPU
+        )
+        for learners in (1, 2, 2, 3):
+            while len(group) < learners:
+                group.add()
+            generator = torch.Generator().manual_seed(learners)
+            group.matrix.gradients.copy_(torch.randn(group.matrix.gradients.shape, generator=generator))
+            group.optimizer.step()
+        rows.append(group.matrix.weights.clone())
+    torch.testing.assert_close(*rows)
