@@ -1,6 +1,6 @@
 """Which engine runs, and with how many learners, where the user leaves it open.
 
-Until there is a tuner that measures, "auto" is a rule:
+`bow.train` measures, if the training is long enough. Where nothing is measured, "auto" is a rule:
 
 * learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
 * engine on a GPU: `graph`, whose capture takes less than a second;

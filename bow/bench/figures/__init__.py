@@ -1,0 +1,24 @@
+"""`bow bench figures`: one benchmark for every figure of the TensorBow evaluation, and for its Table 5.1.
+
+`size=small` is a form of each figure for two CPU cores, with smaller models and data; `size=full` has the paper's own
+models, data, epochs and targets, and is for a server with a GPU. The paper's TensorFlow is plain PyTorch here, which
+takes turns with bow in one process. Every figure leaves a JSON file and a picture, and `figures.md` is made anew from
+all JSON files that are in the folder.
+
+References:
+    Budea: TensorBow, supporting small-batch training in TensorFlow, 2019, chapter 5.
+"""
+
+import importlib
+
+from bow.bench.figures.settings import Settings as Settings
+
+
+def run(settings: Settings, command: str) -> int:
+    """Measure the figures that were asked for; 1 where one of several could not be measured, else 0.
+
+    Raises:
+        BowError: none of them could be.
+    """
+    status: int = importlib.import_module("bow.bench.figures.program").run(settings, command)
+    return status

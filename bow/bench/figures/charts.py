@@ -1,0 +1,197 @@
+"""The two kinds of pictures: boxes side by side, and curves over time."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bow.bench.figures.entries import PLAIN_TITLE
+from bow.observe.charts import GREY, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = ("#2563a8", "#d9822b", "#2a9d6f", "#8f4fa8", "#b23a48", "#0f7f8c")
+INK = "#5b6577"
+DASHED: dict[str, Any] = {"color": INK, "linewidth": 1.3, "linestyle": (0, (4, 3))}
+TICKS = (0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+"""Of the axis of shares."""
+
+LEAST = 0.002
+"""A share that lacks less is drawn there, since the axis has no place for what lacks nothing."""
+
+NOTE_ROOM = 1.45
+"""The height of the axis, in highest boxes, where a note may stand above one."""
+
+LETTERS_PER_INCH, HANDLE_LETTERS = 14, 7
+"""Of the legend."""
+
+MIN_WIDTH = 4.6
+WIDTH = 0.8
+"""Of all boxes at one place of the axis, whose places are 1 apart."""
+
+WIDEST = 0.45
+"""Of a single one."""
+
+GAP = 0.12
+"""Between two of them, as a share of a box."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box.
+
+    Attributes:
+        place: on the horizontal axis.
+        series: which colour it has; empty where there is only one.
+        values: what it is drawn from; none where there is only a note.
+        note: stands where the box would, or above it.
+    """
+
+    place: str
+    series: str
+    values: Sequence[float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line across all boxes, with the range of its values behind it."""
+
+    name: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line over time."""
+
+    series: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def draw_boxes(path: Path, boxes: Sequence[Box], x: str, y: str, level: Level | None = None) -> None:
+    """Draw boxes: quartiles, a line at the median, whiskers to 1.5 times the interquartile range, points beyond.
+
+    Args:
+        path: of the PNG file.
+        boxes: in the order of their places.
+        x: label of the horizontal axis.
+        y: label of the vertical axis, which begins at 0.
+        level: what the boxes are to be seen against.
+    """
+    places, series = _distinct(box.place for box in boxes), _distinct(box.series for box in boxes)
+    with _picture(path, max(MIN_WIDTH, 1.4 + 0.5 * (len(places) + len(boxes)))) as axes:
+        if level is not None:
+            _draw_level(axes, level)
+        top = max((value for box in boxes for value in box.values), default=1.0)
+        for index, place in enumerate(places):
+            here = [box for box in boxes if box.place == place]
+            width = min(WIDEST, WIDTH / len(here))
+            for position, box in enumerate(here):
+                middle = index + (position - (len(here) - 1) / 2) * width
+                _draw_box(axes, box, middle, width * (1 - GAP), _color(series, box.series), top)
+        axes.set_xticks(range(len(places)), places)
+        axes.set_xlim(-0.6, len(places) - 0.4)
+        room = NOTE_ROOM if any(box.note and box.values for box in boxes) else 1.12
+        axes.set_ylim(0, room * max([top, *(level.values if level else ())]))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+        _label(axes, x, y)
+        _legend(axes, {name: _color(series, name) for name in series if name}, None if level is None else level.name)
+
+
+def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, target: float) -> None:
+    """Draw shares over time, on an axis that is logarithmic in what they lack, and the target as a dashed line.
+
+    Args:
+        path: of the PNG file.
+        curves: those of one series have one colour.
+        x: label of the horizontal axis, which begins at 0.
+        y: label of the vertical axis.
+        target: a share.
+    """
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    series = _distinct(curve.series for curve in curves)
+    with _picture(path, 5.8) as axes:
+        for curve in curves:
+            lacking = [max(LEAST, 1 - share) for share in curve.y]
+            axes.plot(curve.x, lacking, color=_color(series, curve.series), linewidth=1.2, alpha=0.85)
+        axes.axhline(1 - target, **DASHED)
+        axes.set_yscale("log")
+        axes.invert_yaxis()
+        axes.yaxis.set_major_locator(FixedLocator([1 - tick for tick in TICKS]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(lambda lacking, _: f"{100 * (1 - lacking):.3g}%")
+        axes.set_xlim(left=0)
+        _label(axes, x, y)
+        _legend(axes, {name: _color(series, name) for name in series}, f"target {target:.0%}")
+
+
+@contextmanager
+def _picture(path: Path, width: float) -> "Iterator[Axes]":
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure: Figure = Figure(figsize=(width, 3.1), layout="constrained", dpi=160)
+        yield figure.add_subplot()
+        figure.savefig(path)
+
+
+def _draw_box(axes: "Axes", box: Box, middle: float, width: float, color: str, top: float) -> None:
+    line: dict[str, Any] = {"color": color, "linewidth": 1.1}
+    if box.values:
+        axes.boxplot(
+            [list(box.values)],
+            positions=[middle],
+            widths=width,
+            manage_ticks=False,
+            patch_artist=True,
+            boxprops={"facecolor": color + "40", "edgecolor": color, "linewidth": 1.1},
+            medianprops={**line, "linewidth": 1.8},
+            whiskerprops=line,
+            capprops=line,
+            flierprops={"marker": "o", "markersize": 3, "markeredgecolor": color, "markerfacecolor": "none"},
+        )
+    if box.note:
+        height = max(box.values, default=0.0) + 0.03 * top
+        axes.annotate(box.note, (middle, height), color=color, ha="center", va="bottom", rotation=90)
+
+
+def _draw_level(axes: "Axes", level: Level) -> None:
+    axes.axhspan(min(level.values), max(level.values), color=GREY, alpha=0.2, linewidth=0)
+    axes.axhline(statistics.median(level.values), **DASHED)
+
+
+def _label(axes: "Axes", x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(axis="y")
+
+
+def _legend(axes: "Axes", colors: Mapping[str, str], dashed: str | None) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=color, linewidth=3, label=name) for name, color in colors.items()]
+    if dashed is not None:
+        handles.append(Line2D([], [], label=dashed, **DASHED))
+    if handles:
+        width = axes.figure.get_figure(root=True).get_figwidth()
+        longest = max(len(str(handle.get_label())) for handle in handles)
+        columns = max(1, int(LETTERS_PER_INCH * width / (longest + HANDLE_LETTERS)))
+        axes.figure.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False)
+
+
+def _color(series: Sequence[str], name: str) -> str:
+    """Plain PyTorch is grey wherever it is."""
+    if name == PLAIN_TITLE:
+        return INK
+    return COLORS[[other for other in series if other != PLAIN_TITLE].index(name) % len(COLORS)]
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,257 @@
+"""Figures of convergence: trainings on real data, their accuracy after each epoch, and when they reach a target."""
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bow.bench.figures.entries import Entry, Row
+from bow.bench.figures.forms import MOMENTUM, Lesson
+from bow.bench.figures.throughput import thread_counts, work
+from bow.bench.figures.training import Course, Training, accuracy_of, make_training, wait_for
+from bow.bench.measure import Contestant, race, warm_up
+from bow.data import DataSplits
+from bow.errors import DivergenceError
+
+LAST_EPOCHS = 5
+"""Accuracy is the median over so many epochs."""
+
+TRIAL_REPEATS, TRIAL_STINT_S = 3, 0.1
+"""Of the race between numbers of threads, before a training."""
+
+METRIC = (
+    f"Accuracy after epoch e is the median of the test accuracies after epochs max(1, e - {LAST_EPOCHS - 1}) to e; the "
+    "target is reached after the first epoch whose accuracy is not below it; time is that of training up to there, "
+    "without evaluations and without the first piece of work, in which bow captures the training step"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        entry: what was trained.
+        seed: of initial weights and of the order of samples.
+        threads: torch's threads, of those that were tried the fastest.
+        engine: of bow, after any fallback.
+        accuracies: on the test data, after each epoch.
+        times_s: training seconds up to the end of each epoch.
+        samples: that were trained on in that time.
+        diverged: whether training ended with a `DivergenceError`.
+        wall_s: how long everything took.
+    """
+
+    entry: Entry
+    seed: int
+    threads: int
+    engine: str | None
+    accuracies: tuple[float, ...]
+    times_s: tuple[float, ...]
+    samples: int
+    diverged: bool
+    wall_s: float
+
+    def as_dict(self, target: float) -> dict[str, Any]:
+        """The training, and when it reached the target, as plain values."""
+        epoch = epoch_of(self.accuracies, target)
+        return {
+            **self.entry.as_dict(),
+            "seed": self.seed,
+            "threads": self.threads,
+            "engine": self.engine,
+            "epochs": epoch,
+            "time_s": None if epoch is None else round(self.times_s[epoch - 1], 4),
+            "samples_per_s": round(self.samples / self.times_s[-1], 1) if self.times_s else None,
+            "diverged": self.diverged,
+            "accuracies": [round(accuracy, 4) for accuracy in self.accuracies],
+            "times_s": [round(time_s, 4) for time_s in self.times_s],
+        }
+
+
+def smoothed(accuracies: Sequence[float]) -> list[float]:
+    """After each epoch, the median over the last five epochs, or over as many as there are.
+
+    Example:
+        >>> smoothed([0.5, 0.9, 0.7, 0.7, 0.8, 0.8])
+        [0.5, 0.7, 0.7, 0.7, 0.7, 0.8]
+    """
+    return [statistics.median(accuracies[max(0, end - LAST_EPOCHS) : end]) for end in range(1, len(accuracies) + 1)]
+
+
+def epoch_of(accuracies: Sequence[float], target: float) -> int | None:
+    """The first epoch after which the accuracy, smoothed, was at the target; None if there was none."""
+    return next((epoch for epoch, value in enumerate(smoothed(accuracies), 1) if value >= target), None)
+
+
+def median_to_target(rows: Sequence[Row], measure: str) -> float:
+    """The median of epochs or seconds to the target; a training that never reached it took forever."""
+    return statistics.median(math.inf if row[measure] is None else row[measure] for row in rows)
+
+
+def best_batch_size(rows: Sequence[Row]) -> int:
+    """That of the fastest to the target; where none reached it, that of the highest accuracy at the end."""
+
+    def merit(batch_size: int) -> tuple[float, float]:
+        own = [row for row in rows if row["batch_size"] == batch_size]
+        last = (smoothed(row["accuracies"])[-1] if row["accuracies"] else 0.0 for row in own)
+        return median_to_target(own, "time_s"), -statistics.median(last)
+
+    return min((int(row["batch_size"]) for row in rows), key=merit)
+
+
+class School:
+    """Trains what figures ask for; what two of them ask for is trained once.
+
+    Args:
+        device: where.
+        root: folder of the data sets' files.
+        tell: is told a line about each training.
+    """
+
+    def __init__(self, device: torch.device, root: str, tell: Callable[[str], None]) -> None:
+        self._device = device
+        self._root = root
+        self._tell = tell
+        self._data: dict[Lesson, DataSplits] = {}
+        self._threads: dict[tuple[Lesson, Entry], int] = {}
+        self._runs: dict[tuple[Lesson, Entry, int], Run] = {}
+
+    def data(self, lesson: Lesson) -> DataSplits:
+        """What is trained and tested on.
+
+        Raises:
+            DataError: its files are missing or damaged.
+        """
+        if lesson not in self._data:
+            self._data[lesson] = lesson.load(self._root)
+        return self._data[lesson]
+
+    def runs(self, lesson: Lesson, entries: Sequence[Entry], seeds: int) -> list[Run]:
+        """Trainings of all entries with all seeds, seed by seed, so that what else the machine does hits all alike."""
+        runs = [self._run(lesson, entry, seed) for seed in range(seeds) for entry in entries]
+        return sorted(runs, key=lambda run: entries.index(run.entry))
+
+    def _run(self, lesson: Lesson, entry: Entry, seed: int) -> Run:
+        key = lesson, entry, seed
+        if key not in self._runs:
+            course = self._course(lesson, seed)
+            self._runs[key] = run = train(course, entry, lesson, self._test(lesson), self._threads_for(key))
+            self._tell(_line(run, lesson))
+        return self._runs[key]
+
+    def _threads_for(self, key: tuple[Lesson, Entry, int]) -> int:
+        """The fastest number of threads for an entry."""
+        lesson, entry, seed = key
+        if (lesson, entry) not in self._threads:
+            endless = self._course(lesson, seed, endless=True)
+            self._threads[lesson, entry] = fastest_threads(endless, entry)
+        return self._threads[lesson, entry]
+
+    def _course(self, lesson: Lesson, seed: int, endless: bool = False) -> Course:
+        sgd = functools.partial(
+            torch.optim.SGD, lr=lesson.lr, momentum=MOMENTUM, weight_decay=lesson.weight_decay, fused=True
+        )
+        epochs = None if endless else lesson.epochs
+        return Course(lesson.build, self.data(lesson).train, sgd, self._device, epochs, seed)
+
+    def _test(self, lesson: Lesson) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self.data(lesson).validation
+        return inputs.to(self._device), targets.to(self._device)
+
+
+def fastest_threads(course: Course, entry: Entry) -> int:
+    """The number of torch's threads with which a training is fastest, by a short race."""
+    counts = thread_counts(entry, course.device)
+    if len(counts) == 1:
+        return counts[0]
+    training, before = make_training(course, entry), torch.get_num_threads()
+    contestants = [Contestant(functools.partial(work, training, course.device), threads) for threads in counts]
+    for contestant in contestants:
+        warm_up(contestant)
+    rates = race(contestants, TRIAL_REPEATS, TRIAL_STINT_S)
+    torch.set_num_threads(before)
+    training.close()
+    medians = [statistics.median(own) for own in rates]
+    return counts[medians.index(max(medians))]
+
+
+def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor, torch.Tensor], threads: int) -> Run:
+    """Train until the target is reached or the data end."""
+    began, before = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    training = make_training(course, entry)
+    watch = Watch(training, course.device)
+    accuracies: list[float] = []
+    times_s: list[float] = []
+    samples, diverged = 0, False
+    try:
+        while watch.train_epoch():
+            samples = watch.samples
+            accuracies.append(accuracy_of(training.model, test))
+            times_s.append(watch.seconds)
+            if lesson.stops and epoch_of(accuracies, lesson.target):
+                break
+    except DivergenceError:
+        diverged = True
+    finally:
+        training.close()
+        torch.set_num_threads(before)
+    wall_s = time.perf_counter() - began
+    return Run(
+        entry,
+        course.seed,
+        threads,
+        training.engine,
+        tuple(accuracies),
+        tuple(times_s),
+        samples,
+        diverged,
+        wall_s,
+    )
+
+
+class Watch:
+    """Trains epoch by epoch and counts seconds and samples, those of the first piece of work left out.
+
+    Args:
+        training: what is trained.
+        device: where.
+    """
+
+    def __init__(self, training: Training, device: torch.device) -> None:
+        self.seconds = 0.0
+        self.samples = 0
+        self._training = training
+        self._device = device
+        self._epochs = 0
+        self._is_warm = False
+
+    def train_epoch(self) -> bool:
+        """Train to the end of the next epoch; False when the data have ended."""
+        began = time.perf_counter()
+        while (stretch := self._training.advance()) is not None:
+            if self._is_warm:
+                self.samples += stretch.num_samples
+            else:
+                wait_for(self._device)
+                self._is_warm, began = True, time.perf_counter()
+            if stretch.epochs > self._epochs:
+                self._epochs = stretch.epochs
+                break
+        wait_for(self._device)
+        self.seconds += time.perf_counter() - began
+        return stretch is not None
+
+
+def _line(run: Run, lesson: Lesson) -> str:
+    found: Mapping[str, Any] = run.as_dict(lesson.target)
+    who = "plain PyTorch" if run.entry.learners is None else f"bow, learners={run.entry.learners}"
+    epoch = found["epochs"]
+    outcome = "never" if epoch is None else f"in epoch {epoch} after {found['time_s']:.2f} s"
+    return f"{lesson.model}, {who}, batch {run.entry.batch_size}, seed {run.seed}: {lesson.target:.0%} {outcome}"

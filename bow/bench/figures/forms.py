@@ -1,0 +1,232 @@
+"""The forms of the figures: which models, data and amounts stand in for the paper's."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from bow.bench.workloads import CLASSES, COLOR, WORKLOADS, Workload
+from bow.data import DataSplits, cifar10, digits, mnist
+from bow.models import LeNet, LogisticRegression, ResNet
+
+MOMENTUM = 0.9
+
+RESNET32 = Workload("ResNet-32", functools.partial(ResNet, 32, CLASSES), COLOR)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a figure about convergence trains: a model on real data, up to a target.
+
+    Attributes:
+        model: its name, for people.
+        build: makes it.
+        data: the data set's name, for people.
+        load: reads it from a folder.
+        target: accuracy to be reached, as a share.
+        epochs: after which a training ends.
+        lr: learning rate, the same for every batch size and number of learners.
+        weight_decay: of SGD.
+        batch_sizes: that are tried in plain PyTorch.
+        stops: whether a training ends when it has reached the target.
+    """
+
+    model: str
+    build: Callable[[], nn.Module]
+    data: str
+    load: Callable[[str], DataSplits]
+    target: float
+    epochs: int
+    lr: float
+    weight_decay: float
+    batch_sizes: tuple[int, ...]
+    stops: bool
+
+    @property
+    def fixed(self) -> str:
+        """What is the same in all trainings."""
+        return (
+            f"constant learning rate {self.lr:g} whatever the batch size and the number of learners, SGD with momentum "
+            f"{MOMENTUM:g} and weight decay {self.weight_decay:g}, no augmentation, float32, at most {self.epochs} "
+            "epochs; bow runs engine graph, not compiled, and averages by SMA in every round; initial weights and "
+            "order of samples depend on the seed only"
+        )
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of all figures.
+
+    Attributes:
+        logistic: model of figure 5.6.
+        lenet: model of figures 5.8 and 5.11.
+        resnet: model of figures 5.7, 5.9, 5.10, 5.12 and 5.13.
+        lenet_lesson: what figures 5.3 to 5.5 train.
+        resnet_lesson: what figures 5.1 and 5.2 train.
+        small_batch: of figures 5.4 and 5.5.
+        learners: of figures 5.7, 5.11 and 5.12.
+        many_learners: of figures 5.6 and 5.8, whose models are smaller.
+        converging_learners: of figures 5.4 and 5.5, beside one.
+        batch_sizes: of figure 5.10.
+        devices: of figure 5.9; figure 5.13 takes those up to 2.
+        seeds: trainings of each kind.
+        repeats: turns of each contestant, that is values in a box.
+        stint_s: seconds of a turn.
+        samples: in memory, for throughput.
+    """
+
+    logistic: Workload
+    lenet: Workload
+    resnet: Workload
+    lenet_lesson: Lesson
+    resnet_lesson: Lesson
+    small_batch: int
+    learners: tuple[int, ...]
+    many_learners: tuple[int, ...]
+    converging_learners: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    devices: tuple[int, ...]
+    seeds: int
+    repeats: int
+    stint_s: float
+    samples: int
+
+
+def _digits(_: str) -> DataSplits:
+    return digits()
+
+
+def _few_digits(_: str) -> DataSplits:
+    return digits(limit=320)
+
+
+def _mnist(root: str) -> DataSplits:
+    return mnist(_folder(root, "mnist"))
+
+
+def _cifar10(root: str) -> DataSplits:
+    return cifar10(_folder(root, "cifar10"))
+
+
+def _folder(root: str, name: str) -> Path | None:
+    """The data set's own folder below root, or root itself; None where none was given."""
+    if not root:
+        return None
+    own = Path(root) / name
+    return own if own.is_dir() else Path(root)
+
+
+_TINY = WORKLOADS["logistic_regression"]
+_TINY_LESSON = Lesson(
+    "logistic regression",
+    functools.partial(LogisticRegression, 64, CLASSES),
+    "320 digits",
+    _few_digits,
+    target=0.6,
+    epochs=3,
+    lr=0.02,
+    weight_decay=0.0,
+    batch_sizes=(8, 16, 64),
+    stops=False,
+)
+
+FORMS: dict[str, Form] = {
+    "small": Form(
+        logistic=WORKLOADS["logistic_regression"],
+        lenet=WORKLOADS["lenet"],
+        resnet=WORKLOADS["resnet8"],
+        # Rates of the sweep's middle (`bow bench sweep`). Targets lie just below what the models level off at.
+        lenet_lesson=Lesson(
+            "LeNet",
+            functools.partial(LeNet, CLASSES, channels=1, size=8),
+            "digits (8x8)",
+            _digits,
+            target=0.98,
+            epochs=30,
+            lr=0.005,
+            weight_decay=0.0,
+            batch_sizes=(4, 8, 16, 32, 64),
+            stops=True,
+        ),
+        resnet_lesson=Lesson(
+            "ResNet-8",
+            functools.partial(ResNet, 8, CLASSES, channels=1),
+            "digits (8x8)",
+            _digits,
+            target=0.97,
+            epochs=20,
+            lr=0.1,
+            weight_decay=1e-4,
+            batch_sizes=(32, 64, 128, 256, 1024),
+            stops=False,
+        ),
+        small_batch=4,
+        learners=(1, 2, 3, 4),
+        many_learners=(1, 2, 3, 4, 8),
+        converging_learners=(2, 3),
+        batch_sizes=(32, 64, 128, 256),
+        devices=(1, 2, 4),
+        seeds=3,
+        repeats=5,
+        stint_s=0.5,
+        samples=4096,
+    ),
+    "full": Form(
+        logistic=WORKLOADS["logistic_regression"],
+        lenet=WORKLOADS["lenet"],
+        resnet=RESNET32,
+        lenet_lesson=Lesson(
+            "LeNet",
+            functools.partial(LeNet, CLASSES),
+            "MNIST",
+            _mnist,
+            target=0.99,
+            epochs=100,
+            lr=0.002,
+            weight_decay=0.0,
+            batch_sizes=(4, 8, 16, 32, 64),
+            stops=True,
+        ),
+        resnet_lesson=Lesson(
+            "ResNet-32",
+            functools.partial(ResNet, 32, CLASSES),
+            "CIFAR-10",
+            _cifar10,
+            target=0.8,
+            epochs=80,
+            lr=0.1,
+            weight_decay=1e-4,
+            batch_sizes=(64, 128, 256, 512, 1024),
+            stops=False,
+        ),
+        small_batch=4,
+        learners=(1, 2, 3, 4),
+        many_learners=(1, 2, 3, 4, 5, 6, 7, 8),
+        converging_learners=(2, 3, 4),
+        batch_sizes=(16, 32, 64, 128, 256, 512),
+        devices=(1, 2, 4),
+        seeds=5,
+        repeats=5,
+        stint_s=3.0,
+        samples=16384,
+    ),
+    "quick": Form(
+        logistic=_TINY,
+        lenet=_TINY,
+        resnet=_TINY,
+        lenet_lesson=_TINY_LESSON,
+        resnet_lesson=_TINY_LESSON,
+        small_batch=8,
+        learners=(1, 2),
+        many_learners=(1, 2),
+        converging_learners=(2,),
+        batch_sizes=(16, 32),
+        devices=(1, 2),
+        seeds=1,
+        repeats=2,
+        stint_s=0.01,
+        samples=512,
+    ),
+}

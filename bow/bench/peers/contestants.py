@@ -1,0 +1,128 @@
+"""Who takes part."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from bow.bench.peers.task import Job
+
+COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+"""torch's compiler, which everybody needs: torch.optim imports a part of it, which takes seconds."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to train.
+
+    Attributes:
+        title: its name, for people.
+        home: the module, in this package, that has it.
+        about: what it is, a sentence for the page.
+        threads: how many of torch's threads a process has: the number of the settings with which it is `"fastest"`,
+            `"one"`, or `"all"` that there are.
+        package: what has to be installed besides bow.
+        devices: where it runs.
+        processes: how many train together.
+        imports: modules that it would import in the course of training, besides `COMPILER`.
+        function: its name in the module: called with a job, it trains until the referee ends that, and returns a few
+            words on what ran, or None where that goes without saying.
+    """
+
+    title: str
+    home: str
+    about: str
+    threads: Literal["fastest", "one", "all"] = "fastest"
+    package: str | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    processes: int = 1
+    imports: tuple[str, ...] = ()
+    function: str = "train"
+
+    def missing(self, device: str) -> str | None:
+        """Why it cannot take part on a device; None where it can."""
+        if device not in self.devices:
+            return "needs a GPU" if device == "cpu" else "is for CPUs"
+        if self.package is not None and importlib.util.find_spec(self.package) is None:
+            return f"not installed (pip install {self.package})"
+        return None
+
+    def load(self) -> Callable[[Job], str | None]:
+        """Import everything, and return the function that trains."""
+        for name in (*COMPILER, *self.imports):
+            importlib.import_module(name)
+        module = importlib.import_module(f"bow.bench.peers.{self.home}")
+        function: Callable[[Job], str | None] = getattr(module, self.function)
+        return function
+
+
+PYTORCH, LARGE_BATCH, BOW, GOODPUT = "pytorch", "large_batch", "bow", "bow_goodput"
+
+CONTESTANTS: dict[str, Contestant] = {
+    PYTORCH: Contestant(
+        "PyTorch",
+        "plain",
+        "one model, one batch at a time",
+    ),
+    "compile": Contestant(
+        "torch.compile, model",
+        "compiled",
+        "the same, with the model compiled",
+    ),
+    "compile_step": Contestant(
+        "torch.compile, step",
+        "compiled_step",
+        "the whole step, forward, backward and SGD, written as one function and compiled, with only the guards on "
+        "tensors",
+    ),
+    LARGE_BATCH: Contestant(
+        "PyTorch, large batch",
+        "large_batch",
+        "a learning rate in proportion to the batch size, after a warm-up from 0 over half an epoch (after Goyal et "
+        "al., Accurate, large minibatch SGD, 2017)",
+    ),
+    "local_sgd": Contestant(
+        "accelerate LocalSGD",
+        "local_sgd",
+        "two processes of one thread each, which average their weights by gloo every 8 steps; starting them is not "
+        "timed",
+        threads="one",
+        package="accelerate",
+        imports=("accelerate", "accelerate.local_sgd"),
+        devices=("cpu",),
+        processes=2,
+    ),
+    "lightning": Contestant(
+        "Lightning",
+        "lightning_trainer",
+        "a `Trainer` without logger, checkpoints, progress bar and summary, which gets the same batches as PyTorch",
+        package="lightning",
+        imports=("lightning",),
+    ),
+    "ensemble": Contestant(
+        "torch.func ensemble",
+        "ensemble",
+        "two models with weights and batches of their own, trained by one `vmap`; evaluated by the average of their "
+        "probabilities; samples are those of both",
+    ),
+    "cuda_graph": Contestant(
+        "PyTorch, CUDA graph",
+        "cuda_graph",
+        "the whole step captured into one CUDA graph",
+        devices=("cuda",),
+    ),
+    BOW: Contestant(
+        "bow",
+        "bow_train",
+        'bow.train with learners="auto" and engine="auto"',
+        threads="all",
+    ),
+    GOODPUT: Contestant(
+        "bow, goodput",
+        "bow_train",
+        'the same with bow.tuner.Tuner(objective="goodput")',
+        threads="all",
+        function="train_for_goodput",
+    ),
+}

@@ -1,0 +1,123 @@
+"""The clock and the evaluator, which are the same for all contestants."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bow.bench.peers.training import DIVERGED, EPOCHS, REACHED, TIME, Look
+from bow.data import evaluation_batches
+from bow.training import Accuracy
+
+Predict = Callable[[Tensor], Tensor]
+"""From images to what the classes are ranked by."""
+
+
+class Referee:
+    """Stops the clock, evaluates, and says when a training ends.
+
+    Args:
+        validation: images and labels.
+        every: samples between evaluations.
+        target: the accuracy at which the training ends.
+        most_samples: after so many it ends.
+        limit_s: after so many seconds it ends; looked at when it is evaluated.
+        clock: seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        validation: tuple[Tensor, Tensor],
+        every: float,
+        target: float,
+        most_samples: float,
+        limit_s: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._validation = validation
+        self._every = every
+        self._target = target
+        self._most_samples = most_samples
+        self._limit_s = limit_s
+        self._clock = clock
+        self._began = 0.0
+        self._seconds = 0.0
+        self._next = every
+        self.looks: list[Look] = []
+        self.ending: str | None = None
+
+    def start(self) -> None:
+        """Start the clock, at 0."""
+        self._seconds, self._began = 0.0, self._now()
+
+    def pause(self) -> None:
+        """Stop the clock."""
+        self._seconds += self._now() - self._began
+
+    def resume(self) -> None:
+        """Let the clock go on."""
+        self._began = self._now()
+
+    def is_due(self, samples: int) -> bool:
+        """Whether an evaluation is due after so many samples."""
+        return samples >= self._next
+
+    def ends(self, predict: Predict, samples: int) -> bool:
+        """Evaluate if that is due, with the clock stopped.
+
+        Args:
+            predict: the model as it is now.
+            samples: seen so far.
+
+        Returns:
+            Whether the training is to end.
+        """
+        return self.is_due(samples) and self.look(predict, samples)
+
+    def look(self, predict: Predict, samples: int) -> bool:
+        """Evaluate with the clock stopped; returns whether the training is to end."""
+        self.pause()
+        watch = Watch()
+        with torch.no_grad():
+            for images, labels in evaluation_batches(self._validation):
+                watch.update(predict(images), labels)
+        is_over = self.note(samples, watch.compute(), watch.is_finite)
+        self.resume()
+        return is_over
+
+    def skip(self, samples: int) -> bool:
+        """Leave an evaluation that is due to another process; returns False."""
+        self._next = self._every * (samples // self._every + 1)
+        return False
+
+    def note(self, samples: int, accuracy: float, is_finite: bool) -> bool:
+        """Write an evaluation down, while the clock is stopped; returns whether the training is to end."""
+        self.looks.append(Look(self._seconds, samples, accuracy))
+        self._next = self._every * (samples // self._every + 1)
+        if not is_finite:
+            self.ending = DIVERGED
+        elif accuracy >= self._target:
+            self.ending = REACHED
+        elif samples >= self._most_samples:
+            self.ending = EPOCHS
+        elif self._seconds >= self._limit_s:
+            self.ending = TIME
+        return self.ending is not None
+
+    def _now(self) -> float:
+        if self._validation[0].is_cuda:
+            torch.cuda.synchronize()  # what was asked of the device belongs to the time before
+        return self._clock()
+
+
+class Watch(Accuracy):
+    """Accuracy, and whether all outputs were finite."""
+
+    def reset(self) -> None:  # noqa: D102
+        super().reset()
+        self.is_finite = True
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: D102
+        super().update(outputs, targets)
+        self.is_finite = self.is_finite and bool(outputs.isfinite().all())

@@ -1,0 +1,93 @@
+"""How batch size and learning rate are found, by the same rule for plain PyTorch and for bow; pure."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from bow.bench.peers.training import DIVERGED, FAILED, Training
+
+RULE = (
+    "from the middle of the learning rates it goes up one by one while that is better, and then likewise down; so it "
+    "does with the batch sizes, each of which begins with the best learning rate of its neighbour; better is a shorter "
+    "time to the target, or, where that is not reached, a higher accuracy; a training ends when it has taken longer "
+    "than the shortest time so far to the target"
+)
+
+Score: TypeAlias = tuple[int, float]
+"""The lower, the better."""
+
+
+def score(training: Training) -> Score:
+    """What a training of the sweep is judged by.
+
+    Of two that diverge that with the lower learning rate is better, so that the way leads down.
+    """
+    if training.ending == FAILED:
+        return 3, 0.0
+    if training.ending == DIVERGED:
+        return 2, training.choice.lr
+    if training.time_s is None:
+        return 1, -training.best_accuracy
+    return 0, training.time_s
+
+
+def climb(count: int, start: int, score_at: Callable[[int], Score]) -> int:
+    """Go up while it gets better, then down likewise.
+
+    Args:
+        count: how many places there are.
+        start: where to begin.
+        score_at: the score of a place; the lower, the better. It is asked again for places that it was asked for.
+
+    Returns:
+        The best place that was seen.
+
+    Example:
+        >>> climb(6, 2, lambda place: (0, abs(place - 4)))
+        4
+    """
+    best, best_score = start, score_at(start)
+    for step in (1, -1):
+        while 0 <= best + step < count and (found := score_at(best + step)) < best_score:
+            best, best_score = best + step, found
+    return best
+
+
+def sweep(
+    batch_sizes: Sequence[int],
+    lrs: Sequence[float],
+    limit_s: float,
+    train: Callable[[int, float, float], Training],
+) -> Training:
+    """Find a batch size and a learning rate.
+
+    Args:
+        batch_sizes: the grid, in rising order.
+        lrs: likewise.
+        limit_s: seconds after which any training ends.
+        train: trains with a batch size and a learning rate for at most so many seconds.
+
+    Returns:
+        The best training; where nothing did better, it may have diverged or failed.
+    """
+    seen: dict[tuple[int, int], Training] = {}
+    best_rates: dict[int, int] = {}
+
+    def score_of(size: int, rate: int) -> Score:
+        if (size, rate) not in seen:
+            times = [training.time_s for training in seen.values() if training.time_s is not None]
+            seen[size, rate] = train(batch_sizes[size], lrs[rate], min([limit_s, *times]))
+        return score(seen[size, rate])
+
+    def best_score(size: int) -> Score:
+        if size not in best_rates:
+            nearest = min(best_rates, key=lambda other: abs(other - size), default=None)
+            start = _middle(lrs) if nearest is None else best_rates[nearest]
+            best_rates[size] = climb(len(lrs), start, lambda rate: score_of(size, rate))
+        return score_of(size, best_rates[size])
+
+    size = climb(len(batch_sizes), _middle(batch_sizes), best_score)
+    return seen[size, best_rates[size]]
+
+
+def _middle(values: Sequence[object]) -> int:
+    return (len(values) - 1) // 2

@@ -1,0 +1,136 @@
+"""One training: what is asked for, and what a contestant gets to work with."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from bow.bench.peers.referee import Referee
+from bow.bench.peers.training import Choice
+from bow.data import DataSplits, digits, fashion_mnist, mnist
+from bow.models import MLP, LeNet
+
+MOMENTUM = 0.9
+DATA: dict[str, Callable[..., DataSplits]] = {"fashion_mnist": fashion_mnist, "mnist": mnist, "digits": digits}
+MODELS = {"lenet": "LeNet with 20 and 50 filters and 500 hidden units", "mlp": "an MLP with 256 hidden units"}
+
+Samples: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training that is asked for.
+
+    Attributes:
+        choice: what is tuned.
+        seed: of weights and shuffling.
+        stage: `"rehearsal"`, `"sweep"` or `"final"`.
+        model: a key of `MODELS`.
+        data: a key of `DATA`.
+        root: folder of its files; empty: where they usually are.
+        device: `"cpu"` or `"cuda"`.
+        target: the accuracy at which the training ends.
+        epochs: passes over the data that it is announced to take.
+        until: epochs after which it ends: all of them, or fewer in a rehearsal.
+        limit_s: seconds after which it ends.
+        evaluate_every: epochs between evaluations.
+    """
+
+    choice: Choice
+    seed: int
+    stage: str
+    model: str
+    data: str
+    root: str
+    device: str
+    target: float
+    epochs: int
+    until: float
+    limit_s: float
+    evaluate_every: float
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Task":
+        """The task of what `dataclasses.asdict` makes of one."""
+        return cls(**{**values, "choice": Choice(**values["choice"])})
+
+    def load(self) -> DataSplits:
+        """Read the data, and bring them to the device."""
+        splits = DATA[self.data](self.root) if self.root else DATA[self.data]()
+        train, validation = ((x.to(self.device), y.to(self.device)) for x, y in (splits.train, splits.validation))
+        return DataSplits(train, validation, splits.classes, splits.name)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a contestant gets.
+
+    Attributes:
+        task: what is asked for.
+        data: on the device.
+        referee: has the clock, evaluates, and says when to end.
+        rank: of this process, where a contestant has several.
+    """
+
+    task: Task
+    data: DataSplits
+    referee: Referee
+    rank: int = 0
+
+    @property
+    def choice(self) -> Choice:
+        """What is tuned."""
+        return self.task.choice
+
+    def build(self, seed: int | None = None) -> nn.Module:
+        """The model: everybody begins with the same weights, unless another seed is given."""
+        torch.manual_seed(self.task.seed if seed is None else seed)
+        images = self.data.train[0]
+        if self.task.model == "lenet":
+            return LeNet(self.data.classes, images.shape[1], images.shape[-1]).to(self.task.device)
+        return MLP(images[0].numel(), self.data.classes).to(self.task.device)
+
+    @staticmethod
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of the logits."""
+        return cross_entropy(outputs, targets)
+
+    @property
+    def make_optimizer(self) -> Callable[..., torch.optim.Optimizer]:
+        """Makes SGD with momentum: fused, as without it PyTorch updates parameter by parameter on a CPU."""
+        return functools.partial(torch.optim.SGD, lr=self.choice.lr, momentum=MOMENTUM, fused=True)
+
+    def batches(self, stream: int = 0) -> "Batches":
+        """Endless batches; those of another stream are in another order."""
+        return Batches(self.data.train, self.choice.batch_size, self.task.seed + 1000 * stream)
+
+
+class Batches:
+    """Endless batches of data in memory: one `index_select` per tensor, in an order that is drawn anew each epoch.
+
+    Args:
+        data: inputs and targets.
+        batch_size: samples in a batch; what is left of an epoch is left out.
+        seed: of the order.
+    """
+
+    def __init__(self, data: Samples, batch_size: int, seed: int) -> None:
+        self._inputs, self._targets = data
+        self._batch_size = batch_size
+        self._generator = torch.Generator(self._inputs.device).manual_seed(seed)
+
+    def __iter__(self) -> Iterator[Samples]:
+        """Batches without end."""
+        for indices in self.indices():
+            yield self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
+
+    def indices(self) -> Iterator[Tensor]:
+        """Which samples are in the batches."""
+        count = len(self._targets)
+        while True:
+            order = torch.randperm(count, generator=self._generator, device=self._inputs.device)
+            yield from torch.split(order, self._batch_size)[: max(count // self._batch_size, 1)]

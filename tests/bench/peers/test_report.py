@@ -1,0 +1,149 @@
+"""The page and the picture, of made-up trainings."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from bow.bench.peers.picture import draw, typical
+from bow.bench.peers.report import edges, finals_table, markdown, sweep_table
+from bow.bench.peers.training import SWEEP, Training
+from bow.bench.peers.verdict import decide
+from tests.bench.groups import ENVIRONMENT
+from tests.bench.peers.made_up import diverged, failed, not_reached, training
+
+ROOT = Path(__file__).parents[3]
+
+FINALS = [
+    *(training("pytorch", seed=seed, looks=10) for seed in (1, 2, 3)),
+    *(
+        training("bow", seed=seed, looks=10 + seed, throughput=20.0, setup_s=5.0, ran_as="graph, 4 learners")
+        for seed in (1, 2, 3)
+    ),
+    *(not_reached("ensemble", seed=seed) for seed in (1, 2)),
+    training("ensemble", seed=3, looks=40),
+    *(diverged("large_batch", seed=seed) for seed in (1, 2, 3)),
+    *(failed("local_sgd", seed=seed) for seed in (1, 2, 3)),
+]
+SWEPT = [
+    training("pytorch", stage=SWEEP, batch_size=16, lr=0.01, looks=10),
+    training("pytorch", stage=SWEEP, batch_size=32, lr=0.02, looks=10, ending="time used up", best=0.88),
+    training("pytorch", stage=SWEEP, batch_size=32, lr=0.04, looks=1, ending="diverged"),
+]
+VALUES: dict[str, Any] = {
+    "command": "bow bench peers",
+    "date": "2026-01-02T03:04:05+00:00",
+    "seconds": 123.4,
+    "fixed": "LeNet",
+    "rule": "up and down",
+    "packages": {"lightning": "2.6.6"},
+    "epoch_samples": 60000,
+    "test_samples": 10000,
+    "rehearsed_epochs": 0.2,
+    "left_out": {"cuda_graph": "needs a GPU", "lightning": "not installed (pip install lightning)"},
+    "finals": {"pytorch": {"batch_size": 16, "lr": 0.01}},
+    "settings": {
+        "contestants": ["pytorch", "bow", "ensemble", "large_batch", "local_sgd", "cuda_graph", "lightning"],
+        "model": "lenet",
+        "data": "fashion_mnist",
+        "target": 0.89,
+        "epochs": 6,
+        "limit_s": 120.0,
+        "evaluate_every": 0.25,
+        "seeds": 3,
+        "batch_sizes": (16, 32),
+        "lrs": (0.01, 0.02, 0.04),
+        "threads": (1, 2),
+    },
+}
+
+
+def row(title: str) -> Sequence[str]:
+    return next(row for row in finals_table(FINALS, 0.89).rows if row[0] == title)
+
+
+def page(finals: Sequence[Training] = FINALS) -> str:
+    return markdown([*SWEPT, *finals], decide(finals), VALUES, ENVIRONMENT)
+
+
+def test_the_fastest_comes_first_and_who_never_arrives_last() -> None:
+    titles = [row[0] for row in finals_table(FINALS, 0.89).rows]
+    assert titles == ["bow", "PyTorch", "torch.func ensemble", "PyTorch, large batch", "accelerate LocalSGD"]
+
+
+def test_a_row_has_medians_and_spreads() -> None:
+    assert row("bow") == (
+        "bow",
+        "16",
+        "0.01",
+        "1",
+        "graph, 4 learners",
+        "65.0 (60.0 to 70.0)",
+        "1,200 (1,100 to 1,300)",
+        "20 (20 to 20)",
+        "5.0 (5.0 to 5.0)",
+        "0.65 (0.60 to 0.70)",
+    )
+    assert row("PyTorch")[-1] == "1.00 (1.00 to 1.00)"
+
+
+def test_what_did_not_arrive_diverged_or_failed_is_told() -> None:
+    assert row("torch.func ensemble")[5] == "reached in 1 of 3, best 90.0%"
+    assert row("PyTorch, large batch")[5:7] == ("not reached, 3 diverged, best 10.0%", "")
+    assert row("accelerate LocalSGD")[5:] == ("failed: RuntimeError: no compiler", "", "", "", "")
+
+
+def test_the_page_says_whether_the_claim_holds_and_who_was_left_out() -> None:
+    text = page()
+    assert (
+        "**The claim holds: bow takes 0.65 (0.60 to 0.70, n = 3) of the time of plain PyTorch.** With seed 2," in text
+    )
+    assert "| 1 | 60.0 | 100.0 | 0.60 | 1.10 | 2.00 | 0.05 |" in text
+    assert "PyTorch, CUDA graph: left out, needs a GPU." in text
+    assert "Lightning: left out, not installed (pip install lightning)." in text
+    assert "`bow bench peers`, 2026-01-02, 123 s." in text
+    assert "lightning 2.6.6." in text
+    assert "torch.compile" not in text.partition("## How it was measured")[0]  # nobody who was not asked
+    assert "{" not in text
+
+
+def test_the_page_says_that_the_target_was_not_reached() -> None:
+    text = page([training("pytorch"), not_reached("bow")])
+    assert "**The claim does not hold: with no seed did both reach the target.**" in text
+    assert "| bow | 16 | 0.01 | 1 |  | not reached, best 85.0% |" in text
+
+
+def test_the_sweep_shows_times_accuracies_and_divergence() -> None:
+    table = sweep_table(SWEPT)
+    assert table.columns == ["batch", "threads", "lr 0.01", "lr 0.02", "lr 0.04"]
+    assert table.rows == [("16", "1", "**100.0 s**", "", ""), ("32", "1", "", "88.0%", "✗")]
+
+
+def test_a_best_at_the_edge_of_the_grid_is_pointed_out() -> None:
+    assert "at the edge of the grid: batch_size 16, lr 0.01." in page()
+    settings = {"batch_sizes": [8, 16, 32], "lrs": [0.01, 0.02]}
+    assert edges({"batch_size": 16, "lr": 0.02}, settings) == "\nThe best is at the edge of the grid: lr 0.02.\n"
+    assert edges({"batch_size": 16, "lr": 0.02}, {"batch_sizes": [8, 16, 32], "lrs": [0.02]}) == ""
+    assert edges(None, settings) == ""
+
+
+@pytest.mark.parametrize("finals", [FINALS, [], [failed("bow")]], ids=["all", "none", "failed"])
+def test_a_picture_is_drawn(finals: list[Training], tmp_path: Path) -> None:
+    draw(finals, 0.89, tmp_path / "peers.png")
+    assert imread(tmp_path / "peers.png").shape[1] > 1000
+
+
+def test_the_training_in_full_colour_is_that_of_the_median() -> None:
+    assert typical(FINALS, "bow").seed == 2
+    assert typical(FINALS, "ensemble").seed == 1  # those that do not arrive are the slowest
+
+
+def test_the_peers_are_pinned_in_the_constraints() -> None:
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {requirement.split(">")[0] for requirement in extras["peers"]} <= pinned
