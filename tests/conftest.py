@@ -1,5 +1,6 @@
 """What every test gets: checked shapes, no thread that outlives its test, `gpu` tests that skip with a reason."""
 
+import functools
 import os
 import threading
 import time
@@ -31,6 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What trainings of a test find by measurement is kept for that test only."""
+    folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))
+    monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
 
 
 @pytest.fixture(autouse=True)

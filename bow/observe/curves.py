@@ -4,13 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bow.observe.charts import BLUE, ORANGE, Axis, Chart, Point, Series
-from bow.observe.records import Record, is_number, metrics
+from bow.observe.records import VALIDATION, Record, is_number, metrics
 from bow.observe.text import is_share
 
 EPOCHS = Axis("epochs", whole=True, zero=True)
-
-VALIDATION = ("epoch", "evaluation")
-"""Kinds of records that hold values of the validation data."""
 
 
 class Clock(NamedTuple):

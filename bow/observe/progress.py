@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from bow.observe.records import POSITION, Record, is_number, metrics
+from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
 
 REMEMBERED = (*POSITION, "samples_per_s", "learners")
@@ -71,7 +71,7 @@ class Progress:
 
     def _line(self, record: Record) -> str | None:
         match record["kind"]:
-            case "epoch":
+            case "epoch" | "evaluation":
                 return _epoch_line(record, self._start.get("epochs"))
             case "calibration":
                 return f"engine and learners: {record['summary']}"
@@ -95,7 +95,7 @@ def _latest(record: Record) -> dict[str, float]:
     values = {name: record.get(name) for name in REMEMBERED}
     if record["kind"] == "rounds":
         values["loss"] = record.get("loss")
-    if record["kind"] == "epoch":
+    if record["kind"] in VALIDATION:
         values |= {name: value for name, value in metrics(record).items() if name != "loss"}
     return {name: value for name, value in values.items() if is_number(value)}
 
@@ -119,7 +119,9 @@ def _state_text(latest: Record) -> str:
 def _epoch_line(record: Record, epochs: float | None) -> str:
     of_all = f"/{epochs:g}" if epochs else ""
     number = f"{record['epoch']:g}".rjust(len(of_all) - 1)
-    shown = [f"epoch {number}{of_all}", f"train loss {metric_text('loss', record.get('train_loss'))}"]
+    shown = [f"epoch {number}{of_all}"]
+    if "train_loss" in record:
+        shown.append(f"train loss {metric_text('loss', record['train_loss'])}")
     for name, value in metrics(record).items():
         shown.append(f"{'validation loss' if name == 'loss' else name} {metric_text(name, value)}")
     if is_number(record.get("samples_per_s")):

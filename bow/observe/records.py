@@ -32,6 +32,10 @@ FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "rows", 
 """Fields that are not the value of a metric."""
 
 
+VALIDATION = ("epoch", "evaluation")
+"""Kinds of records that hold values of the validation data."""
+
+
 def metrics(record: Record) -> dict[str, float]:
     """The values that an `epoch`, `evaluation` or `end` record holds of the validation data, by name.
 
@@ -43,7 +47,7 @@ def metrics(record: Record) -> dict[str, float]:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The series that a `rounds` or `epoch` record adds a point to, named as dashboards name them.
+    """The series that a `rounds`, `epoch` or `evaluation` record adds a point to, named as dashboards name them.
 
     Example:
         >>> scalars({"kind": "rounds", "time_s": 1.5, "round": 10, "loss": 0.5, "learners": 4})
@@ -51,9 +55,9 @@ def scalars(record: Record) -> dict[str, float]:
         >>> scalars({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5})
         {'train/epoch_loss': 0.4, 'validation/loss': 0.5, 'run/epoch': 1}
     """
-    part = {"rounds": "train", "epoch": "validation", "evaluation": "validation"}.get(record["kind"])
-    if part is None:
+    if record["kind"] not in ("rounds", *VALIDATION):
         return {}
+    part = "validation" if record["kind"] in VALIDATION else "train"
     named = {"train/epoch_loss": record.get("train_loss")}
     named |= {f"{part}/{name}": value for name, value in metrics(record).items()}
     named |= {f"run/{name}": record.get(name) for name in ("epoch", "samples", *SPEED)}

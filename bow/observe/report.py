@@ -225,7 +225,7 @@ def _decision(row: Mapping[str, Any]) -> list[str]:
     rates = [rate_text(row.get(name)).removesuffix(" samples/s") for name in ("samples_per_s", "low", "high")]
     compiling = duration_text(row["compile_s"]) if row.get("compile_s") else ""
     what = [_value_text(row.get(name)) for name in ("engine", "learners", "threads")]
-    took = [duration_text(row.get("seconds") or 0.0), compiling]
+    took = [duration_text(row["seconds"]) if row.get("seconds") else "", compiling]
     return [*what, *rates, *took, f"{row.get('status')}: {row.get('why')}"]
 
 

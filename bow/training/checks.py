@@ -198,7 +198,7 @@ def check_first_batch(
     if loss is None and not has_lazy_modules(template):
         return
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
-    batch = tree_map_only(Tensor, lambda t: t.to(device), batch)
+    batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), batch)  # a step may change it in place
     modes = {module: module.training for module in template.modules()}
     buffers = {} if has_lazy_modules(template) else buffer_state(template)  # some models count their calls
     template.eval()

@@ -3,8 +3,10 @@
 import functools
 import math
 import platform
+import re
 import sys
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,13 +14,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bow.device import StreamDevice, available_cores, processor
+from bow.replica.model import check_trainable
+from bow.replica.optimizer import make_optimizer
+from bow.runtime.build import content_hash
 from bow.training.blueprint import Blueprint
 from bow.training.lanes import Request
 from bow.training.opened import Opened
 from bow.tuner import Tuner
 
-RECIPE = 1
+RECIPE = 2
 """Changes with what a calibration tries, so that choices of an earlier version are not taken for those of this one."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tuner, loss: Callable[..., Any]) -> Any:
@@ -33,9 +40,9 @@ def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tune
     """
     return {
         "recipe": RECIPE,
-        "model": [type(blueprint.model).__qualname__, *_tensors(blueprint.model)],
+        "model": [_text(blueprint.model), *_tensors(blueprint.model)],
         "task": _name(loss),
-        "optimizer": _name(blueprint.optimizer),
+        "optimizer": _optimizer(blueprint),
         "sync": repr(blueprint.sync),
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
@@ -57,13 +64,41 @@ def _tensor(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def _name(function: Callable[..., Any]) -> str:
-    """A function, and what `functools.partial` has bound; the learning rate does not matter for how fast it runs."""
+def _optimizer(blueprint: Blueprint) -> list[str]:
+    """Its kind and settings; the learning rate does not matter for how fast it runs."""
+    trainable = [parameter for parameter in blueprint.model.parameters() if parameter.requires_grad]
+    check_trainable(trainable)
+    made = make_optimizer(blueprint.optimizer, trainable)
+    settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in made.param_groups]
+    return [type(made).__qualname__, *map(_text, settings)]
+
+
+def _name(function: Any) -> str:
+    """A function by its name and what it does, and what `functools.partial` has bound; other values by their text."""
     if isinstance(function, functools.partial):
-        bound: Mapping[str, Any] = {name: value for name, value in function.keywords.items() if name != "lr"}
-        return f"{_name(function.func)} {bound!r}"
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+        bound = [*map(_name, function.args), *(f"{name}={_name(value)}" for name, value in function.keywords.items())]
+        return f"{_name(function.func)}({', '.join(bound)})"
+    if isinstance(function, Tensor):
+        return _tensor(function)
+    if isinstance(function, types.FunctionType):
+        return f"{function.__module__}.{function.__qualname__} {content_hash(*_code(function.__code__))}"
+    return _text(function)
+
+
+def _code(code: types.CodeType) -> Iterator[str]:
+    """What a function does: its instructions, and the names and constants in them, but not where it is written."""
+    yield code.co_code.hex()
+    yield repr(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code(constant)
+        else:
+            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+
+
+def _text(value: Any) -> str:
+    """A value as Python shows it, without addresses in memory."""
+    return f"{type(value).__module__}.{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
 
 
 def _device(blueprint: Blueprint) -> list[str]:

@@ -9,7 +9,9 @@ from torch import nn
 
 from bow.device import available_cores, share_cores
 from bow.engine import EngineName
+from bow.engine.choice import FUSED_PARAMETERS
 from bow.engine.swap import SWAPPING
+from bow.replica import num_trainable
 from bow.training.blueprint import Blueprint
 from bow.training.trials import COMPILED, Trials
 from bow.tuner import Lane, Setting, doubling
@@ -27,6 +29,9 @@ MOST_CPU, MOST_CUDA = 8, 64
 FUSED_COMPILE_S = 12.0
 COMPILE_S = 20.0
 """What compiling a learning task by `torch.compile` takes, roughly."""
+
+FUSED_GAIN = 1.2
+"""What the fused engine is expected to bring for models of up to `FUSED_PARAMETERS`; nothing for larger ones."""
 
 UNFIT_FOR_FUSED = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Modules that `vmap` on a CPU runs learner by learner or slower, as `benchmarks/results/engines.md` shows."""
@@ -105,7 +110,8 @@ def _of_engine(
     if engine == "fused":
         fits = request.engine != "auto" or not blueprint.on_cpu or _is_fusible(blueprint.model)
         if fits:
-            yield Lane(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True)
+            gain = FUSED_GAIN if num_trainable(blueprint.model) <= FUSED_PARAMETERS else 1.0
+            yield Lane(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
     elif engine == "graph" and blueprint.on_cpu:
         if not request.compile:
             yield Lane(engine, counts=counts)

@@ -1,11 +1,11 @@
 """A training's data, of which one batch has been looked at before it is known how many learners there will be."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from bow.data import Batch, BatchStream, Deal, open_stream
 from bow.data.stream import IndexedStream
@@ -31,45 +31,32 @@ class Opened:
         steps: as there.
         seed: as there.
 
+    Attributes:
+        stream: what the training is fed from.
+        example: what one learning task gets.
+
     Raises:
         DataError: as `open_stream`, and where there is no batch at all.
     """
 
     def __init__(self, data: Any, *, batch_size: int, epochs: int, steps: int | None, seed: int) -> None:
-        self.stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+        stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
         self._data = data
         self._seed = seed
-        beginning = self.stream.state_dict()
-        deal = self.stream.deal(1)
+        beginning = stream.state_dict()
+        deal = stream.deal(1)
         if deal is None:
             raise DataError("the data gave no batch, got an empty stream; give at least one sample")
-        self.example: Batch = first_batch(deal)
-        """What one learning task gets."""
-        self._kept: Deal | None = deal
-        if isinstance(self.stream, IndexedStream):
-            self.stream.load_state_dict(beginning)
-            self._kept = None
+        self.example: Batch = copied(first_batch(deal))
+        self.stream: BatchStream = Peeked(stream, deal, beginning)
+        if isinstance(stream, IndexedStream):
+            stream.load_state_dict(beginning)
+            self.stream = stream
 
     @property
     def batch_size(self) -> int:
         """Samples of a batch; of the first one, where a loader decides it batch by batch."""
         return self.stream.batch_size or num_samples(self.example)
-
-    def rounds(self, learners: int) -> int | None:
-        """Rounds of the whole training with so many learners; None where that is unknown."""
-        batches = self.stream.rounds_left(1)
-        return None if batches is None else math.ceil((batches + (self._kept is not None)) / learners)
-
-    def first(self, learners: int) -> Deal | None:
-        """The batches of the first round."""
-        kept, self._kept = self._kept, None
-        if kept is None:
-            return self.stream.deal(learners)
-        batches = list(kept.batches)
-        rest = self.stream.deal(learners - 1) if learners > 1 else None
-        others = [None] * (learners - 1) if rest is None else list(rest.batches)
-        more = 0 if rest is None else rest.num_samples
-        return Deal([*batches, *others], False, kept.num_samples + more, kept.epochs if rest is None else rest.epochs)
 
     def feed(self) -> "TrialFeed":
         """Batches for trials, which take nothing from the training."""
@@ -78,6 +65,43 @@ class Opened:
         seed = derive_seed(self._seed, TRIALS)
         endless = open_stream(self._data, batch_size=self.stream.batch_size, steps=1, seed=seed)
         return TrialFeed(endless, self.example)
+
+
+class Peeked(BatchStream):
+    """A stream whose first batch has been taken from it, and comes first all the same.
+
+    Args:
+        stream: the stream.
+        first: what it has dealt, to one learner.
+        beginning: where it was before.
+    """
+
+    def __init__(self, stream: BatchStream, first: Deal, beginning: Mapping[str, Any]) -> None:
+        self.samples_per_epoch = stream.samples_per_epoch
+        self.batch_size = stream.batch_size
+        self._stream = stream
+        self._first: Deal | None = first
+        self._beginning = dict(beginning)
+
+    def deal(self, learners: int) -> Deal | None:  # noqa: D102
+        first, self._first = self._first, None
+        if first is None:
+            return self._stream.deal(learners)
+        rest = self._stream.deal(learners - 1) if learners > 1 else None
+        if rest is None:
+            return first._replace(batches=[*first.batches, *[None] * (learners - 1)])
+        return Deal([*first.batches, *rest.batches], False, first.num_samples + rest.num_samples, rest.epochs)
+
+    def rounds_left(self, learners: int) -> int | None:  # noqa: D102
+        batches = self._stream.rounds_left(1)
+        return None if batches is None else math.ceil((batches + (self._first is not None)) / learners)
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return self._stream.state_dict() if self._first is None else self._beginning
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+        self._first = None
+        self._stream.load_state_dict(state)
 
 
 class TrialFeed:
@@ -95,11 +119,16 @@ class TrialFeed:
 
     def deal(self, learners: int) -> tuple[Batches, int]:
         """The batches of a round, and how many samples they have."""
-        if self.stream is None:
-            return [self._example] * learners, learners * self._num_samples
+        if self.stream is None:  # copies: a step may change its batch in place
+            return [copied(self._example) for _ in range(learners)], learners * self._num_samples
         deal = self.stream.deal(learners)
         assert deal is not None
         return Stacked(deal.batches) if deal.stacked else deal.batches, deal.num_samples
+
+
+def copied(batch: Batch) -> Batch:
+    """A batch in memory of its own."""
+    return tree_map_only(Tensor, Tensor.clone, batch)
 
 
 def first_batch(deal: Deal) -> Batch:
@@ -115,15 +144,20 @@ def num_samples(batch: Batch) -> int:
 
 def dealt_again(deals: Sequence[Deal], learners: int) -> list[Deal]:
     """The batches of some rounds for another number of learners; in the last round some may sit out."""
-    dealt = (Stacked(deal.batches) if deal.stacked else deal.batches for deal in deals)
-    counts = [tree_leaves(deal.batches)[0].shape[0] if deal.stacked else len(deal.batches) for deal in deals]
-    each = [batch_of(batches, j) for batches, count in zip(dealt, counts, strict=True) for j in range(count)]
-    batches = [batch for batch in each if batch is not None]
-    again = []
-    for start in range(0, len(batches), learners):
-        taken = batches[start : start + learners]
-        is_last = start + learners >= len(batches)
-        epochs = deals[-1].epochs if is_last else deals[0].epochs
-        padded = taken + [None] * (learners - len(taken))
-        again.append(Deal(padded, False, sum(map(num_samples, taken)), epochs))
-    return again
+    batches = [batch for deal in deals for batch in batches_of(deal)]
+    rounds = [batches[start : start + learners] for start in range(0, len(batches), learners)]
+    again = [_dealt(taken, learners, deals[0].epochs) for taken in rounds]
+    return [*again[:-1], again[-1]._replace(epochs=deals[-1].epochs)]
+
+
+def _dealt(batches: list[Batch], learners: int, epochs: int) -> Deal:
+    sit_out = [None] * (learners - len(batches))
+    return Deal([*batches, *sit_out], False, sum(map(num_samples, batches)), epochs)
+
+
+def batches_of(deal: Deal) -> list[Batch]:
+    """The batches of a round, without those that sit out."""
+    if not deal.stacked:
+        return [batch for batch in deal.batches if batch is not None]
+    count = len(tree_leaves(deal.batches)[0])
+    return [batch_of(Stacked(deal.batches), j) for j in range(count)]

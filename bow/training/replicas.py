@@ -166,6 +166,11 @@ class Replicas(nn.Module):
         return self._engine.description
 
     @property
+    def has_streams(self) -> bool:
+        """Whether learners are on a device that works through streams, as GPUs do."""
+        return self._streams is not None
+
+    @property
     def sync(self) -> Synchroniser:
         """What keeps the learners together."""
         return self._engine.sync

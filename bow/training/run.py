@@ -12,10 +12,10 @@ from safetensors.torch import save_model
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils._pytree import tree_leaves
 
 from bow.data import BatchStream, Deal
 from bow.engine import Outcome, Stacked
+from bow.engine.place import num_threads
 from bow.errors import DeviceMemoryError, SettingError
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
@@ -62,6 +62,8 @@ class Plan:
     fresh: bool
     """Whether nothing of a run was in the run directory before."""
     seed: int
+    threads: int
+    """Torch's threads for evaluation: learning tasks may have been given fewer."""
     started_with: list[dict[str, Any]]
     """The optimizer's settings when training began, before any resume."""
 
@@ -142,7 +144,7 @@ class Run:
         self._epoch_losses: list[Tensor] = []
         self._recent_losses: list[Tensor] = []
         self._last_record = (0.0, 0)
-        self._evaluated_round = -1
+        self._evaluated: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
         self._evaluated_share = 0
         self._seconds = 0.0
         self._watch = None
@@ -168,14 +170,10 @@ class Run:
         """Where the files of the run are."""
         return self._plan.directory.path
 
-    def go(self, first: Deal | None) -> None:
-        """Train until the data or the steps are used up, the target is reached, or a callback says stop.
-
-        Args:
-            first: the first round's batches, if they were dealt already.
-        """
+    def go(self) -> None:
+        """Train until the data or the steps are used up, the target is reached, or a callback says stop."""
         try:
-            self._train(first)
+            self._train()
         except Exception:
             if not self._meter.samples and self._plan.fresh:
                 self._plan.directory.discard()
@@ -228,6 +226,7 @@ class Run:
             "epoch": self.epoch,
             "elapsed_s": self.elapsed_s,
             "history": self.history,
+            "evaluated": self._evaluated,
             "epoch_losses": torch.cat(self._epoch_losses) if self._epoch_losses else torch.empty(0),
         }
 
@@ -239,15 +238,15 @@ class Run:
         self._last_record = (0.0, self.samples)
         self._epoch_losses = [state["epoch_losses"].to(self.replicas.device)]
         self._evaluated_share = self._share()
-        if self.history:
-            self._evaluated_round = self.history[-1]["round"]
-            if reached(self.history[-1], self._plan.target, self._plan.metrics):
-                self.time_to_target = self.history[-1]["time_s"]
-                self.stop()
+        last = self.history[-1] if self.history else {"round": -1, "time_s": 0.0}
+        self._evaluated = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
+        if reached(self._evaluated["values"], self._plan.target, self._plan.metrics):
+            self.time_to_target = self._evaluated["time_s"]
+            self.stop()
 
-    def _train(self, deal: Deal | None) -> None:
+    def _train(self) -> None:
         self._began = time.perf_counter()
-        rounds = self._rounds_left(deal)
+        rounds = self._rounds_left()
         self._log({"kind": "start", "rounds": rounds, **self._description()})
         if self._plan.tuned.source != "given":
             self._log(self._plan.tuned.record)
@@ -255,10 +254,9 @@ class Run:
         warm_at = self.round + min(WARMUP_ROUNDS, (rounds or WARMUP_ROUNDS) // 4)
         self._meter.resume()
         while not self._stopped and not self._steps_done():
-            deals = self._deal(deal)
+            deals = self._deal()
             if not deals:
                 break
-            deal = None
             cold = self.round < warm_at
             self._rounds(deals)
             if cold and self.round >= warm_at:
@@ -266,20 +264,19 @@ class Run:
                 if report := self.replicas.memory_report():
                     self._event("memory", report)
         self._meter.pause()
-        if self._evaluated_round != self.round:
+        if not self.history or self.history[-1]["round"] != self.round:
             self._end_epoch(self._stream_epoch())
         self._seconds = self.elapsed_s
         self._log(self._end_record())
 
-    def _deal(self, first: Deal | None) -> list[Deal]:
+    def _deal(self) -> list[Deal]:
         """The batches of rounds that are handed over at once, not beyond an epoch, a checkpoint or the end."""
         deals: list[Deal] = []
         limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:
-            deal = first or self._stream.deal(self.replicas.learners)
+            deal = self._stream.deal(self.replicas.learners)
             if deal is None:
                 break
-            first = None
             deals.append(deal)
             if deal.epochs > self.epoch:
                 break
@@ -298,6 +295,7 @@ class Run:
         return min(limits)
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
+        before = self.round
         for deal, outcome in self._run_rounds(deals):
             self._count_round(deal, outcome)
         self._record_rounds()
@@ -312,24 +310,28 @@ class Run:
             self._evaluate_within_epoch()
             self._meter.resume()
         every = self._plan.checkpoint_every
-        if every is not None and self.round % every == 0:
+        if every is not None and self.round // every > before // every:
             self._meter.pause()
             save_checkpoint(self._plan.directory.checkpoints, self.round, self.state())
             self._meter.resume()
 
     def _run_rounds(self, deals: Sequence[Deal]) -> list[tuple[Deal, Outcome]]:
         """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""
-        before = self.replicas.rounds
-        try:
-            outcomes = self.replicas.rounds_at_once([Stacked(d.batches) if d.stacked else d.batches for d in deals])
-            return list(zip(deals, outcomes, strict=True))
-        except DeviceMemoryError as error:
-            if self._watch is None or self.replicas.learners == 1:
-                raise
-            left = list(deals)[self.replicas.rounds - before :]
-            self._event("learners", self._watch.ran_out_of_memory(error))
-        ran = [(deal, lost_outcome(deal)) for deal in deals[: len(deals) - len(left)]]
-        return ran + [pair for deal in dealt_again(left, self.replicas.learners) for pair in self._run_rounds([deal])]
+        ran: list[tuple[Deal, Outcome]] = []
+        left = list(deals)
+        while left:
+            before, learners = self.replicas.rounds, self.replicas.learners
+            together = [Stacked(deal.batches) if deal.stacked else deal.batches for deal in left]
+            try:
+                return [*ran, *zip(left, self.replicas.rounds_at_once(together), strict=True)]
+            except DeviceMemoryError as error:
+                if self._watch is None or learners == 1:
+                    raise
+                self._event("learners", self._watch.ran_out_of_memory(error))
+            ended = self.replicas.rounds - before
+            ran += [(deal, lost_outcome(learners, self.replicas.device)) for deal in left[:ended]]
+            left = dealt_again(left[ended:], learners - 1)
+        return ran
 
     def _count_round(self, deal: Deal, outcome: Outcome) -> None:
         self.round += 1
@@ -367,13 +369,21 @@ class Run:
         self._check_target(values)
 
     def _evaluate(self) -> dict[str, float]:
-        """The central model's values of the validation data, by name."""
+        """The central model's values of the validation data, by name; of this round, if it was evaluated already."""
+        if self._evaluated["round"] == self.round:
+            return dict(self._evaluated["values"])
+        with num_threads(self._plan.threads):
+            values = self._evaluate_now()
+        self._evaluated = {"round": self.round, "time_s": self.elapsed_s, "values": values}
+        self._evaluated_share = self._share()
+        return values
+
+    def _evaluate_now(self) -> dict[str, float]:
         self.replicas.settle()
         self._record_events()
         if self._plan.recalibrate_on is not None:
             seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
             recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
-        self._evaluated_round, self._evaluated_share = self.round, self._share()
         return {} if self._plan.evaluate is None else self._plan.evaluate(self.replicas)
 
     def _share(self) -> int:
@@ -396,7 +406,7 @@ class Run:
             raise SettingError(
                 f"target names {missing[0]!r}, which is not measured; choose from {', '.join(values) or 'nothing'}"
             )
-        if reached(values, target, self._plan.metrics):
+        if self.time_to_target is None and reached(values, target, self._plan.metrics):
             self.time_to_target = self.elapsed_s
             text = ", ".join(f"{name} {values[name]:.4g}" for name in target)
             self._event("target reached", f"target reached after {self.time_to_target:.1f} s: {text}")
@@ -477,11 +487,10 @@ class Run:
             **{name: value for name, value in last.items() if name not in known},
         }
 
-    def _rounds_left(self, first: Deal | None) -> int | None:
+    def _rounds_left(self) -> int | None:
         if self._plan.steps is not None:
             return max(self._plan.steps - self.round, 0)
-        left = self._stream.rounds_left(self.replicas.learners)
-        return None if left is None else left + (first is not None)
+        return self._stream.rounds_left(self.replicas.learners)
 
     def _steps_done(self) -> bool:
         return self._plan.steps is not None and self.round >= self._plan.steps
@@ -524,10 +533,10 @@ def restore(
         replicas.remove_learner()
 
 
-def lost_outcome(deal: Deal) -> Outcome:
+def lost_outcome(learners: int, device: torch.device) -> Outcome:
     """Stands for a round that ran but whose losses went down with a later one."""
-    learners = tree_leaves(deal.batches)[0].shape[0] if deal.stacked else len(deal.batches)
-    return Outcome(torch.full((learners,), torch.nan), torch.ones(learners, dtype=torch.bool), [True] * learners)
+    losses = torch.full((learners,), torch.nan, device=device)
+    return Outcome(losses, torch.ones_like(losses, dtype=torch.bool), [True] * learners)
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -1,15 +1,20 @@
 """What the learners show of the worth of a sample: the measurements behind `objective="goodput"`."""
 
+import weakref
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from bow.errors import SettingError
-from bow.sync import EASGD, SMA, Synchroniser, Timing
+from bow.sync import SMA, Synchroniser, Timing
 from bow.training.replicas import Replicas
 from bow.tuner import RunningMoments, StatisticalEfficiency, repulsion
 
-EVERY = 10
-"""Rounds between two looks at weights and gradients: a look is a pass over both."""
+EVERY = 20
+"""Rounds between two looks at weights and gradients: a look is a pass over both, and a round in separate passes."""
 
 
 class Signals:
@@ -37,62 +42,98 @@ class Signals:
                 'use objective="throughput", or a synchroniser such as bow.SMA()'
             )
         self._batch_size = batch_size
-        self._alpha = sync.alpha if isinstance(sync, (SMA, EASGD)) else None
-        self._every = sync.every
-        self._pulls = isinstance(sync, (SMA, EASGD))
+        self._sync = sync
         self._gradients = RunningMoments()
         self._distances = RunningMoments()
         self._lr = 0.0
         self._momentum = 0.0
         self._learners = 1
+        self._looked_at = 0
+        self._shown: tuple[weakref.ref[Replicas], RemovableHandle | None] | None = None
 
     @property
     def noise_scale(self) -> float | None:
         """Of the gradients, in samples; None before anything was seen."""
-        return self._gradients.noise_scale(self._batch_size)
+        found = self._gradients.noise_scale(self._batch_size)
+        return None if found is None else max(found, 0.0)  # of equal gradients, rounding leaves a little less
 
     @torch.no_grad()
     def observe(self, replicas: Replicas) -> None:
-        """Look at a round that has just ended, if it is one of those that are looked at."""
-        if replicas.learners < 2 or replicas.rounds % EVERY:
-            return
+        """Look at the round that has just ended, or prepare the next one for a look, if it is time for one."""
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            prepared, hook = shown
+            if hook is not None:
+                hook.remove()
+            if prepared() is replicas:
+                self._look(replicas)
+        elif replicas.learners > 1 and abs(replicas.rounds - self._looked_at) >= EVERY:
+            # Where the step is part of the learning tasks, gradients are not written to `G`, unless a hook wants to
+            # come between. A GPU writes them always, and would capture its graphs anew.
+            hook = None if replicas.has_streams else replicas.optimizer.register_step_post_hook(_nothing)
+            self._shown = weakref.ref(replicas), hook
+
+    def _look(self, replicas: Replicas) -> None:
         replicas.catch_up()
+        self._looked_at = replicas.rounds
         outcome = replicas.last
-        if outcome is None or not all(outcome.healthy):
+        if outcome is None or len(outcome.active) != replicas.learners or not all(outcome.healthy):
             return
         self._learners = replicas.learners
         self._lr, self._momentum = _sgd_settings(replicas.optimizer)
         _add(self._gradients, replicas.G)
-        if self._pulls:
-            _add(self._distances, replicas.W - replicas.z)
+        if self._is_pulling:
+            _add(self._distances, (row - replicas.z for row in replicas.W))
 
     def __call__(self, learners: int) -> float:
         """What a sample is worth with so many learners."""
-        momentum = self._momentum if self._pulls else 0.0
+        momentum = self._momentum if self._is_pulling else 0.0
         return StatisticalEfficiency(
             self.noise_scale,
             self._batch_size,
             repulsion=self._repulsion(),
             momentum=momentum,
-            alpha=None if self._alpha is None else self._alpha / self._every,
+            alpha=self._alpha(learners),
         )(learners)
+
+    @property
+    def _is_pulling(self) -> bool:
+        return isinstance(self._sync, SMA)  # EASGD is one
+
+    def _alpha(self, learners: int) -> float:
+        """How strongly so many learners are pulled together, on the average of rounds."""
+        alpha = self._sync.alpha if isinstance(self._sync, SMA) else None
+        return (1 / learners if alpha is None else alpha) / self._sync.every
 
     def _repulsion(self) -> float:
         distances, gradients = self._distances.value, self._gradients.value
         if distances is None or gradients is None or not self._lr:
             return 0.0
-        alpha = (1 / self._learners if self._alpha is None else self._alpha) / self._every
-        return repulsion(distances.noise, gradients.noise, self._lr, alpha, self._momentum)
+        return repulsion(distances.noise, gradients.noise, self._lr, self._alpha(self._learners), self._momentum)
 
 
-def _add(moments: RunningMoments, rows: torch.Tensor) -> None:
-    mean = rows.mean(0)
-    moments.add(float(rows.square().sum(1).mean()), float(mean.square().sum()), len(rows))
+def _add(moments: RunningMoments, rows: Iterable[Tensor]) -> None:
+    """Take in a round, row by row: learners may have left no memory for further rows of all of them.
+
+    Rows of zeros say nothing: engine `fused` writes no gradients.
+    """
+    total, squares, count = torch.zeros(()), torch.zeros((), dtype=torch.float64), 0
+    for row in rows:
+        total = total.to(row) + row
+        squares = squares.to(row.device) + row.dot(row)
+        count += 1
+    mean = total / count
+    if squares:
+        moments.add(float(squares) / count, float(mean.dot(mean)), count)
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 def _sgd_settings(optimizer: Optimizer) -> tuple[float, float]:
     """Learning rate and momentum of SGD; 0 for other optimizers, for which there is no formula."""
     group = optimizer.param_groups[0]
-    if not isinstance(optimizer, torch.optim.SGD):
+    if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"] < 1:
         return 0.0, 0.0
     return float(group["lr"]), float(group["momentum"])

@@ -104,7 +104,8 @@ def train(
         learners: per device; `"auto"` is found by timed trials before the training, and followed up while it goes on.
         engine: `"eager"`, `"fused"`, `"graph"`, `"streams"`, `"whole_round"` or `"auto"`, see `Replicas`; `"auto"` is
             found by the same trials. They run model, loss or step, and optimizer on samples of the data, and leave
-            no trace in the training; trainings too short for trials follow the rule in `bow.engine.choice`.
+            no trace in the training, unless `loss` or `step` keep a state of their own; trainings too short for
+            trials follow the rule in `bow.engine.choice`.
         sync: what keeps the learners together.
         devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
         dispatch: `"fixed"`, or `"first_come"`: between two synchronisation tasks the learner that is free first takes
@@ -202,20 +203,22 @@ def train(
     path, goes_on = _directory(run_dir, resume, checkpoint)
     if path is not None:
         RunDirectory(path).check(goes_on)
+    threads = torch.get_num_threads()
     with contextlib.ExitStack() as at_the_end:
-        at_the_end.callback(torch.set_num_threads, torch.get_num_threads())
+        at_the_end.callback(torch.set_num_threads, threads)
         if state is None:
             tuned = tune(request, blueprint, opened, chosen_tuner, loss=loss or chosen_step, rule=rule, say=shown.say)
         else:
             tuned = tuned_before(state, request, blueprint, chosen_tuner)
-        replicas = build(tuned, blueprint, steps if steps is not None else opened.rounds(tuned.learners))
+        replicas = build(tuned, blueprint, steps if steps is not None else stream.rounds_left(tuned.learners))
         at_the_end.callback(replicas.close)
         replicas.reside(stream)
         warn_of_first_come(dispatch, sync, tuned.learners)
         scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
         started_with = optimizer_settings(replicas.optimizer)
         if state is not None:
-            restore(state, replicas, stream, scheduler, None if learners == "auto" else learners)
+            asked_for = None if learners == "auto" and tuned.source != "pinned" else tuned.learners
+            restore(state, replicas, stream, scheduler, asked_for)
             started_with = state["started_with"]
         directory = RunDirectory.create(path, type(template).__name__.lower(), resume=goes_on)
         fresh = not directory.holds_run
@@ -236,13 +239,14 @@ def train(
             tuner=chosen_tuner,
             fresh=fresh,
             seed=seed,
+            threads=threads,
             started_with=started_with,
         )
         run = Run(replicas, stream, scheduler, plan, loggers, shown, Hooks(callbacks))
         if state is not None:
             run.load_state(state)
             delete_checkpoints_after(directory.checkpoints, run.round)
-        run.go(opened.first(tuned.learners) if state is None else None)
+        run.go()
         return run.finish()
 
 

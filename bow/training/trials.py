@@ -1,11 +1,13 @@
 """Timed trials: the rounds of a training, run for a moment on the user's own model and data, and forgotten."""
 
 import contextlib
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import cast
 
+import numpy as np
 import torch
 
 from bow.device import StreamDevice
@@ -20,6 +22,9 @@ from bow.tuner import Measurement, Setting, Trial
 COMPILED = "+compiled"
 """Behind the name of an engine that is asked to compile the learning task."""
 
+MOST_HELD_BYTES = 2**28
+"""Learners of several engines are kept for further trials as long as their weights and gradients take less."""
+
 WARM_UP_S = 0.02
 """What comes before a measurement at least, behind a first round, which captures and allocates."""
 
@@ -28,9 +33,10 @@ class Trials:
     """Carries out the trials that a `Calibration` asks for.
 
     Learners of an engine are kept for its next trial, whose number of them is reached by adding and removing; on a GPU,
-    where they would take each other's memory, those of one engine at a time. Nothing of the training is touched: its
-    template is read only, the caller's random numbers are put back, and warnings are kept quiet, since the training
-    repeats those that concern it.
+    or of a large model, where they would take each other's memory, those of one engine at a time. Nothing of the
+    training is touched: its template is read only, the caller's random numbers are put back, and warnings are kept
+    quiet, since the training repeats those that concern it. Learning rates are 0, so that nothing diverges that a
+    scheduler would have begun more gently.
 
     Args:
         blueprint: of the learners.
@@ -64,7 +70,9 @@ class Trials:
             with self._apart(setting.threads):
                 replicas, compile_s = self._ready(setting)
                 rates = [self._stretch(replicas, trial.seconds / trial.repeats) for _ in range(trial.repeats)]
-        except (DeviceMemoryError, SettingError) as error:  # no memory, or not so many learners
+        except DeviceMemoryError:
+            failure, out_of_memory = "out of memory", True
+        except SettingError as error:  # refused before it ran: no room for so many learners
             failure, out_of_memory = reason(error), True
         except Exception as error:  # whatever an engine does not like about a model
             failure = reason(error)
@@ -125,10 +133,12 @@ class Trials:
         replicas = self._made.get(key)
         if self._current is not None and self._current is not replicas:
             self._current.close()  # its threads would be in the way
-            if not self._blueprint.on_cpu:
+            if not self._blueprint.on_cpu or self._held_bytes > MOST_HELD_BYTES:
                 self.close()
+                replicas = None
         if replicas is None:
             replicas = self._blueprint.build(cast(EngineName, engine), setting.learners, compile=compiles)
+            _stand_still(replicas)
             self._made[key] = replicas
             if self._feed.stream is not None:
                 replicas.reside(self._feed.stream)
@@ -139,15 +149,21 @@ class Trials:
             replicas.remove_learner()
         return replicas
 
+    @property
+    def _held_bytes(self) -> int:
+        """Weights and gradients of all learners that are kept; what else they hold grows along."""
+        return sum(replicas.W.nbytes + replicas.G.nbytes for replicas in self._made.values())
+
     def _stretch(self, replicas: Replicas, seconds: float) -> float:
         """Samples per second of rounds that last so long together, at least of one."""
         samples, began = 0, self._clock()
+        signals = None if self._feed.stream is None else self._signals  # equal batches would show no noise
         while True:
             deals = [self._feed.deal(replicas.learners) for _ in range(replicas.period)]
             replicas.rounds_at_once([batches for batches, _ in deals])
             samples += sum(count for _, count in deals)
-            if self._signals is not None:
-                self._signals.observe(replicas)
+            if signals is not None:
+                signals.observe(replicas)
             if self._clock() - began >= seconds:
                 break
         replicas.catch_up()
@@ -161,10 +177,11 @@ class Trials:
 
     @contextlib.contextmanager
     def _apart(self, threads: int) -> Iterator[None]:
-        """Leave no traces: torch's threads, random numbers and warnings are the caller's."""
+        """Leave no traces: torch's threads, all random numbers and warnings are the caller's."""
         place = self._blueprint.device
         device = place.torch_device if isinstance(place, StreamDevice) else place
         before = torch.get_num_threads()
+        numbers, arrays = random.getstate(), np.random.get_state()
         with (
             warnings.catch_warnings(),
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
@@ -176,6 +193,8 @@ class Trials:
                 yield
             finally:
                 torch.set_num_threads(before)
+                random.setstate(numbers)
+                np.random.set_state(arrays)
 
 
 def split(name: str) -> tuple[str, bool]:
@@ -194,6 +213,12 @@ def runs_as(replicas: Replicas, engine: str, compiles: bool) -> bool:
     if engine == "graph" and replicas.device.type == "cpu":
         return description == (f"{engine} (compiled)" if compiles else engine)
     return description == engine
+
+
+def _stand_still(replicas: Replicas) -> None:
+    for group in replicas.optimizer.param_groups:
+        if "lr" in group:
+            group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
 
 
 def _key(setting: Setting) -> tuple[str, int]:

@@ -16,11 +16,11 @@ from bow.observe.text import duration_text
 from bow.runtime.build import cache_folder
 from bow.training.blueprint import Blueprint
 from bow.training.description import describe
-from bow.training.lanes import MOST_CUDA, Request, lanes, most_tried
+from bow.training.lanes import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
 from bow.training.opened import Opened
 from bow.training.replicas import Replicas, engine_for
 from bow.training.signals import Signals
-from bow.training.trials import Trials, split
+from bow.training.trials import COMPILED, Trials, split
 from bow.tuner import Calibration, Choice, ChoiceCache, Setting, Tuner
 
 FEWEST_ROUNDS = 100
@@ -28,6 +28,9 @@ FEWEST_ROUNDS = 100
 
 LEAST_BUDGET_S = 1.0
 """With less than this nothing can be compared."""
+
+PLANNED = 0.8
+"""This part of the user's share is planned for: compiling can take longer than expected."""
 
 MOST_BUDGET_S = 120.0
 """No calibration takes longer, however long the training."""
@@ -69,7 +72,7 @@ class Tuned:
     @property
     def setting(self) -> dict[str, Any]:
         """For checkpoints."""
-        return {"engine": self.engine, "threads": self.threads, "compile": self.compile}
+        return {"engine": self.engine, "threads": self.threads, "compile": self.compile, "source": self.source}
 
     @property
     def record(self) -> dict[str, Any]:
@@ -110,13 +113,10 @@ def tune(
         return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
     cache = ChoiceCache(cache_folder() / "choices") if tuner.cache else None
     description = describe(request, blueprint, opened, tuner, loss)
-    if cache is not None and (found := cache.find(description)) is not None:
-        source: Source = "pinned" if found.pinned else "cache"
-        how = "pinned earlier" if found.pinned else "measured for an earlier training"
-        summary = f"{found.setting} ({how}; tuner.cache=false measures anew)"
+    if cache is not None and (found := cache.find(description)) and (found.pinned or _fits(found.setting, blueprint)):
         if tuner.pin and not found.pinned:
             cache.pin(description, found.setting)
-        return dataclasses.replace(_from_setting(found.setting, source, summary, signals), rows=found.rows)
+        return _from_choice(found, signals)
     if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
         why = f"{request.rounds} rounds are too few to measure anything"
         return _by_rule(request, blueprint, rule, why, signals)
@@ -127,12 +127,18 @@ def tune(
     finally:
         trials.close()
     tuned = dataclasses.replace(tuned, seconds=time.perf_counter() - began)
-    if tuned.is_complete and cache is not None:
-        setting = Setting(tuned.engine + "+compiled" * tuned.compile, tuned.learners, tuned.threads or 1)
-        cache.store(description, Choice(setting, tuned.rows))
-        if tuner.pin:
-            cache.pin(description, setting)
+    if cache is not None and tuned.source == "calibration":
+        _keep(cache, description, tuned, tuner)
     return tuned
+
+
+def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tuner: Tuner) -> None:
+    """Keep a choice for later trainings; one that a short budget has cut off only if it is to be pinned."""
+    setting = Setting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
+    if tuned.is_complete:
+        cache.store(description, Choice(setting, tuned.rows))
+    if tuner.pin:
+        cache.pin(description, setting)
 
 
 def _measured(
@@ -149,16 +155,19 @@ def _measured(
     count = 1 if request.learners == "auto" else request.learners
     rate = trials.probe(Setting(first, count))
     expected = None if request.samples is None else request.samples / rate
-    budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, tuner.share * expected)
+    budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, PLANNED * tuner.share * expected)
     if budget < LEAST_BUDGET_S and expected is not None:
         of_it = f"{tuner.share:.0%} of it"
         why = f"a training of about {duration_text(expected)} is too short to measure in {of_it}"
         return _by_rule(request, blueprint, rule, why, signals)
+    possible = lanes(request, blueprint, trials)
+    if not possible:
+        return _by_rule(request, blueprint, rule, "there is no room for any engine", signals)
     calibration = Calibration(
-        lanes(request, blueprint, trials),
+        possible,
         budget,
         samples=request.samples,
-        share=tuner.share,
+        share=PLANNED * tuner.share,
         threshold=tuner.threshold,
         efficiency=signals,
     )
@@ -166,7 +175,9 @@ def _measured(
     while (trial := calibration.next_trial()) is not None:
         calibration.report(trials.run(trial))
     if calibration.choice is None:
-        return _by_rule(request, blueprint, rule, "no setting ran", signals)
+        why = "no setting ran" if calibration.spent_s else f"no trial fits into {duration_text(budget)}"
+        by_rule = _by_rule(request, blueprint, rule, why, signals)
+        return dataclasses.replace(by_rule, rows=calibration.table.as_dicts())
     table, more_s = calibration.table, time.perf_counter() - began - calibration.spent_s
     say(str(table))
     summary = f"{calibration.summary}; {more_s:.1f} s more to import and capture what the training needs as well"
@@ -177,6 +188,19 @@ def _measured(
 def _from_setting(setting: Setting, source: Source, summary: str, signals: Signals | None) -> Tuned:
     name, compiles = split(setting.engine)
     return Tuned(cast(EngineName, name), setting.learners, setting.threads, compiles, source, summary, signals=signals)
+
+
+def _from_choice(found: Choice, signals: Signals | None) -> Tuned:
+    source: Source = "pinned" if found.pinned else "cache"
+    how = "pinned earlier" if found.pinned else "measured for an earlier training"
+    summary = f"{found.setting} ({how}; tuner.cache=false measures anew)"
+    return dataclasses.replace(_from_setting(found.setting, source, summary, signals), rows=found.rows)
+
+
+def _fits(setting: Setting, blueprint: Blueprint) -> bool:
+    """Whether there is room for a choice of an earlier training, now that others may be using the device."""
+    engine, _ = split(setting.engine)
+    return blueprint.most_learners(engine, setting.learners) == setting.learners
 
 
 def _by_rule(request: Request, blueprint: Blueprint, rule: int, why: str, signals: Signals | None) -> Tuned:
@@ -213,7 +237,7 @@ def make_request(
     if steps is not None:
         samples = steps * batch * rule
     most = MOST_CUDA if per_epoch is None else max(1, per_epoch // (batch * MIN_ROUNDS_PER_EPOCH))
-    rounds = opened.rounds(rule) if steps is None else steps
+    rounds = opened.stream.rounds_left(rule) if steps is None else steps
     return Request(engine, learners, compile, batch, most, samples, rounds)
 
 
@@ -245,14 +269,20 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
 
 def tuned_before(state: Mapping[str, Any], request: Request, blueprint: Blueprint, tuner: Tuner) -> Tuned:
     """What a training that is resumed had begun with, as far as nothing else is asked for now."""
-    before = state.get("tuned", {"engine": "auto", "threads": None, "compile": request.compile})
+    before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
+    if blueprint.on_cpu and before["engine"] not in ("auto", *ENGINES_CPU):  # it began on a GPU
+        before.update(engine="auto", threads=None, source="rule")
     learners = state["learners"] if request.learners == "auto" else request.learners
     if not request.is_open or request.engine not in ("auto", before["engine"]):
         return Tuned(request.engine, learners, None, request.compile, "given")
     signals = Signals(request.batch_size, blueprint.sync) if tuner.objective == "goodput" else None
-    source: Source = "rule" if before["engine"] == "auto" else "checkpoint"
-    summary = f"{before['engine']}, as the checkpoint has it"
-    return Tuned(before["engine"], learners, before["threads"], before["compile"], source, summary, signals=signals)
+    if tuner.pinned is not None:
+        return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
+    source: Source = before["source"] if before["source"] in ("rule", "pinned") else "checkpoint"
+    how = "by rule of thumb" if before["engine"] == "auto" else before["engine"]
+    compiles = before["compile"] or request.compile
+    summary = f"{how}, as the checkpoint has it"
+    return Tuned(before["engine"], learners, before["threads"], compiles, source, summary, signals=signals)
 
 
 def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None) -> Replicas:

@@ -94,8 +94,7 @@ def _tried(record: Record, setting: Setting, choice: Setting | None) -> Row:
     status: Status = "chosen" if setting == choice else "measured"
     if setting not in record.measured:
         status = "failed"
-        what = None if failure is None else "out of memory" if failure.out_of_memory else failure.failure
-        why = what or record.obstacle(setting) or ""
+        why = (failure and failure.failure) or record.obstacle(setting) or ""
     else:
         why = _compared(record, setting, choice)
     return Row(

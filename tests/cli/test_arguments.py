@@ -119,3 +119,9 @@ def test_recipe_takes_overrides() -> None:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def test_the_tuner_is_made_where_it_differs_from_the_defaults() -> None:
+    assert arguments()["tuner"] is None
+    assert arguments("tuner.objective=goodput", "tuner.share=0.1")["tuner"] == bow.Tuner("goodput", share=0.1)
+    assert arguments("tuner=null")["tuner"] is None

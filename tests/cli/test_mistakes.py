@@ -34,6 +34,12 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "hydra's own settings": (["hydra.run.dir=there"], ["hydra.run.dir=there", "run_dir=DIR"]),
     "learners not a number": (["learners=abc"], ["learners", "a whole number", "auto", "got abc"]),
     "epochs not whole": (["epochs=1.5"], ["epochs must be a whole number", "got 1.5"]),
+    "unknown objective": (["tuner.objective=speed"], ["objective", "goodput", "speed"]),
+    "share of nothing": (["tuner.share=0"], ["share must be above 0", "got 0"]),
+    "goodput of averaged gradients": (
+        ["sync=ssgd", "tuner.objective=goodput"],
+        ["needs every learner's own gradient", 'objective="throughput"'],
+    ),
     "empty value": (["batch_size="], ["batch_size must be a whole number", "got ''"]),
     "word for a list": (["model=mlp", "model.hidden=[a]"], ["model.hidden must be a list", "got [a]"]),
     "negative batch size": (["batch_size=-1"], ["batch_size must be", "at least 1", "got -1"]),

@@ -77,3 +77,14 @@ def test_report_can_be_written_again(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["report", "here"]) == 0
     assert Path("here/report.html").exists()
     assert capsys.readouterr().out.endswith("here/report.html\n")
+
+
+def test_learners_are_found_for_goodput(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "data.limit=64", "epochs=1", "learners=auto", "tuner.objective=goodput"]) == 0
+    (path,) = run_dirs()
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (found,) = [record for record in records if record["kind"] == "calibration"]
+    assert found["source"] == "rule"
+    assert "rounds are too few to measure anything" in found["summary"]
+    assert f"engine and learners: {found['summary']}" in capsys.readouterr().out
+    assert "objective" in (path / "config.yaml").read_text()

@@ -81,6 +81,37 @@ def _metrics(epoch: int) -> dict[str, float]:
 
 
 @pytest.fixture
+def calibration() -> dict[str, Any]:
+    """The record of how engine and learners were found: one setting ran, one is faster, one was not tried."""
+    rows = [
+        {"engine": "eager", "learners": 1, "samples_per_s": 1000.0, "status": "measured", "why": "50.0% of the choice"},
+        {"engine": "graph", "learners": 2, "samples_per_s": 2000.0, "status": "chosen", "why": "the highest"},
+        {"engine": "fused", "learners": 1, "samples_per_s": None, "status": "not tried", "why": "takes <12 s>"},
+    ]
+    bounds = {1000.0: (990.0, 1010.0), 2000.0: (1980.0, 2010.0), None: (None, None)}
+    for row in rows:
+        row |= dict(zip(("low", "high"), bounds[row["samples_per_s"]], strict=True))  # type: ignore[index]
+        tried = row["status"] != "not tried"
+        row |= {"threads": 1, "repeats": 5 * tried, "seconds": 1.5 * tried, "compile_s": 0.0, "efficiency": 1.0}
+    return {
+        "kind": "calibration",
+        "time_s": 0.0,
+        "source": "calibration",
+        "engine": "graph",
+        "learners": 2,
+        "summary": "calibration of 2 settings took 3.0 s; chosen: graph, 2 learners",
+        "rows": rows,
+    }
+
+
+@pytest.fixture
+def evaluation() -> dict[str, Any]:
+    """The record of an evaluation within the first epoch."""
+    where = {"epoch": 0.5, "round": 11, "samples": 704, "learners": 2, "lr": 0.1}
+    return {"kind": "evaluation", "time_s": 0.5, **where, "loss": 0.7, "accuracy": 0.4}
+
+
+@pytest.fixture
 def records() -> Callable[..., list[dict[str, Any]]]:
     return training
 

@@ -29,6 +29,25 @@ def test_away_from_a_terminal_every_epoch_is_one_plain_line(records):
     assert len(lines) == 3 + 1 + 1  # three epochs, one event, the end
 
 
+def test_how_engine_and_learners_were_found_is_one_line(records, calibration):
+    start, *others = records(1)
+    assert shown([start, calibration, *others]).splitlines()[0] == f"engine and learners: {calibration['summary']}"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_evaluation_within_an_epoch_is_shown(records, evaluation, terminal):
+    text = shown([records(3)[0], evaluation], terminal=terminal)
+    assert "epoch 0.5/3  validation loss 0.7000  accuracy 40.00 %  2 learners  500 ms" in text
+    assert not terminal or text.count("accuracy 40.00 %") > 1  # in the bar as well
+
+
+def test_what_is_no_record_is_shown_as_it_is():
+    text = io.StringIO()
+    for enabled in (True, False):
+        Progress(enabled, Console(file=text, width=20)).say("engine  [1] a line that is longer than the terminal")
+    assert text.getvalue() == "engine  [1] a line that is longer than the terminal\n"
+
+
 def test_the_end_says_what_came_out(records):
     assert shown(records(3)).splitlines()[-1] == (
         "trained on 4,311 samples in 3.1 s (1,234 samples/s): loss 0.09979, accuracy 87.50 %;"

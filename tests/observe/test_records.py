@@ -94,3 +94,18 @@ def test_only_the_last_end_counts(records):
     longer = [{**record, "round": record.get("round", 0) + 69} for record in records(1)[1:]]
     joined = continuous([*records(3), records(3)[0], *longer])
     assert [record["kind"] for record in joined].count("end") == 1
+
+
+def test_an_evaluation_within_an_epoch_adds_to_the_series_of_the_validation_data(evaluation):
+    assert scalars(evaluation) == {
+        "validation/loss": 0.7,
+        "validation/accuracy": 0.4,
+        "run/epoch": 0.5,
+        "run/samples": 704,
+        "run/learners": 2,
+        "run/lr": 0.1,
+    }
+
+
+def test_a_calibration_is_no_series(calibration):
+    assert scalars(calibration) == {}

@@ -1,10 +1,13 @@
 import html.parser
+import json
 import re
 
 import pytest
 
 from bow.errors import RunDirectoryError
 from bow.observe import RunDirectory, write_report
+from bow.observe.curves import charts
+from bow.observe.report import DECISION_HEAD, Report
 
 
 class Page(html.parser.HTMLParser):
@@ -169,3 +172,42 @@ def test_settings_are_shown_as_they_are_written(run):
     words = page(directory).words
     shown = {name: words[words.index(name) + 1] for name in ("seed", "lr", "compile", "callbacks", "data.limit")}
     assert shown == {"seed": "12345", "lr": "0.0005", "compile": "false", "callbacks": "none", "data.limit": "none"}
+
+
+def with_records(directory, *records):
+    with directory.metrics_path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps(record)}\n" for record in records)
+    return directory
+
+
+def test_it_says_how_engine_and_learners_were_found(run, calibration):
+    directory = with_records(run(), calibration)
+    words = [word for word in page(directory).words if word]
+    begin = words.index("How engine and learners were found")
+    assert words[begin + 1] == "calibration of 2 settings took 3.0 s; chosen: graph, 2 learners"
+    table = words[begin + 2 :]
+    assert table[:9] == list(DECISION_HEAD)
+    assert table[9:17] == ["eager", "1", "1", "1,000", "990", "1,010", "1.5 s", "measured: 50.0% of the choice"]
+    assert "not tried: takes <12 s>" in table
+    text = directory.report_path.read_text(encoding="utf-8")
+    (chosen,) = re.findall(r'<tr class="chosen">(.*?)</tr>', text, re.DOTALL)
+    assert "graph" in chosen
+    assert "<12 s>" not in text
+
+
+def test_without_a_calibration_there_is_no_word_of_one(run):
+    assert "How engine and learners were found" not in page(run()).words
+
+
+def test_a_choice_by_rule_is_said_without_a_table(run, calibration):
+    calibration |= {"source": "rule", "summary": "eager, by rule of thumb", "rows": []}
+    words = page(with_records(run(), calibration)).words
+    assert "eager, by rule of thumb" in words
+    assert "threads" not in words
+
+
+def test_evaluations_within_epochs_are_points_of_the_curves(run, evaluation):
+    directory = with_records(run(), evaluation)
+    points = charts(Report.read(directory).records, {})[0].series[0].points
+    assert len(points) == 3 + 1
+    assert (0.5, 0.4) in points

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
 from bow.errors import DivergenceError, SettingError
@@ -326,6 +327,122 @@ def test_a_learner_that_diverges_starts_again_and_training_goes_on(
 def test_divergence_may_be_an_error(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(DivergenceError, match=r"learner \d's loss was nan in round \d; lower the learning rate"):
         train(model, poison(data), on_nan="error")
+
+
+EVALUATING = {"learners": 3, "batch_size": 4, "epochs": 2, "evaluate_every": 0.25}
+"""Rounds of 12 samples, of 48 in an epoch."""
+
+
+def test_the_central_model_is_evaluated_within_epochs(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    recorder = Recorder()
+    result = train(model, data, validation=data, loggers=[recorder], **EVALUATING)
+    evaluations = recorder.of_kind("evaluation")
+    assert [record["samples"] for record in evaluations] == [12, 24, 36, 60, 72, 84]
+    assert [record["epoch"] for record in evaluations] == [0.25, 0.5, 0.75, 1.25, 1.5, 1.75]
+    assert all({"loss", "accuracy", "learners", "lr"} <= set(record) for record in evaluations)
+    assert [record["samples"] for record in result.history] == [48, 96]
+
+
+def test_rounds_that_pass_several_evaluations_are_followed_by_one(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    recorder = Recorder()
+    train(model, data, validation=data, loggers=[recorder], **{**EVALUATING, "batch_size": 7})
+    assert [record["samples"] for record in recorder.of_kind("evaluation")] == [21, 42, 84]  # with 63 the epoch ends
+
+
+def test_evaluating_within_epochs_does_not_change_the_training(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+    results = [
+        train(model, data, validation=data, run_dir=tmp_path / str(every), **{**EVALUATING, "evaluate_every": every})
+        for every in (1, 0.25)
+    ]
+    for one, other in zip(*(result.model.state_dict().values() for result in results), strict=True):
+        assert torch.equal(one, other)
+    assert [r["loss"] for r in results[0].history] == [r["loss"] for r in results[1].history]
+
+
+@pytest.mark.parametrize("policy", ["average", "recalibrate"])
+def test_a_target_within_an_epoch_ends_the_training_with_a_record_of_it(
+    train: Train, data: tuple[Tensor, Tensor], policy: str
+) -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    recorder = Recorder()
+    settings = {**EVALUATING, "target": {"accuracy": 0.0}, "buffers": policy, "checkpoint_every": 1}
+    result = train(model, data, validation=data, loggers=[recorder], **settings)
+    assert [(record["samples"], record["epoch"]) for record in result.history] == [(12, 0.25)]
+    assert result.history[-1]["accuracy"] == recorder.of_kind("evaluation")[-1]["accuracy"]
+    assert recorder.of_kind("end")[0]["accuracy"] == result.history[-1]["accuracy"]
+    assert result.time_to_target is not None
+    assert [r["event"] for r in recorder.of_kind("event")].count("target reached") == 1
+    again = train(model, data, validation=data, resume=result.run_dir, **settings)
+    assert again.time_to_target is not None
+    assert again.time_to_target <= result.time_to_target
+    assert again.history[-1]["samples"] == 12
+    further = {**settings, "target": {"accuracy": 1.1}}
+    assert train(model, data, validation=data, resume=result.run_dir, **further).history[-1]["samples"] == 96
+
+
+def test_a_training_that_ends_where_it_was_evaluated_has_a_record_of_its_end(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    result = train(model, data, validation=data, **{**EVALUATING, "steps": 6})
+    assert [record["samples"] for record in result.history] == [48, 72]
+
+
+def test_a_training_resumed_within_an_epoch_is_evaluated_at_the_same_rounds(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    recorders = [Recorder(), Recorder()]
+    settings = {**EVALUATING, "checkpoint_every": 3}
+    whole = train(model, data, validation=data, loggers=recorders[:1], **settings)
+    (tmp_path / "copied.pt").write_bytes((whole.run_dir / "checkpoints" / "round_00000006.pt").read_bytes())
+    settings |= {"resume": tmp_path / "copied.pt", "run_dir": tmp_path / "other", "loggers": recorders[1:]}
+    resumed = train(model, data, validation=data, **settings)
+    rounds = [[record["round"] for record in recorder.of_kind("evaluation")] for recorder in recorders]
+    assert rounds[0] == [1, 2, 3, 5, 6, 7]
+    assert rounds[1] == [7]
+    assert [r["loss"] for r in resumed.history] == [r["loss"] for r in whole.history]
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [(0, "evaluate_every must be above 0 epochs, got 0"), ("often", "must be above 0 epochs, got 'often'")],
+)
+def test_evaluations_that_cannot_be_are_refused(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], every: Any, message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        train(model, data, validation=data, evaluate_every=every)
+
+
+def test_data_of_unknown_length_have_no_evaluations_within_epochs(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    class Endless(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.ones(5), 0)] * 400)
+
+    with pytest.raises(SettingError, match=r"evaluate_every=0\.5 needs data whose length is known"):
+        train(model, Endless(), steps=3, validation=data, evaluate_every=0.5)
+
+
+def test_learners_that_are_added_before_the_first_round_take_part_in_it(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    class Adding(bow.Callback):
+        def on_train_start(self, run: Any) -> None:
+            run.replicas.add_learner()
+
+    for kind in (data, DataLoader(TensorDataset(*data), batch_size=4)):
+        result = train(model, kind, callbacks=[Adding()], run_dir=None)
+        assert result.learners == 3
+        assert result.history[-1]["samples"] == 48
+        assert result.history[-1]["round"] == 4
 
 
 def test_throughput_leaves_warm_up_and_evaluation_out(

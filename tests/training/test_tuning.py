@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from training.blueprints import blueprint, linear, opened, request
+
+import bow
+import bow.training.tuning as module
+from bow.errors import SettingError
+from bow.training.blueprint import Blueprint
+from bow.training.description import describe
+from bow.training.lanes import Request, lanes
+from bow.training.trials import Trials
+from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before
+from bow.tuner import Measurement, Setting, Trial, Tuner
+
+Train = Callable[..., bow.Result]
+
+ALWAYS = Tuner(cache=False)
+
+
+class Machine:
+    """Throughput by setting, instead of trials.
+
+    Attributes:
+        trials: that were asked for.
+        closed: how often learners were let go.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rate: Callable[[Setting], float | None]) -> None:
+        self.trials: list[Setting] = []
+        self.closed = 0
+        self.rate = rate
+        monkeypatch.setattr(Trials, "run", lambda _, trial: self._run(trial))
+        monkeypatch.setattr(Trials, "probe", lambda *_: 1000.0)
+        monkeypatch.setattr(Trials, "compile_s", lambda *_: None)
+        monkeypatch.setattr(Trials, "close", lambda _: self._close())
+
+    def _run(self, trial: Trial) -> Measurement:
+        self.trials.append(trial.setting)
+        rate = self.rate(trial.setting)
+        if rate is None:
+            return Measurement(trial.setting, failure="does not run", seconds=0.01)
+        return Measurement(trial.setting, [rate] * trial.repeats, trial.seconds)
+
+    def _close(self) -> None:
+        self.closed += 1
+
+
+def streams_with_two(setting: Setting) -> float:
+    return 1000.0 * min(setting.learners, 2) * (2 if setting.engine == "streams" else 1)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch, streams_with_two)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where choices are kept."""
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path)
+    return tmp_path / "choices"
+
+
+def tuned(tuner: Tuner = ALWAYS, loss: Any = cross_entropy, plan: Blueprint | None = None, **settings: Any) -> Tuned:
+    said: list[str] = []
+    return tune(request(**settings), plan or blueprint(), opened(), tuner, loss=loss, rule=3, say=said.append)
+
+
+def test_the_fastest_setting_is_chosen(machine: Machine) -> None:
+    found = tuned()
+    assert (found.engine, found.learners, found.source) == ("streams", 2, "calibration")
+    assert "chosen: streams, 2 learners" in found.summary
+    assert [row["status"] for row in found.rows].count("chosen") == 1
+    assert found.is_complete
+    assert machine.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "engines", "learners"),
+    [({"learners": 3}, {"streams", "graph", "eager", "fused"}, {3}), ({"engine": "graph"}, {"graph"}, {1, 2, 3, 4})],
+    ids=str,
+)
+def test_what_is_given_is_not_searched(
+    machine: Machine, given: dict[str, Any], engines: set[str], learners: set[int]
+) -> None:
+    found = tuned(**given)
+    assert {setting.engine for setting in machine.trials} == engines
+    assert {setting.learners for setting in machine.trials} <= learners
+    for name, value in given.items():
+        assert getattr(found, name) == value
+
+
+def test_nothing_is_measured_where_nothing_is_open(machine: Machine) -> None:
+    found = tuned(engine="eager", learners=2)
+    assert (found.source, found.summary, machine.trials) == ("given", "", [])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"rounds": 99}, "99 rounds are too few"), ({"samples": 1000}, "about 1.0 s is too short to measure in 5% of it")],
+    ids=str,
+)
+def test_short_trainings_follow_the_rule(machine: Machine, given: dict[str, Any], why: str) -> None:
+    found = tuned(**given)
+    assert (found.engine, found.learners, found.source) == ("auto", 3, "rule")
+    assert why in found.summary
+    assert machine.trials == []
+
+
+def test_trainings_of_unknown_length_are_measured(machine: Machine) -> None:
+    assert tuned(samples=None, rounds=None).source == "calibration"
+
+
+def test_the_rule_takes_over_where_nothing_runs(machine: Machine) -> None:
+    machine.rate = lambda setting: None
+    found = tuned()
+    assert (found.engine, found.learners, found.source) == ("auto", 3, "rule")
+    assert found.summary.endswith("no setting ran")
+    assert {row["why"] for row in found.rows if row["status"] == "failed"} == {"does not run"}
+
+
+def test_the_rule_takes_over_where_there_is_no_room_for_any_engine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Blueprint, "most_learners", lambda self, engine, wanted: 0)
+    assert tuned(engine="fused").summary.endswith("there is no room for any engine")
+
+
+def test_more_learners_than_the_synchroniser_is_stable_with_are_not_tried(machine: Machine) -> None:
+    machine.rate = lambda setting: 1000.0 * setting.learners
+    found = tuned(plan=blueprint(sync=bow.SMA(alpha=0.7)))
+    assert max(setting.learners for setting in machine.trials) == found.learners == 2
+    assert tuned(plan=blueprint(sync=bow.SMA(alpha=0.7)), rounds=5).learners == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_learners_of_trials_are_let_go_after_an_error(machine: Machine, error: type[BaseException]) -> None:
+    def fail(setting: Setting) -> float:
+        raise error
+
+    machine.rate = fail
+    with pytest.raises(error):
+        tuned()
+    assert machine.closed == 1
+
+
+def test_a_choice_is_found_again(machine: Machine, folder: Path) -> None:
+    first = tuned(Tuner())
+    tried = len(machine.trials)
+    again = tuned(Tuner())
+    assert len(machine.trials) == tried
+    assert again.source == "cache"
+    assert (again.engine, again.learners, again.threads) == (first.engine, first.learners, first.threads)
+    assert again.rows == tuple(first.rows)
+    assert "measured for an earlier training" in again.summary
+
+
+def test_a_choice_that_does_not_fit_any_more_is_measured_anew(
+    machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(Tuner())
+    monkeypatch.setattr(Blueprint, "most_learners", lambda self, engine, wanted: min(wanted, 1))
+    found = tuned(Tuner())
+    assert (found.source, found.learners) == ("calibration", 1)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "bow choice"}'])
+def test_a_damaged_choice_is_measured_anew(machine: Machine, folder: Path, content: str) -> None:
+    tuned(Tuner())
+    (path,) = folder.iterdir()
+    path.write_text(content)
+    assert tuned(Tuner()).source == "calibration"
+    assert tuned(Tuner()).source == "cache"
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_pins_are_refused(machine: Machine, folder: Path) -> None:
+    folder.write_text("a file is in the way")
+    with pytest.warns(UserWarning, match="the tuner's choice cannot be kept"):
+        assert tuned(Tuner()).source == "calibration"
+    with pytest.raises(SettingError, match="the pin cannot be kept"), pytest.warns(UserWarning, match="kept"):
+        tuned(Tuner(pin=True))
+
+
+def test_a_choice_stays_pinned(machine: Machine, folder: Path) -> None:
+    tuned(Tuner(pin=True))
+    assert tuned(Tuner()).source == "pinned"
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_choice_that_was_kept_is_pinned_without_measuring(machine: Machine, folder: Path) -> None:
+    tuned(Tuner())
+    tried = len(machine.trials)
+    assert tuned(Tuner(pin=True)).source == "cache"
+    assert tuned(Tuner()).source == "pinned"
+    assert len(machine.trials) == tried
+
+
+def test_a_calibration_that_was_cut_short_is_kept_only_where_it_is_pinned(
+    machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "UNKNOWN_BUDGET_S", 0.5)
+    unknown = {"samples": None, "rounds": None}
+    assert not tuned(Tuner(), **unknown).is_complete
+    assert not folder.exists()
+    tuned(Tuner(pin=True), **unknown)
+    assert tuned(Tuner(), **unknown).source == "pinned"
+
+
+def test_a_pinned_setting_is_taken_as_it_is(machine: Machine) -> None:
+    found = tuned(Tuner(pinned=Setting("graph+compiled", learners=7, threads=2)))
+    assert (found.engine, found.learners, found.threads, found.compile) == ("graph", 7, 2, True)
+    assert (found.source, machine.trials) == ("pinned", [])
+
+
+def key(plan: Blueprint | None = None, loss: Any = cross_entropy, asked: Request | None = None) -> Any:
+    description = describe(asked or request(), plan or blueprint(), opened(), Tuner(), loss)
+    json.dumps(description)  # plain values
+    return description
+
+
+def lambda_sgd(lr: float) -> Any:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+def weighted(weight: float) -> Any:
+    return functools.partial(cross_entropy, label_smoothing=weight)
+
+
+SAME = {
+    "learning rate": lambda: key(blueprint(optimizer=functools.partial(torch.optim.SGD, lr=7.0, momentum=0.9))),
+    "optimizer as a lambda": lambda: key(blueprint(optimizer=lambda_sgd(0.2))),
+    "seed": lambda: key(blueprint(seed=5)),
+    "weights": lambda: key(blueprint(model=nn.Linear(5, 3))),
+}
+
+OTHER = {
+    "model": lambda: key(blueprint(model=nn.Linear(5, 3, bias=False))),
+    "dropout": lambda: key(blueprint(model=nn.Sequential(linear(), nn.Dropout(0.5)))),
+    "optimizer": lambda: key(blueprint(optimizer=torch.optim.Adam)),
+    "momentum": lambda: key(blueprint(optimizer=functools.partial(torch.optim.SGD, lr=0.1))),
+    "loss": lambda: key(loss=mse_loss),
+    "bound": lambda: key(loss=weighted(0.1)),
+    "a lambda": lambda: key(loss=lambda outputs, targets: cross_entropy(outputs, targets)),
+    "another lambda": lambda: key(loss=lambda outputs, targets: cross_entropy(outputs, targets) * 2),
+    "a loss that is a module": lambda: key(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "synchroniser": lambda: key(blueprint(sync=bow.EASGD())),
+    "clipping": lambda: key(blueprint(clip_norm=1.0)),
+    "asked for": lambda: key(asked=request(learners=2)),
+    "length": lambda: key(asked=request(samples=1e9)),
+}
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_a_choice_does_not_depend_on(what: str) -> None:
+    assert SAME[what]() == key()
+
+
+def test_everything_else_has_a_choice_of_its_own() -> None:
+    keys = {"nothing": key(), **{what: make() for what, make in OTHER.items()}}
+    texts = {json.dumps(value): what for what, value in keys.items()}
+    assert set(texts.values()) == set(keys)
+    assert {what: make() for what, make in OTHER.items()} == {what: keys[what] for what in OTHER}  # no addresses
+
+
+def test_the_number_of_threads_is_part_of_the_machine() -> None:
+    before = key()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert key() != before
+    finally:
+        torch.set_num_threads(threads)
+
+
+def state(learners: int = 4, **before: Any) -> dict[str, Any]:
+    return {"learners": learners, "tuned": before} if before else {"learners": learners}
+
+
+GRAPH = {"engine": "graph", "threads": 2, "compile": True}
+
+RESUMED: list[tuple[dict[str, Any], dict[str, Any], Tuner, tuple[Any, ...]]] = [
+    (state(**GRAPH, source="calibration"), {}, Tuner(), ("graph", 4, 2, True, "checkpoint")),
+    (state(**GRAPH, source="pinned"), {}, Tuner(), ("graph", 4, 2, True, "pinned")),
+    (state(**GRAPH, source="calibration"), {"learners": 6}, Tuner(), ("graph", 6, 2, True, "checkpoint")),
+    (state(**GRAPH, source="calibration"), {"engine": "eager"}, Tuner(), ("eager", 4, None, False, "given")),
+    (state(**GRAPH), {"engine": "graph", "learners": 2}, Tuner(), ("graph", 2, None, False, "given")),
+    (state(**GRAPH), {}, Tuner(pinned=Setting("eager", 3)), ("eager", 3, 1, False, "pinned")),
+    (state(engine="auto", threads=None, compile=False, source="rule"), {}, Tuner(), ("auto", 4, None, False, "rule")),
+    (state(engine="whole_round", threads=1, compile=False), {}, Tuner(), ("auto", 4, None, False, "rule")),
+    (state(), {}, Tuner(), ("auto", 4, None, False, "rule")),
+    (state(), {"compile": True}, Tuner(), ("auto", 4, None, True, "rule")),
+]
+
+
+@pytest.mark.parametrize(("before", "asked", "tuner", "expected"), RESUMED)
+def test_a_training_goes_on_with_what_it_began_with(
+    before: dict[str, Any], asked: dict[str, Any], tuner: Tuner, expected: tuple[Any, ...]
+) -> None:
+    found = tuned_before(before, request(**asked), blueprint(), tuner)
+    assert (found.engine, found.learners, found.threads, found.compile, found.source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "tuner", "engine", "most"),
+    [
+        ("calibration", {}, Tuner(), "graph", 4),
+        ("cache", {}, Tuner(), "streams", 4),
+        ("checkpoint", {}, Tuner(), "graph", 4),
+        ("calibration", {"learners": 2}, Tuner(), "graph", 0),
+        ("calibration", {}, Tuner(online=False), "graph", 0),
+        ("pinned", {}, Tuner(), "graph", 0),
+        ("rule", {}, Tuner(), "auto", 0),
+        ("calibration", {}, Tuner(), "fused", 0),
+        ("calibration", {}, Tuner(), "eager", 0),
+    ],
+)
+def test_learners_come_and_go_only_where_that_was_measured(
+    source: Any, asked: dict[str, Any], tuner: Tuner, engine: Any, most: int
+) -> None:
+    begun = Tuned(engine, 2, 1, False, source)
+    assert most_while_training(begun, request(**asked), blueprint(), tuner) == most
+
+
+def test_a_tuner_with_nothing_to_tune_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="has no effect with learners=2"):
+        check_tuner(Tuner(), request(engine="eager", learners=2))
+
+
+def test_a_pinned_setting_that_contradicts_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"learners=2 contradicts the tuner's pinned eager, 3 learners"):
+        check_tuner(Tuner(pinned=Setting("eager", 3)), request(learners=2))
+
+
+def test_lanes_have_different_names_and_fit_the_request() -> None:
+    for settings in ({}, {"compile": True}, {"engine": "fused"}, {"learners": 2}):
+        trials = Trials(blueprint(), opened().feed())
+        trials.compile_s = lambda setting: 9.0  # type: ignore[method-assign]
+        found = lanes(request(**settings), blueprint(), trials)
+        names = [(lane.engine, lane.threads) for lane in found]
+        assert len(set(names)) == len(names) > 0
+        assert all(max(lane.counts) <= 4 for lane in found)
+
+
+def test_threads_are_set_for_the_training_and_put_back(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], machine: Machine
+) -> None:
+    seen: list[int] = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return cross_entropy(model(batch[0]), batch[1])
+
+    before = torch.get_num_threads()
+    settings = {"engine": "auto", "learners": "auto", "tuner": Tuner(pinned=Setting("eager", 2, threads=before + 1))}
+    result = train(model, data, step=step, validation=data, **settings)
+    assert seen[0] == before + 1
+    assert seen[-1] == before  # of the evaluation
+    assert torch.get_num_threads() == before
+    assert (result.engine, result.learners) == ("eager", 2)
+    with pytest.raises(ZeroDivisionError):
+        train(model, data, callbacks=[Failing()], run_dir=None, **settings)
+    assert torch.get_num_threads() == before
+
+
+class Failing(bow.Callback):
+    def on_round_end(self, run: Any) -> None:
+        raise ZeroDivisionError
+
+
+def test_the_records_say_how_engine_and_learners_were_found(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FEWEST_ROUNDS", 0)
+    monkeypatch.setattr(module, "LEAST_BUDGET_S", 0.0)
+    large = tuple(tensor.repeat(10, *[1] * (tensor.dim() - 1)) for tensor in data)
+    result = train(model, large, engine="auto", learners="auto", tuner=Tuner(share=1.0, online=False))
+    kinds = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in kinds[:2]] == ["start", "calibration"]
+    record = kinds[1]
+    assert (record["engine"], record["learners"]) == (result.engine, result.learners)
+    assert record["source"] == "calibration"
+    assert any(row["status"] == "chosen" for row in record["rows"])
+    assert result.calibration_s > 0
+
+
+def test_trials_leave_the_training_as_it_would_be_without(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real trials: of a model with dropout and buffers, and of a training that is then given what was found."""
+    monkeypatch.setattr(module, "FEWEST_ROUNDS", 0)
+    monkeypatch.setattr(module, "LEAST_BUDGET_S", 0.0)
+    monkeypatch.setattr(module, "MOST_BUDGET_S", 0.1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    common = {"engine": "eager", "epochs": 2, "compile": False}
+    tuner = Tuner(share=1.0, online=False, cache=False)
+    large = tuple(tensor.repeat(10, *[1] * (tensor.dim() - 1)) for tensor in data)
+    with warnings.catch_warnings():
+        measured = train(model, large, learners="auto", tuner=tuner, **common)
+    given = train(model, large, learners=measured.learners, run_dir=tmp_path / "other", **common)
+    assert measured.calibration_s > 0
+    for (name, value), other in zip(
+        measured.model.state_dict().items(), given.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(value, other), name
+    assert [r["train_loss"] for r in measured.history] == [r["train_loss"] for r in given.history]
+
+
+@pytest.mark.parametrize("before", ["now", "before there was a tuner"])
+def test_checkpoints_are_gone_on_from(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], machine: Machine, before: str
+) -> None:
+    tuner = Tuner(pinned=Setting("streams", 3))
+    settings = {"engine": "auto", "learners": "auto", "checkpoint_every": 2}
+    result = train(model, data, tuner=tuner, **settings)
+    if before != "now":
+        for path in (result.run_dir / "checkpoints").iterdir():
+            saved = torch.load(path, weights_only=False)
+            saved.pop("tuned", None)
+            saved.pop("evaluated", None)
+            torch.save(saved, path)
+    again = train(model, data, resume=result.run_dir, epochs=2, **settings)
+    assert again.learners == 3
+    assert again.engine == ("streams" if before == "now" else "eager")
+    assert again.history[-1]["samples"] == 96
+
+
+def test_builds_what_was_chosen() -> None:
+    threads = torch.get_num_threads()
+    try:
+        replicas = build(Tuned("eager", 2, threads + 1, False, "calibration"), blueprint(), 100)
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
+    assert (replicas.engine, replicas.learners) == ("eager", 2)
+    assert dataclasses.asdict(Setting("eager", 2)) == {"engine": "eager", "learners": 2, "threads": 1}
