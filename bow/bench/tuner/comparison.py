@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from bow.bench.contestants import LEARNING_RATE, MOMENTUM
 from bow.bench.measure import Spread, ratios
@@ -151,8 +152,10 @@ def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
 def _rough_rate(blueprint: Blueprint, opened: Opened) -> float:
     """Samples per second that a training may reach: two learners operator by operator, which nothing is compiled for.
 
-    Also imports, before anything is timed, what a training imports anyway.
+    Also imports, before anything is timed, what a training imports anyway, and has torch's compiler find out what the
+    processor can do, which it does once on a machine.
     """
+    valid_vec_isa_list()
     trials = Trials(blueprint, opened.feed())
     try:
         measured = trials.run(Trial(Setting("graph", 2), 0.5, 1, "how long the training is to be"))

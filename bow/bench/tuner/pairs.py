@@ -29,7 +29,7 @@ PAIRS: dict[str, Pair] = {
     "lenet_4": Pair(WORKLOADS["lenet"], 4),
     "lenet_16": Pair(WORKLOADS["lenet"], 16),
     "resnet8_16": Pair(WORKLOADS["resnet8"], 16),
-    "lstm_16": Pair(WORKLOADS["lstm"], 16),
+    "lstm_64": Pair(WORKLOADS["lstm"], 64),
     # Rows larger than a core's cache and next to no arithmetic: learners take the memory from each other.
     "wide_mlp_1": Pair(Workload("MLP, 2 x 2048", functools.partial(MLP, 28 * 28, 10, (2048, 2048)), GREY), 1),
     "wide_mlp_2": Pair(Workload("MLP, 2 x 1024", functools.partial(MLP, 28 * 28, 10, (1024, 1024)), GREY), 2),
