@@ -30,8 +30,8 @@ COMPILING_PAYS_S = 120
 all: by FLOPs and operators at the rates below, and not by the clock, so that the same training always runs alike."""
 
 COMPILE_S, COMPILE_OPERATOR_S, COMPILE_REPEATED_S, MOST_DIFFERENT = 10.0, 0.1, 0.0085, 100
-"""What compiling takes at all, and for each operator, on two cores of 2026 (LeNet 14 s, ResNet-8 23 s, an LSTM 34 s): an
-expectation for those who plan. In large graphs most operators are repetitions, which take less."""
+"""What compiling takes at all, and for each operator, on two cores of 2026 (LeNet 14 s, ResNet-8 23 s, an LSTM 34 s):
+an expectation for those who plan. In large graphs most operators are repetitions, which take less."""
 
 FLOPS_PER_S = 20e9
 OPERATOR_S = 5e-6

@@ -38,7 +38,6 @@ class Budget:
         self._share = share
         self._setup_s = {lane.engine: lane.setup_s for lane in lanes}
         self._compiled: set[str | Setting] = set()
-        self._planned_s = 0.0
         self._set_aside_s = 0.0
         self._refused: set[Setting] = set()
 
@@ -118,13 +117,9 @@ class Budget:
 
     def plan(self, seconds: Sequence[float]) -> None:
         """Set time aside for compilation, instead of what was planned before."""
-        self._planned_s = self._set_aside_s = sum(seconds)
-
-    def release(self, seconds: float) -> None:
-        """Compilation that was planned begins, or is given up."""
-        self._set_aside_s = max(0.0, self._set_aside_s - seconds)
+        self._set_aside_s = sum(seconds)
 
     @property
     def _measuring_s(self) -> float:
         """The part of the budget that compilation leaves, whether it is over or not."""
-        return max(0.0, self.total_s - self._planned_s)
+        return max(0.0, self.total_s - self._set_aside_s - self._record.compile_s)

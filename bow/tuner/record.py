@@ -39,12 +39,15 @@ class Record:
         self.broken: dict[str, str] = {}
         """By engine: why it does not run at all."""
         self.spent_s = 0.0
+        self.compile_s = 0.0
+        """Of it, what compilation took."""
         self._scores: dict[Setting, Estimate] = {}
 
     def add(self, measurement: Measurement) -> None:
         """Take in what came of a trial."""
         setting = measurement.setting
         self.trials.setdefault(setting, []).append(measurement)
+        self.compile_s += measurement.compile_s
         self.spent_s += measurement.seconds + measurement.compile_s
         self.refused.pop(setting, None)
         self._scores.clear()  # every measurement says something about the noise of all
@@ -53,6 +56,14 @@ class Record:
             self.walls[setting.engine] = setting.learners
         elif measurement.failure is not None:
             self.broken[setting.engine] = measurement.failure
+
+    def forget_refusals(self, lane: Lane) -> None:
+        """Nothing of a lane has been refused."""
+        self.refused = {
+            setting: why
+            for setting, why in self.refused.items()
+            if (setting.engine, setting.threads) != (lane.engine, lane.threads)
+        }
 
     def obstacle(self, setting: Setting) -> str | None:
         """Why a setting must not be tried, whatever it would bring."""

@@ -50,39 +50,43 @@ class Search:
         self._record = record
         self._budget = budget
         self._threshold = threshold
+        self._to_compile: list[Lane] = []
 
     def trials(self) -> _Search[None]:
         """All trials, one after another; what came of one is sent before the next is asked for."""
         direct = [lane for lane in self._lanes if not lane.compile_s]
-        compiling = [lane for lane in self._lanes if lane.compile_s]
-        self._plan_compilation(compiling)
+        self._to_compile = [lane for lane in self._lanes if lane.compile_s]
+        self._plan_compilation()
         direct.sort(key=lambda lane: lane.setup_s)
         for lane in direct:
             yield from self._try(lane, lane.counts[0], "what the engine brings with the fewest learners", CLIMBING)
-        planned = self._plan_compilation(compiling)  # by now it is known how long the training would take
         runs = [lane for lane in direct if self._record.counts(lane)]
         for lane in sorted(runs, key=self._best_of, reverse=True):
             yield from self._climb(lane, lane.counts[0])
         for lane in direct:  # those that there was no time for before
             if lane not in runs and (yield from self._try(lane, lane.counts[0], "whether another engine does better")):
                 yield from self._climb(lane, lane.counts[0])
-        for lane in planned:
-            yield from self._compile(lane)
+        while planned := self._plan_compilation():
+            self._to_compile.remove(planned[0])
+            yield from self._compile(planned[0])
         yield from self._refine()
         yield from self._rematch()
 
-    def _plan_compilation(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """The lanes to compile, those that save most time first; their time is set aside."""
+    def _plan_compilation(self) -> list[Lane]:
+        """The lanes still to compile, those that save most time first; their time is set aside.
+
+        The budget shrinks as faster settings are found, so that this is planned anew before every trial.
+        """
         planned: list[Lane] = []
         costs: list[float] = []
         self._budget.plan(costs)
-        for lane in sorted(lanes, key=lambda lane: (-self._budget.saved_s(lane), lane.compile_s)):
+        for lane in sorted(self._to_compile, key=lambda lane: (-self._budget.saved_s(lane), lane.compile_s)):
             start = self._start_of(lane)
+            self._record.forget_refusals(lane)  # of another number of learners
             refusal = self._budget.not_worth_compiling(lane, start)
             if refusal is not None:
                 self._record.refused[lane.at(start)] = refusal
                 continue
-            self._record.refused.pop(lane.at(start), None)
             planned.append(lane)
             costs.append(self._budget.compile_s(lane, start))
             self._budget.plan(costs)
@@ -91,6 +95,7 @@ class Search:
     def _try(self, lane: Lane, learners: int, why: str, reserve: float = RESERVE) -> _Search[bool]:
         """Measure a setting once more, or note why not; whether it ran."""
         setting = lane.at(learners)
+        self._plan_compilation()
         refusal = self._record.obstacle(setting) or self._budget.refusal(lane, learners, reserve)
         if refusal is not None:
             if setting not in self._record.trials:
@@ -142,11 +147,6 @@ class Search:
 
     def _compile(self, lane: Lane) -> _Search[None]:
         start = self._start_of(lane)
-        self._budget.release(self._budget.compile_s(lane, start))
-        refusal = self._budget.not_worth_compiling(lane, start)  # again: the best so far has become faster
-        if refusal is not None:
-            self._record.refused[lane.at(start)] = refusal
-            return
         if lane.compiles_each:  # all others would have to be compiled as well
             lane = dataclasses.replace(lane, counts=tuple(sorted({start, *(lane.cached & set(lane.counts))})))
         if (yield from self._try(lane, start, "whether compiling pays")):

@@ -296,7 +296,8 @@ def test_compilation_leaves_room_for_measuring() -> None:
         lanes = lanes_of(["eager", "graph", "streams"], 16) + lanes_of(["graph+compiled"], 16, compile_s=18.0)
         samples = TEN_MINUTES_S * machine.best(16)
         calibration = machine.calibrate(Calibration(lanes, 0.05 * TEN_MINUTES_S, samples=samples))
-        assert calibration.spent_s <= calibration.budget_s + machine.longest_s - 18.0
+        compiled_s = sum(row.compile_s for row in calibration.table.rows)
+        assert calibration.spent_s <= calibration.budget_s + machine.longest_s - min(compiled_s, 18.0)
         assert calibration.choice is not None
         good += machine.truth(calibration.choice) >= 0.94 * machine.best(16)
     assert good >= 47

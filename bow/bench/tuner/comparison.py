@@ -1,11 +1,13 @@
 """The tuner's choice against an exhaustive trial, for one pair: what runs in a process of its own."""
 
 import functools
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from bow.training.blueprint import Blueprint
 from bow.training.lanes import Request, lanes
 from bow.training.opened import Opened
 from bow.training.trials import COMPILED, Trials
-from bow.training.tuning import Tuned, make_request, tune
+from bow.training.tuning import make_request, tune
 from bow.tuner import Measurement, Setting, Trial, Tuner
 
 COMPILED_COUNTS = (1, 2, 4, 8)
@@ -100,32 +102,71 @@ class Comparison:
 
 
 def compare(task: Task) -> Comparison:
-    """Tune, try everything, and race the choice against the best."""
-    if task.cache is not None:
-        os.environ[CACHE] = task.cache
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(task.cache) / "inductor")
-    torch.set_num_threads(task.threads)
-    torch.manual_seed(0)
+    """Try everything, tune in a process of its own, and race the choice against the best."""
+    _begin(task)
     pair = PAIRS[task.pair]
     blueprint, opened = _prepare(pair)
-    samples = task.run_s * _rough_rate(blueprint, opened)
-    request = make_request("auto", "auto", False, opened, 1, epochs=1, steps=max(1, round(samples / pair.batch_size)))
-    request = _with_most(request, task.most)
-    began = time.perf_counter()
-    tuned = tune(request, blueprint, opened, Tuner(cache=False), loss=pair.workload.loss, rule=1, say=_nothing)
-    calibration_s = time.perf_counter() - began
-    choice = _setting(tuned)
     trials = Trials(blueprint, opened.feed())
     try:
-        rates, failures = _try_all(trials, _settings(request, blueprint, trials, choice), task)
+        everything = _settings(
+            make_request("auto", "auto", False, opened, 1, epochs=1, steps=1), task, blueprint, trials
+        )
+        rates, failures = _try_all(trials, everything, task)
         best = max(rates, key=lambda setting: statistics.median(rates[setting]))
+        steps = round(task.run_s * statistics.median(rates[best]) / pair.batch_size)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            tuned = process.submit(calibrate, task, max(1, steps)).result()
+        choice = tuned.choice
+        if choice not in rates:
+            rates[choice] = list(_measured(trials.run(Trial(choice, task.stint_s, 1, "the choice"))))
         final = None if best == choice else _race(trials, choice, best, task)
     finally:
         trials.close()
-    expected_s = samples / statistics.median(rates[choice])
-    return Comparison(
-        task.pair, choice, best, calibration_s, expected_s, tuned.summary, tuned.rows, rates, failures, final
-    )
+    run_s = steps * pair.batch_size / statistics.median(rates[choice])
+    return Comparison(task.pair, choice, best, tuned.seconds, run_s, tuned.summary, tuned.rows, rates, failures, final)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What the tuner found.
+
+    Attributes:
+        choice: the setting.
+        seconds: from the beginning to the choice, everything in.
+        summary: what the log says.
+        rows: the decision table.
+    """
+
+    choice: Setting
+    seconds: float
+    summary: str
+    rows: Sequence[Mapping[str, Any]]
+
+
+def calibrate(task: Task, steps: int) -> Calibrated:
+    """Tune as `bow.train` does, for a training of so many batches."""
+    if task.cache is not None:
+        os.environ[CACHE] = task.cache
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(task.cache) / "inductor")
+    _begin(task)
+    pair = PAIRS[task.pair]
+    blueprint, opened = _prepare(pair)
+    request = make_request("auto", "auto", False, opened, 1, epochs=1, steps=steps)
+    request = replace(request, most=min(task.most, request.most))
+    began = time.perf_counter()
+    tuned = tune(request, blueprint, opened, Tuner(cache=False), loss=pair.workload.loss, rule=1, say=_nothing)
+    seconds = time.perf_counter() - began
+    choice = Setting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
+    return Calibrated(choice, seconds, tuned.summary, tuned.rows)
+
+
+def _begin(task: Task) -> None:
+    """Import what a training imports anyway, and find out what the processor can do, as is done once on a machine."""
+    torch.set_num_threads(task.threads)
+    torch.manual_seed(0)
+    valid_vec_isa_list()
+    blueprint, _ = _prepare(PAIRS[task.pair])
+    blueprint.build("eager", 1).close()
 
 
 def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
@@ -149,29 +190,10 @@ def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
     return blueprint, opened
 
 
-def _rough_rate(blueprint: Blueprint, opened: Opened) -> float:
-    """Samples per second that a training may reach: two learners operator by operator, which nothing is compiled for.
-
-    Also imports, before anything is timed, what a training imports anyway, and has torch's compiler find out what the
-    processor can do, which it does once on a machine.
-    """
-    valid_vec_isa_list()
-    trials = Trials(blueprint, opened.feed())
-    try:
-        measured = trials.run(Trial(Setting("graph", 2), 0.5, 1, "how long the training is to be"))
-        return statistics.median(measured.rates)
-    finally:
-        trials.close()
-
-
-def _with_most(request: Request, most: int) -> Request:
-    return Request(**{**vars(request), "most": min(most, request.most)})
-
-
-def _settings(request: Request, blueprint: Blueprint, trials: Trials, choice: Setting) -> list[Setting]:
-    """Everything that could have been chosen: every lane, every number of learners."""
-    found = {choice}
-    for lane in lanes(request, blueprint, trials):
+def _settings(request: Request, task: Task, blueprint: Blueprint, trials: Trials) -> list[Setting]:
+    """Everything that can be chosen: every lane, every number of learners."""
+    found: set[Setting] = set()
+    for lane in lanes(replace(request, most=min(task.most, request.most)), blueprint, trials):
         most = max(lane.counts)
         every = COMPILED_COUNTS if lane.compiles_each else range(1, most + 1)
         found |= {lane.at(count) for count in every if count <= most}
@@ -207,10 +229,6 @@ def _measured(measurement: Measurement) -> Sequence[float]:
     if measurement.failure is not None:
         raise RuntimeError(f"{measurement.setting} ran before and fails now: {measurement.failure}")
     return measurement.rates
-
-
-def _setting(tuned: Tuned) -> Setting:
-    return Setting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
 
 
 def _nothing(text: str) -> None:
