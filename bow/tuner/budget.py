@@ -8,7 +8,7 @@ from bow.tuner.lane import Lane
 from bow.tuner.record import Record
 from bow.tuner.setting import Measurement, Setting, Trial
 
-TRIAL_SHARE = 1 / 40
+TRIAL_SHARE = 1 / 60
 """A trial measures for this part of the budget, within the two limits below."""
 
 SHORTEST_TRIAL_S = 0.1
@@ -84,8 +84,8 @@ class Budget:
         left = self.total_s - self._record.spent_s
         if not self._record.trials and left > 0:
             return None  # without one trial there would be no choice
-        cost = self.cost_s(lane, learners)
-        if cost > left - self._set_aside_s - reserve * self._measuring_s:
+        cost, measuring_s = self.cost_s(lane, learners), self._measuring_s - self.compile_s(lane, learners)
+        if cost > left - self._set_aside_s - reserve * max(measuring_s, 0.0):
             self._refused.add(lane.at(learners))
             return f"expected to take {cost:.1f} s, more than the budget leaves"
         return None
