@@ -16,6 +16,11 @@ Fits: TypeAlias = Callable[[Setting], bool]
 """Whether there is memory for a setting."""
 
 
+BETWEEN_TRIALS = 0.05
+"""Deviation of the logarithm from trial to trial, besides that within them: machines are slower now and then, for as
+long as a trial takes, and repeats of one trial know nothing of that."""
+
+
 def full_efficiency(learners: int) -> float:
     """The objective `throughput`: a sample is worth the same with any number of learners."""
     return 1.0
@@ -95,7 +100,8 @@ class Record:
         """Throughput times efficiency of a setting that was measured."""
         if setting not in self._scores:
             found = estimate(self.rates(setting), self.noise)
-            self._scores[setting] = Estimate(found.log + self._log_efficiency(setting.learners), found.error)
+            error = math.hypot(found.error, BETWEEN_TRIALS / math.sqrt(len(self.trials[setting])))
+            self._scores[setting] = Estimate(found.log + self._log_efficiency(setting.learners), error)
         return self._scores[setting]
 
     def gain(self, setting: Setting, over: Setting) -> Estimate:

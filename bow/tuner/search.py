@@ -23,8 +23,9 @@ another engine does."""
 FINEST = 1 / 8
 """Numbers of learners that differ by less than this part are not told apart."""
 
-REMATCHES = 4
-"""So often at most the choice, the best and the runner-up are measured again in the end."""
+REMATCHES = 6
+MOST_RIVALS = 3
+"""So often at most the best and so many others are measured again in the end."""
 
 PATIENCE = 2
 """A lane is left when so many numbers of learners in a row did not pay. One is not enough: averaging begins with the
@@ -202,21 +203,23 @@ class Search:
                     return
 
     def _rivals(self) -> list[Setting]:
-        """The best, and what it is too close to call from; nobody where everything is clear.
+        """The best, and those that it is too close to call from; nobody where everything is clear.
 
-        The choice has to be within the threshold of the best, and the runner-up below it, unless that hardly matters.
+        It is to be known of every setting whether it is within the threshold of the best, and which is the best, unless
+        that hardly matters.
         """
-        best, choice = self._record.best(), choose(self._record, self._threshold)
-        second = self._record.best(setting for setting in self._record.measured if setting != best)
-        if best is None or choice is None or second is None:
+        best = self._record.best()
+        if best is None:
             return []
-        rivals = []
-        if choice != best and self._record.gain(best, over=choice).exceeds(self._threshold) is None:
-            rivals.append(choice)
-        gain = self._record.gain(best, over=second)
-        if second != choice and gain.exceeds(0.0) is None and gain.exceeds(self._threshold) is not False:
-            rivals.append(second)
-        return [*rivals, best] if rivals else []
+        others = sorted(self._record.measured, key=lambda setting: -self._record.score(setting).log)
+        open_ = [setting for setting in others if setting != best and self._is_open(best, setting)]
+        return [*open_[:MOST_RIVALS], best] if open_ else []
+
+    def _is_open(self, best: Setting, other: Setting) -> bool:
+        """Whether it is too close to call if another setting is within the threshold of the best."""
+        gain = self._record.gain(best, over=other)
+        matters = gain.log > math.log1p(self._threshold) / 2  # otherwise either of the two will do
+        return matters and gain.exceeds(self._threshold) is None
 
 
 def choose(record: Record, threshold: float) -> Setting | None:

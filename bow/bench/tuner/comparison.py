@@ -16,7 +16,7 @@ from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from bow.bench.contestants import LEARNING_RATE, MOMENTUM
 from bow.bench.measure import Spread, ratios
-from bow.bench.tuner.pairs import PAIRS, SAMPLES, Pair
+from bow.bench.tuner.pairs import PAIRS, Pair
 from bow.engine import step_from_loss
 from bow.runtime.build import CACHE
 from bow.sync import SMA
@@ -170,7 +170,7 @@ def _begin(task: Task) -> None:
 
 
 def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
-    data = pair.workload.make_data(SAMPLES)
+    data = pair.make_data()
     opened = Opened(data, batch_size=pair.batch_size, epochs=1, steps=1, seed=0)
     blueprint = Blueprint(
         model=pair.workload.build(),

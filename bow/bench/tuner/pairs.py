@@ -3,11 +3,11 @@
 import functools
 from dataclasses import dataclass
 
-from bow.bench.workloads import GREY, WORKLOADS, Workload
-from bow.models import MLP
+from bow.bench.workloads import CLASSES, COLOR, WORKLOADS, Data, Workload
+from bow.models import LogisticRegression
 
-SAMPLES = 4096
-"""In memory, for each pair; of noise, see `bow.bench.workloads`."""
+SAMPLES, FEWEST_BATCHES = 4096, 8
+"""In memory, for each pair, and more where these would be fewer batches; of noise, see `bow.bench.workloads`."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,10 @@ class Pair:
     workload: Workload
     batch_size: int
 
+    def make_data(self) -> Data:
+        """Inputs and targets."""
+        return self.workload.make_data(max(SAMPLES, FEWEST_BATCHES * self.batch_size))
+
 
 PAIRS: dict[str, Pair] = {
     "logistic_regression_16": Pair(WORKLOADS["logistic_regression"], 16),
@@ -30,8 +34,10 @@ PAIRS: dict[str, Pair] = {
     "lenet_16": Pair(WORKLOADS["lenet"], 16),
     "resnet8_16": Pair(WORKLOADS["resnet8"], 16),
     "lstm_64": Pair(WORKLOADS["lstm"], 64),
-    # Rows larger than a core's cache and next to no arithmetic: learners take the memory from each other.
-    "wide_mlp_1": Pair(Workload("MLP, 2 x 2048", functools.partial(MLP, 28 * 28, 10, (2048, 2048)), GREY), 1),
-    "wide_mlp_2": Pair(Workload("MLP, 2 x 1024", functools.partial(MLP, 28 * 28, 10, (1024, 1024)), GREY), 2),
+    # Bringing the batches to the learners takes as long as learning: more of them wait for each other.
+    "logistic_regression_4096": Pair(WORKLOADS["logistic_regression"], 4096),
+    "color_512": Pair(
+        Workload("logistic regression, color", functools.partial(LogisticRegression, 3 * 32 * 32, CLASSES), COLOR), 512
+    ),
 }
 """By name; in the last two, one learner is expected to be best."""
