@@ -121,7 +121,7 @@ class Trials:
         began = self._clock()
         self._stretch(replicas, 0.0)
         first_s = self._clock() - began
-        compile_s = first_s if compiles and is_new else 0.0
+        compile_s = first_s if (compiles and is_new) or engine == "fused" else 0.0
         if not runs_as(replicas, engine, compiles):
             raise BowError(f"it runs as {replicas.engine}")
         self._stretch(replicas, WARM_UP_S)

@@ -110,7 +110,7 @@ class Budget:
             return None
         if lane.engine in self._compiled:
             return f"{lane.engine} was compiled once, and compiles for every number of learners"
-        if compiling > COMPILING_SHARE * self.total_s - self._set_aside_s:
+        if compiling > COMPILING_SHARE * self.total_s - self._set_aside_s - self._record.compile_s:
             return f"compiling takes {compiling:.1f} s, more than the budget leaves for it"
         cost = self.cost_s(lane, learners)
         return None if saved > cost else f"compiling takes {cost:.1f} s to save {max(saved, 0.0):.1f} s"

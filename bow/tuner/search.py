@@ -96,7 +96,10 @@ class Search:
     def _try(self, lane: Lane, learners: int, why: str, reserve: float = RESERVE) -> _Search[bool]:
         """Measure a setting once more, or note why not; whether it ran."""
         setting = lane.at(learners)
-        self._plan_compilation()
+        if self._budget.compile_s(lane, learners):
+            self._budget.plan([])  # what is left goes to this one; others have what it leaves
+        else:
+            self._plan_compilation()
         refusal = self._record.obstacle(setting) or self._budget.refusal(lane, learners, reserve)
         if refusal is not None:
             if setting not in self._record.trials:

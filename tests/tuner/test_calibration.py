@@ -90,7 +90,7 @@ def test_what_is_clear_is_measured_once() -> None:
 
 
 def test_what_is_too_close_to_call_is_measured_again_in_turn() -> None:
-    machine = Machine({"eager": lambda k: 1.01 * falling(0.2)(k), "graph": falling(0.2)}, Disturbance(0.06, 0.0))
+    machine = Machine({"eager": lambda k: 1.06 * falling(0.2)(k), "graph": falling(0.2)}, Disturbance(0.06, 0.0))
     measured_once(machine, lanes_of(["eager", "graph"], 16))
     again = [trial.setting for trial in machine.asked if trial.why == "too close to call"]
     assert len(again) >= 4
