@@ -20,7 +20,7 @@ BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of res
 class Settings:
     """Settings of the command."""
 
-    results: Path = setting(RESULTS, "folder with engines.json, accuracy.json and sweep.json")  # noqa: RUF009
+    results: Path = setting(RESULTS, "folder with the results of all other benchmarks")  # noqa: RUF009
     out: Path = setting(Path("README.md"), "file whose results are to be replaced")  # noqa: RUF009
 
 
@@ -46,10 +46,9 @@ def replaced(text: str, block: str) -> str:
 
 def results_block(folder: Path) -> str:
     """Markdown about the results in a folder."""
-    engines, accuracy, sweep = (
-        json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("engines", "accuracy", "sweep")
-    )
-    return "\n".join([_engines(engines), _accuracy(accuracy), _sweep(sweep)])
+    parts = (("engines", _engines), ("tuner", _tuner), ("accuracy", _accuracy), ("sweep", _sweep))
+    texts = [write(json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))) for name, write in parts]
+    return "\n".join(texts)
 
 
 def _engines(result: dict[str, Any]) -> str:
@@ -77,6 +76,25 @@ def _engines(result: dict[str, Any]) -> str:
 
 def _side(side: dict[str, Any] | None) -> list[str]:
     return ["", ""] if side is None else [side["setting"], f"{side['samples_per_s']:,.0f}"]
+
+
+def _tuner(result: dict[str, Any]) -> str:
+    rows = []
+    for pair in result["pairs"]:
+        ratio = pair["ratio"]
+        over = "the same" if ratio is None else f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+        cost = f"{pair['calibration_s']:.1f} s, {pair['share']:.1%}"
+        rows.append([pair["model"], str(pair["batch_size"]), pair["choice"], pair["best"], over, cost])
+    columns = ["model", "batch size", "found by the tuner", "best of all", "found over best", "cost"]
+    table = Table(columns, rows, left=["model", "found by the tuner", "best of all"])
+    settings = result["settings"]
+    return (
+        f"**Learners and engine found by measurement** (`{result['command']}`, {_machine(result)}). What the tuner "
+        f"finds for a training of about {settings['run_s']:g} s, against the best of everything that it could have "
+        f"chosen, {settings['repeats']} interleaved repeats of the two; the cost is that of all trials, compilation "
+        "included, and its share of the training. [All of it](benchmarks/results/tuner.md).\n\n"
+        f"{table.markdown()}"
+    )
 
 
 def _accuracy(result: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ def test_the_readme_states_what_the_committed_results_say() -> None:
 
 def write_results(folder: Path, groups: list[Group]) -> None:
     """Results of `bow bench engines` that were made up, beside the committed ones of the others."""
-    for name in ("accuracy", "sweep"):
+    for name in ("tuner", "accuracy", "sweep"):
         shutil.copy(ROOT / "benchmarks" / "results" / f"{name}.json", folder)
     findings = {"contests": [group.contest_dict() for group in groups], "geometric_mean": geometric_mean(groups)}
     result = Result("engines", "bow bench engines", ENVIRONMENT, Settings(), 60.0, findings)
