@@ -103,7 +103,7 @@ class StepTraining:
         self._momenta: Tensors = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
         self._buffers: Tensors = dict(self.model.named_buffers())
         self._step = torch.compile(
-            _make_step(self.model, workload.loss),
+            make_step(self.model, workload.loss, LEARNING_RATE, MOMENTUM),
             fullgraph=True,
             dynamic=False,
             options={"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe},
@@ -213,7 +213,11 @@ class Trainings:
         return BowTraining(*common, lane.learners, lane.engine, lane.compiles)
 
 
-def _make_step(model: nn.Module, loss: Loss) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], None]:
+def make_step(
+    model: nn.Module, loss: Loss, lr: float, momentum: float
+) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], None]:
+    """A whole step as a function of parameters, momenta, buffers, inputs and targets; it changes the first three."""
+
     def forward(parameters: Tensors, buffers: Tensors, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
         return loss(functional_call(model, {**parameters, **own}, (inputs,)), targets), own
@@ -222,8 +226,8 @@ def _make_step(model: nn.Module, loss: Loss) -> Callable[[Tensors, Tensors, Tens
         differentiate = grad_and_value(forward, has_aux=True)
         gradients, (_, after) = differentiate(parameters, buffers, inputs, targets)
         for name, parameter in parameters.items():
-            momenta[name].mul_(MOMENTUM).add_(gradients[name])
-            parameter.sub_(momenta[name], alpha=LEARNING_RATE)
+            momenta[name].mul_(momentum).add_(gradients[name])
+            parameter.sub_(momenta[name], alpha=lr)
         for name, buffer in buffers.items():
             buffer.copy_(after[name])
 

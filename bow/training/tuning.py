@@ -268,7 +268,7 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
 
 
 def tuned_before(state: Mapping[str, Any], request: Request, blueprint: Blueprint, tuner: Tuner) -> Tuned:
-    """What a training that is resumed had begun with, as far as nothing else is asked for now."""
+    """What a training that is resumed had begun with, where the user asks for nothing else."""
     before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
     if blueprint.on_cpu and before["engine"] not in ("auto", *ENGINES_CPU):  # it began on a GPU
         before.update(engine="auto", threads=None, source="rule")

@@ -17,7 +17,8 @@ class Tuner:
 
     Args:
         objective: `"throughput"`: samples per second; `"goodput"`: samples per second times statistical efficiency, so
-            that learners are not added where they would not help learning.
+            that learners are not added where they would not help learning; engine `fused` on a CPU shows nothing of
+            that, so that both are the same there.
         threshold: what more learners have to bring, as a part of the objective.
         share: the largest part of the expected training time that trials before the training may take.
         window_s: seconds of training that are measured together while training.

@@ -381,3 +381,11 @@ def test_a_measurement_of_something_else_is_refused() -> None:
 def test_settings_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Calibration(**{"lanes": [Lane("graph")], "budget_s": 1.0, **arguments})
+
+
+def test_trials_that_agree_within_themselves_are_not_trusted_by_that_alone() -> None:
+    """Repeats of a trial share what slows the machine down at the time: two trials 6% apart are to be seen again."""
+    machine = Machine({"eager": lambda k: 1.06 * falling(0.2)(k), "graph": falling(0.2)}, Disturbance(0.0, 0.0))
+    measured_once(machine, lanes_of(["eager", "graph"], 16))
+    again = {trial.setting for trial in machine.asked if trial.why == "too close to call"}
+    assert again == {Setting("eager"), Setting("graph")}

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from bow.bench.peers import compiled_step, cuda_graph, ensemble, large_batch, plain, process
+from bow.bench.contestants import make_step
+from bow.bench.peers import cuda_graph, ensemble, large_batch, plain, process
 from bow.bench.peers.contestants import CONTESTANTS
 from bow.bench.peers.process import train, train_apart
 from bow.bench.peers.referee import Referee
@@ -57,10 +58,10 @@ def test_the_whole_step_as_a_function_is_the_same_arithmetic() -> None:
     model, other = given.build(), given.build()
     parameters = {name: parameter.detach() for name, parameter in other.named_parameters()}
     momenta = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    step = compiled_step.make_step(other, given.loss, given.choice.lr)
+    step = make_step(other, given.loss, given.choice.lr, MOMENTUM)
     optimizer = torch.optim.SGD(model.parameters(), lr=given.choice.lr, momentum=MOMENTUM)
     for (inputs, targets), _ in zip(given.batches(), range(5), strict=False):
-        step(parameters, momenta, inputs, targets)
+        step(parameters, momenta, {}, inputs, targets)
         optimizer.zero_grad()
         given.loss(model(inputs), targets).backward()
         optimizer.step()
