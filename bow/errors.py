@@ -57,6 +57,10 @@ class DeviceMemoryError(BowError, RuntimeError):
     """A round that ran out of memory; the training is as it was before."""
 
 
+class ClusterError(BowError, RuntimeError):
+    """A process of a training on several devices that ended, hangs or cannot be reached."""
+
+
 class CheckpointError(BowError, RuntimeError):
     """A checkpoint that is missing, damaged, or of another model."""
 

@@ -16,10 +16,11 @@ from bow.seeds import derive_seed
 class LoaderStream(BatchStream):
     """A stream over the batches of a `DataLoader`, which keeps its batch size, workers and collation.
 
-    Rounds cross epoch boundaries, batches do not: the last batch of an epoch is as small as the loader
-    makes it. Shuffling, and what the dataset draws from torch's random numbers, depend on the seed and the
-    epoch only: generators of the loader and its sampler are seeded anew each epoch, and whatever has a
-    `set_epoch` is told the epoch. Going to a saved position reads that epoch's earlier batches again.
+    Rounds cross epoch boundaries, batches do not: the last batch of an epoch is as small as the loader makes it. Of
+    several devices, each reads all batches and keeps its own. Shuffling, and what the dataset draws from torch's
+    random numbers, depend on the seed and the epoch only: generators of the loader and its sampler are seeded anew
+    each epoch, and whatever has a `set_epoch` is told the epoch. Going to a saved position reads that epoch's earlier
+    batches again.
 
     Args:
         loader: the loader.
@@ -38,12 +39,12 @@ class LoaderStream(BatchStream):
         self._pass: Iterator[Batch] | None = None
         self._next: Batch | None = None
 
-    def deal(self, learners: int) -> Deal | None:  # noqa: D102
+    def deal(self, learners: int, own: range | None = None) -> Deal | None:  # noqa: D102
         batches: list[Batch | None] = [self._take() for _ in range(learners)]
         if batches[0] is None:
             return None
         num_samples = sum(count_samples(batch) for batch in batches if batch is not None)
-        return Deal(batches, False, num_samples, self._epoch)
+        return Deal(batches if own is None else batches[own.start : own.stop], False, num_samples, self._epoch)
 
     def rounds_left(self, learners: int) -> int | None:  # noqa: D102
         num_batches = _length(self._loader, self._loader)

@@ -19,9 +19,9 @@ class Deal(NamedTuple):
 
     Attributes:
         batches: when `stacked`, one pytree of tensors `[learners, batch, ...]`; else a list with one entry
-            per learner, None for a learner that sits out.
+            per learner, None for a learner that sits out. Of several devices, those of one.
         stacked: which of the two `batches` is.
-        num_samples: samples in all batches together.
+        num_samples: samples in the batches of all learners together, those of other devices included.
         epochs: epochs completed once this deal is trained on.
     """
 
@@ -46,8 +46,14 @@ class BatchStream(abc.ABC):
     batch_size: int | None
 
     @abc.abstractmethod
-    def deal(self, learners: int) -> Deal | None:
-        """Deal the next round to that many learners; None when the stream has ended."""
+    def deal(self, learners: int, own: range | None = None) -> Deal | None:
+        """Deal the next round; None when the stream has ended.
+
+        Args:
+            learners: how many there are in all.
+            own: those that get their batches here, neighbours; None: all of them. Where every device asks for its own,
+                all samples are dealt, and each of them once.
+        """
 
     @abc.abstractmethod
     def rounds_left(self, learners: int) -> int | None:
@@ -110,16 +116,17 @@ class IndexedStream(BatchStream):
     def batch(self, start: int, count: int) -> Batch:
         """One batch: the `count` samples from this position on."""
 
-    def deal(self, learners: int) -> Deal | None:  # noqa: D102
+    def deal(self, learners: int, own: range | None = None) -> Deal | None:  # noqa: D102
+        own = range(learners) if own is None else own
         count = learners * self.batch_size
         left = self._end - self._position
         if left <= 0:
             return None
         if left >= count:
-            batches, stacked = self.full_round(self._position, learners)
+            batches, stacked = self.full_round(self._position + own.start * self.batch_size, len(own))
         else:
             count = int(left)
-            batches, stacked = self._short_round(learners), False
+            batches, stacked = self._short_round(own), False
         self._position += count
         return Deal(batches, stacked, count, self._position // self.samples_per_epoch)
 
@@ -143,12 +150,10 @@ class IndexedStream(BatchStream):
             )
         self._position = state["position"]
 
-    def _short_round(self, learners: int) -> list[Batch | None]:
-        starts = range(self._position, int(self._end), self.batch_size)
-        batches: list[Batch | None] = [
-            self.batch(start, min(self.batch_size, int(self._end) - start)) for start in starts
-        ]
-        return batches + [None] * (learners - len(batches))
+    def _short_round(self, own: range) -> list[Batch | None]:
+        starts = [self._position + learner * self.batch_size for learner in own]
+        lengths = [min(self.batch_size, int(self._end) - start) for start in starts]
+        return [self.batch(*each) if each[1] > 0 else None for each in zip(starts, lengths, strict=True)]
 
 
 def check_seed(saved: int, seed: int) -> None:

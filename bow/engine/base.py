@@ -13,12 +13,14 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from bow.cluster import DONE, Pending
 from bow.engine.room import out_of_memory_explained
 from bow.engine.swap import Memory, check_memory_setting
 from bow.engine.task import Batch, Metrics, Step, check_precision
 from bow.errors import DivergenceError, SettingError
 from bow.replica import LearnerGroup
 from bow.scheduler import Dispatch
+from bow.seeds import derive_seed
 from bow.strategy import Span
 from bow.sync import DropRule, Synchroniser, Timing
 
@@ -154,6 +156,7 @@ class Engine(abc.ABC):
         self.group = group
         self.sync = sync
         self.settings = settings
+        self._summing: Pending = DONE
         self.round_index = 0
         self.num_restarts = 0
         self.events: list[Event] = []
@@ -173,7 +176,13 @@ class Engine(abc.ABC):
     @property
     def num_learners(self) -> int:
         """Learners over all devices."""
-        return len(self.group)
+        return self.group.num_all
+
+    @property
+    def round_seed(self) -> int:
+        """Of the random numbers that this device's learners draw together in the coming round."""
+        first = self.group.first
+        return derive_seed(self.settings.seed, self.round_index, *([first] if first else []))
 
     @property
     def description(self) -> str:
@@ -209,7 +218,7 @@ class Engine(abc.ABC):
 
         Where learners take batches as they come, those up to and with the next synchronisation task; otherwise one.
         """
-        if self.settings.dispatch == "fixed" or not self.runs_ahead or self.num_learners == 1:
+        if self.settings.dispatch == "fixed" or not self.runs_ahead or len(self.group) == 1:
             return 1
         ahead = range(1, MAX_ROUNDS_TOGETHER)
         return next((n for n in ahead if self._due(self.round_index + n - 1)), MAX_ROUNDS_TOGETHER)
@@ -244,7 +253,7 @@ class Engine(abc.ABC):
         A learner that diverged starts again from `z`, which does not move meanwhile, with the buffers that the central
         model had when these rounds began: those of the others are being written to.
         """
-        learners = range(self.num_learners)
+        learners = range(len(self.group))
         if finite:
             self._clip(self.group.matrix.gradients[learner : learner + 1])
             self.group.optimizer.step([j == learner for j in learners])
@@ -256,7 +265,7 @@ class Engine(abc.ABC):
         """One learning task of every learner and, when it is due, the synchronisation task."""
         due = self._due(self.round_index)
         self._observe_learning_rate()
-        with out_of_memory_explained(self.num_learners, self.group.device, self.settings.memory):
+        with out_of_memory_explained(len(self.group), self.group.device, self.settings.memory):
             outcome = self.learn_and_step(batches, due)
         self._end_round(outcome, due)
         return outcome
@@ -283,7 +292,7 @@ class Engine(abc.ABC):
         due = self._due(self.round_index + len(batches) - 1)
         self._observe_learning_rate()
         self.group.gather_buffers()  # for learners that diverge meanwhile
-        with out_of_memory_explained(self.num_learners, self.group.device, self.settings.memory):
+        with out_of_memory_explained(len(self.group), self.group.device, self.settings.memory):
             outcomes = self.learn_ahead(batches, due)
         for outcome in outcomes[:-1] if due else outcomes:
             self._count_divergence(outcome, self.round_index)
@@ -308,6 +317,7 @@ class Engine(abc.ABC):
             sync.prepare(rows)
         if due and sync.timing is Timing.WITH_STEP:
             self.contribute(learners)
+            self._summing = self.group.world.sum(rows.total)  # while the learners learn
 
     def _step(self, outcome: Outcome, due: bool) -> None:
         """The optimizer, and the rest of a synchronisation task."""
@@ -316,16 +326,40 @@ class Engine(abc.ABC):
         if outcome.any_diverged:
             self._clear_gradients(outcome)
         if due and sync.timing is Timing.BEFORE_STEP:
-            contributors = sum(stepping)
-            self.contribute(contributors)
+            contributors = self._contributed(sum(stepping))
             self.apply(contributors)
             stepping = [contributors > 0] * len(stepping)
         self._clip(rows.gradients)
         self.group.optimizer.step(stepping)
         if due and sync.timing is Timing.AFTER_STEP:
-            self.contribute(learners)
-        if due and sync.timing in (Timing.WITH_STEP, Timing.AFTER_STEP):
+            self._contributed(learners)
             self.apply(learners)
+        if due and sync.timing is Timing.WITH_STEP:
+            self._summing.wait()
+            self.apply(learners)
+
+    def _contributed(self, contributors: int) -> int:
+        """Have the synchroniser's sum over all learners of all devices, and wait for it.
+
+        Args:
+            contributors: how many of this device take part, where that differs from round to round.
+
+        Returns:
+            How many of all devices do.
+        """
+        self.contribute(contributors)
+        matrix, world = self.group.matrix, self.group.world
+        if world.is_one:
+            return contributors
+        if self.sync.in_order:
+            matrix.before = world.sums_before(matrix.total)
+            return self.num_learners
+        if self.sync.timing is not Timing.BEFORE_STEP:
+            world.sum(matrix.total).wait()
+            return self.num_learners
+        matrix.travelling[-1] = contributors
+        world.sum(matrix.travelling).wait()
+        return int(matrix.travelling[-1])
 
     def contribute(self, contributors: int) -> None:
         """The synchroniser's sum over the learners of this device."""
@@ -349,23 +383,53 @@ class Engine(abc.ABC):
         self.round_index += 1
 
     def add_learner(self) -> None:
-        """Add a learner that starts from `z`; the synchroniser must be stable with it."""
-        self.sync.check(self.num_learners + 1)
-        self.settle()
-        self._resize(self.group.add, undo=self.group.remove)
-        if self.sync.timing is Timing.BEFORE_STEP:  # equal gradients keep learners equal only from equal states
-            self.group.optimizer.copy_state(source=0, target=len(self.group) - 1)
+        """Add a learner that starts from `z`; the synchroniser must be stable with it.
+
+        Where there are several devices, each of them adds one.
+        """
+        self.resize(len(self.group) + 1)
 
     def remove_learner(self) -> None:
-        """Remove the last learner."""
-        self._resize(self.group.remove)
+        """Remove the last learner; where there are several devices, that of each."""
+        self.resize(len(self.group) - 1)
+
+    def resize(self, learners: int) -> None:
+        """Have so many learners; new ones start from `z`, and the last ones go.
+
+        Where there are several devices, all do this behind the same round, each with a number of its own.
+
+        Raises:
+            SettingError: averaging would be unstable with so many; nothing has changed on any device.
+            Exception: this device cannot have them; it has those by then that it can have, as others know.
+        """
+        wanted = self.group.world.everyone(learners)
+        self.sync.check(sum(wanted))
+        if sum(wanted) > self.num_learners:
+            self.settle()
+        failure: BaseException | None = None
+        try:
+            self._resize_own(learners)
+        except BaseException as error:
+            failure = error
+        self.group.count()
+        if failure is not None:
+            raise failure
+
+    def _resize_own(self, learners: int) -> None:
+        while len(self.group) > learners:
+            self._resize(self.group.remove)
+        while len(self.group) < learners:
+            self._resize(self.group.add, undo=self.group.remove)
+            if self.sync.timing is Timing.BEFORE_STEP:  # equal gradients keep learners equal only from equal states
+                self.group.optimizer.copy_state(source=0, target=len(self.group) - 1)
 
     def settle(self) -> None:
         """Make `z` what the training has reached, for synchronisers that do not move it as they go."""
         if self.sync.timing is Timing.NEVER:
             with torch.no_grad():
-                self.contribute(self.num_learners)
+                self._contributed(self.num_learners)
                 self.apply(self.num_learners)
+        self.group.share_buffers()
 
     def _resize(self, change: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
         followed = self.sync.follows(self.num_learners)

@@ -99,7 +99,7 @@ class InTurn:
                 if batch is None:
                     group.learners[index].gradient.zero_()
                     continue
-                generator.manual_seed(derive_seed(self._seed, round_index, index))
+                generator.manual_seed(derive_seed(self._seed, round_index, group.first + index))
                 if watch is None:
                     learned[index] = self.tasks.run(index, batch)
                 else:

@@ -20,7 +20,6 @@ from bow.engine.task import Batch, compiled
 from bow.engine.together import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, reason
 from bow.replica import LearnerGroup
-from bow.seeds import derive_seed
 from bow.sync import SMA, Synchroniser
 
 WHOLE = "whole round"
@@ -109,7 +108,7 @@ class Fused(Engine):
     @contextlib.contextmanager
     def _random(self) -> Iterator[None]:
         with task_random(self.group.device) as generator:
-            generator.manual_seed(derive_seed(self.settings.seed, self.round_index))
+            generator.manual_seed(self.round_seed)
             yield
 
     def _build(self) -> None:

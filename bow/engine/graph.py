@@ -155,7 +155,8 @@ class Graph(Engine):
             self._alone[key] = GraphRound(self.group, [task.learner], [self._tasks[shape]], [batch], 1, sgd)
         running = self._alone[key]
         index, position = divmod(task.batch, len(self.group))
-        fed = running.feed([batch], [derive_seed(self.settings.seed, self.round_index + index, position)])
+        number = self.group.first + position
+        fed = running.feed([batch], [derive_seed(self.settings.seed, self.round_index + index, number)])
         assert fed
         running.begin(due=False)
         running.post(self._team, executor, self.spans is not None)
@@ -211,9 +212,9 @@ class Graph(Engine):
         return all(shape_of(batch) in self._tasks for batch in dealt if batch is not None)
 
     def _seeds(self, ready: GraphRound) -> list[int]:
-        learners = range(len(self.group))
         if not ready.is_random:
-            return [0] * len(learners)
+            return [0] * len(self.group)
+        learners = range(self.group.first, self.group.first + len(self.group))
         return [derive_seed(self.settings.seed, self.round_index, learner) for learner in learners]
 
     def _round_for(self, batches: Batches) -> GraphRound | None:

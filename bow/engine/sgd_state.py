@@ -75,11 +75,14 @@ class SgdState:
 
 
 def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> bool:
-    """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`."""
+    """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
+
+    Not where other devices average as well: their part of the sum comes between what is read and what is written.
+    """
     optimizer = group.optimizer.optimizer
     plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1
     hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if not plain or hooked or type(sync) not in (SMA, EASGD) or settings.clip_norm is not None:
+    if not group.is_alone or not plain or hooked or type(sync) not in (SMA, EASGD) or settings.clip_norm is not None:
         return False
     only = optimizer.param_groups[0]
     return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)

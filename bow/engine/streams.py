@@ -238,7 +238,7 @@ class _Period:
         engine = self._engine
         index, position = divmod(run.task.batch, self._learners)
         began = time.perf_counter_ns()
-        seed = derive_seed(engine.settings.seed, engine.round_index + index, position)
+        seed = derive_seed(engine.settings.seed, engine.round_index + index, engine.group.first + position)
         done = engine.run_task(run.task, batch_of(self._batches[index], position), seed)
         if index < self._ahead:
             # One optimizer for all learners: who steps takes the others' gradients away from it.

@@ -65,6 +65,15 @@ def recalibrate(central: nn.Module, forwards: Iterator[None]) -> None:
     central.eval()
 
 
+def split_buffers(central: nn.Module, policy: BufferPolicy) -> tuple[list[Tensor], list[Tensor]]:
+    """The central model's buffers that are means over the learners, and those that follow the first one."""
+    averaged = _statistics(central, ("running_mean", "running_var")) if policy == "average" else set()
+    kept = _statistics(central, NORM_BUFFERS) if policy == "recalibrate" else set()
+    there = [(name, owner._buffers[key]) for name, (owner, key) in buffer_slots(central) if name not in kept]
+    means = [buffer for name, buffer in there if buffer is not None and name in averaged]
+    return means, [buffer for name, buffer in there if buffer is not None and name not in averaged]
+
+
 def copy_buffers(source: nn.Module, target: nn.Module) -> None:
     """Give `target` the buffers of `source`, a module of the same structure."""
     gather_buffers(target, [source], "first")

@@ -1,12 +1,14 @@
 """The learners of one device: rows, modules, optimizer and central model, kept in step with each other."""
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bow.cluster import ALONE, World
 from bow.errors import SettingError
 from bow.replica.buffers import (
     BufferPolicy,
@@ -15,6 +17,7 @@ from bow.replica.buffers import (
     copy_buffers,
     gather_buffers,
     load_buffers,
+    split_buffers,
 )
 from bow.replica.layout import ParameterLayout
 from bow.replica.matrix import ReplicaMatrix
@@ -57,6 +60,11 @@ class LearnerGroup:
         buffers: what the central model's buffers are.
         spare_bytes: what rows for learners that may come can take, on a device where they cost memory at once; None:
             as much as they want.
+        world: the processes of the training, one for each device. All start from the weights of rank 0's template.
+
+    Attributes:
+        by_device: how many learners each device has.
+        first: the number of this device's first learner among those of all devices.
 
     Raises:
         ModelError, OptimizerError, SettingError: as their messages say.
@@ -71,6 +79,7 @@ class LearnerGroup:
         device: torch.device,
         buffers: BufferPolicy = "average",
         spare_bytes: int | None = None,
+        world: World = ALONE,
     ) -> None:
         if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
             raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
@@ -81,6 +90,7 @@ class LearnerGroup:
         groups = [group["params"] for group in made.param_groups]
         self.template = template
         self.device = device
+        self.world = world
         self.buffer_policy: BufferPolicy = buffers
         self.layout = ParameterLayout(template, groups)
         row_bytes = self.layout.row_length * trainable[0].element_size()
@@ -96,12 +106,29 @@ class LearnerGroup:
         self._frozen = frozen_parameters(template, self.layout, device)
         self._central = replicate(template, self.layout, self.matrix.z, device, self._frozen)
         self._central.eval()
+        self._share_beginning()
         self.learners: list[Learner] = []
         for _ in range(learners):
             self.add()
+        self.count()
 
     def __len__(self) -> int:
         return len(self.learners)
+
+    @property
+    def num_all(self) -> int:
+        """Learners over all devices."""
+        return len(self) if self.is_alone else sum(self.by_device)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other device averages with this one."""
+        return self.world.is_one
+
+    def count(self) -> None:
+        """Learn how many learners each device has; all devices do so behind the same round."""
+        self.by_device = self.world.everyone(len(self))
+        self.first = sum(self.by_device[: self.world.rank])
 
     @property
     def held_bytes(self) -> int:
@@ -116,14 +143,39 @@ class LearnerGroup:
 
     @property
     def central(self) -> nn.Module:
-        """The central model on `z`, its buffers brought up to date."""
-        self.gather_buffers()
+        """The central model on `z`, its buffers brought up to date; with several devices, as of `share_buffers`."""
+        if self.is_alone:
+            self.gather_buffers()
         return self._central
 
     def gather_buffers(self) -> None:
         """Bring the central model's buffers up to date."""
         if self.learners:
             gather_buffers(self._central, self._modules(), self.buffer_policy)
+
+    @torch.no_grad()
+    def share_buffers(self) -> None:
+        """Bring the central model's buffers up to date over all devices, which do so behind the same round."""
+        self.gather_buffers()
+        if self.is_alone:
+            return
+        averaged, others = split_buffers(self._central, self.buffer_policy)
+        if averaged:  # the leader's values and the mean distance from them: equal values stay what they are
+            origin = torch.cat([buffer.flatten() for buffer in averaged])
+            mean = origin.clone()
+            self.world.copy_leaders([origin])
+            mean.sub_(origin).mul_(len(self) / self.num_all)
+            self.world.sum(mean).wait()
+            means = torch.split(mean.add_(origin), [buffer.numel() for buffer in averaged])
+            for buffer, value in zip(averaged, means, strict=True):
+                buffer.copy_(value.view_as(buffer))
+        self.world.copy_leaders(others)
+
+    def _share_beginning(self) -> None:
+        """Have the weights, frozen parameters and buffers of rank 0: a model that was built with others counts not."""
+        if not self.is_alone:
+            frozen = [parameter.data for parameter in self._frozen.values()]
+            self.world.copy_leaders([self.matrix.z, *frozen, *self._central.buffers()])
 
     def add(self) -> None:
         """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
@@ -183,31 +235,62 @@ class LearnerGroup:
             parameter.requires_grad_(flags[name])
         return exported.eval()
 
-    def state(self) -> dict[str, Any]:
-        """Everything that this device's learners are, as tensors and plain values."""
+    def state(self) -> dict[str, Any] | None:
+        """Everything that the learners of all devices are, as tensors and plain values on the CPU.
+
+        All devices ask for it behind the same round; rank 0 has it then, and the others None.
+        """
+        own = [self._state_of(index) for index in range(len(self))]
+        by_device = self.world.gathered(own)
+        if by_device is None:
+            return None
         return {
-            "weights": self.matrix.weights.clone(),
-            "z": self.matrix.z.clone(),
-            "synchroniser": {name: tensor.clone() for name, tensor in self.matrix.state.items()},
-            "optimizer": copy.deepcopy(self.optimizer.optimizer.state_dict()),
-            "buffers": [buffer_state(learner.module) for learner in self.learners],
-            "frozen": {name: parameter.detach().clone() for name, parameter in self._named_frozen()},
+            "z": on_cpu(self.matrix.z),
+            "synchroniser": {name: on_cpu(tensor) for name, tensor in self.matrix.state.items()},
+            "optimizer": self.optimizer.settings,
+            "learners": [learner for device in by_device for learner in device],
+            "by_device": list(map(len, by_device)),
+            "frozen": {name: on_cpu(parameter) for name, parameter in self._named_frozen()},
         }
 
     @torch.no_grad()
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`. Learners that the state does not have start from its `z`."""
-        self.matrix.z.copy_(state["z"])
-        for name, tensor in state["synchroniser"].items():
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Continue from `state()`, of which rank 0 has all and the others are given None.
+
+        The learners that there are take theirs by their numbers; those that the state does not have start from its `z`.
+        """
+        parts = None
+        if state is not None:
+            shared = {name: value for name, value in state.items() if name != "learners"}
+            ends = list(itertools.accumulate(self.by_device))
+            pieces = [state["learners"][end - n : end] for end, n in zip(ends, self.by_device, strict=True)]
+            first = state["learners"][0]["buffers"]
+            parts = [(shared, first, piece) for piece in pieces]
+        shared, first, learners = self.world.handed_out(parts)
+        self.matrix.z.copy_(shared["z"])
+        for name, tensor in shared["synchroniser"].items():
             self.matrix.state[name].copy_(tensor)
-        saved = len(state["buffers"])
-        self._resize(saved)
-        self.matrix.weights.copy_(state["weights"])
-        self.optimizer.optimizer.load_state_dict(state["optimizer"])
-        for learner, buffers in zip(self.learners, state["buffers"], strict=True):
-            load_buffers(learner.module, buffers)
         for name, parameter in self._named_frozen():
-            parameter.data.copy_(state["frozen"][name])
+            parameter.data.copy_(shared["frozen"][name])
+        missing = [None] * (len(self) - len(learners))
+        for index, saved in enumerate([*learners, *missing]):
+            self.matrix.weights_of(index).copy_(shared["z"] if saved is None else saved["weights"])
+            load_buffers(self.learners[index].module, first if saved is None else saved["buffers"])
+            if saved is None:
+                self.optimizer.reset(index)
+        states = [None if saved is None else saved["optimizer"] for saved in (*learners, *missing)]
+        self.optimizer.load(shared["optimizer"], states)
+        self.gather_buffers()
+
+    def _state_of(self, index: int) -> dict[str, Any]:
+        return {
+            "weights": on_cpu(self.matrix.weights_of(index)),
+            "optimizer": [
+                {name: on_cpu(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+                for state in self.optimizer.state_of(index)
+            ],
+            "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(self.learners[index].module).items()},
+        }
 
     def _named_frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.template.named_parameters():
@@ -217,8 +300,7 @@ class LearnerGroup:
     def _modules(self) -> list[nn.Module]:
         return [learner.module for learner in self.learners]
 
-    def _resize(self, learners: int) -> None:
-        while len(self.learners) < learners:
-            self.add()
-        while len(self.learners) > learners:
-            self.remove()
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """A copy of its own."""
+    return tensor.detach().to("cpu", copy=True)

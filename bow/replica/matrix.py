@@ -36,7 +36,10 @@ class ReplicaMatrix:
             ) from error
         self._corrections: Tensor | None = None
         self.z: Float[Tensor, " parameters"] = torch.zeros(row_length, dtype=dtype, device=device)
-        self.total: Float[Tensor, " parameters"] = torch.zeros_like(self.z)
+        self.travelling = torch.zeros(row_length + 1, dtype=dtype, device=device)
+        """What goes from device to device: `total`, and behind it how many learners have contributed to it."""
+        self.total: Float[Tensor, " parameters"] = self.travelling[:-1]
+        self.before: Float[Tensor, " parameters"] | None = None
         self.state: dict[str, Tensor] = {}
         self._set_learners(0)
 

@@ -114,6 +114,31 @@ class OptimizerRows:
             if state:
                 self.optimizer.state[parameter] = {key: _fitted(value, parameter) for key, value in state.items()}
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The hyper-parameters of every group."""
+        return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+
+    def state_of(self, learner: int) -> list[dict[str, Any]]:
+        """Copies of a learner's state, by its tensors."""
+        return [copy.deepcopy(self.optimizer.state.get(tensor, {})) for tensor, _ in self._tensors[learner]]
+
+    def load(self, settings: Sequence[dict[str, Any]], states: Sequence[Sequence[dict[str, Any]] | None]) -> None:
+        """Take over hyper-parameters and, by learner, what `state_of` gave; None: the learner keeps what it has."""
+        kept = self.optimizer.state
+        by_tensor: dict[int, dict[str, Any]] = {}
+        for bound, state in zip(self._tensors, states, strict=True):
+            given = [kept.get(tensor, {}) for tensor, _ in bound] if state is None else state
+            by_tensor.update({id(tensor): each for (tensor, _), each in zip(bound, given, strict=True)})
+        tensors = [tensor for group in self.optimizer.param_groups for tensor in group["params"]]
+        number = {id(tensor): index for index, tensor in enumerate(tensors)}
+        groups = [
+            {**own, "params": [number[id(tensor)] for tensor in group["params"]]}
+            for own, group in zip(settings, self.optimizer.param_groups, strict=True)
+        ]
+        begun = {number[key]: each for key, each in by_tensor.items() if each}
+        self.optimizer.load_state_dict({"state": begun, "param_groups": groups})
+
     def copy_state(self, source: int, target: int) -> None:
         """Give a learner the optimizer state of another."""
         state = self.optimizer.state

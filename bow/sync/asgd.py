@@ -22,6 +22,7 @@ class ASGD(Synchroniser):
     """
 
     timing = Timing.AFTER_STEP
+    in_order = True
 
     def __init__(self) -> None:
         super().__init__(every=1)
@@ -38,5 +39,5 @@ class ASGD(Synchroniser):
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
         """Learner j finds z with the steps of learners 0 to j in it."""
         torch.cumsum(rows.corrections, 0, out=rows.weights)
-        rows.weights.add_(rows.z)
+        rows.weights.add_(rows.z if rows.before is None else rows.z + rows.before)
         rows.z.add_(rows.total)

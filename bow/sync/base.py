@@ -31,6 +31,8 @@ class Rows(Protocol):
     z: Float[Tensor, " parameters"]
     total: Float[Tensor, " parameters"]
     """Where the device's contribution is put, and then the sum over all devices."""
+    before: Float[Tensor, " parameters"] | None
+    """For a synchroniser that is `in_order`: the sum over the devices in front of this one; None: there are none."""
     state: dict[str, Tensor]
     """The synchroniser's own tensors (such as `z_prev`), made by `Synchroniser.start`."""
 
@@ -52,6 +54,8 @@ class Synchroniser(abc.ABC):
     """
 
     timing: ClassVar[Timing]
+    in_order: ClassVar[bool] = False
+    """Whether what learners contribute counts in their order, over all devices."""
 
     def __init__(self, every: int = 1) -> None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from bow.cluster import ALONE, World
 from bow.device import StreamDevice
 from bow.engine import Batch, EngineName, Step
 from bow.engine.memory import is_cpu
@@ -59,7 +60,13 @@ class Blueprint:
         return is_cpu(self.device)
 
     def build(
-        self, engine: EngineName, learners: int, *, compile: bool = False, expected_rounds: int | None = None
+        self,
+        engine: EngineName,
+        learners: int,
+        *,
+        compile: bool = False,
+        expected_rounds: int | None = None,
+        world: World = ALONE,
     ) -> Replicas:
         """Make learners.
 
@@ -68,6 +75,7 @@ class Blueprint:
             learners: how many.
             compile: compile the learning task, where the engine has a choice.
             expected_rounds: how long the training will be, for engines that decide by themselves whether to compile.
+            world: the processes of the training; that of trials is this one alone.
 
         Raises:
             BowError: as `Replicas`.
@@ -90,6 +98,7 @@ class Blueprint:
             seed=self.seed,
             expected_rounds=expected_rounds,
             example=self.example,
+            world=world,
         )
 
     def most_learners(self, engine: str, wanted: int) -> int:

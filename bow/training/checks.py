@@ -1,6 +1,7 @@
 """What `bow.train` looks at before anything is written: every user's mistake that can be seen beforehand."""
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import TensorDataset
 
+from bow.cluster import is_member
 from bow.data import BatchStream
 from bow.device import StreamDevice
 from bow.engine import Batch, Loss, Step, check_dispatch, check_loss
@@ -135,17 +137,30 @@ def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer
     return scheduler
 
 
-def choose_device(devices: int | str | StreamDevice) -> torch.device | StreamDevice:
-    """The one device that this version trains on; a `StreamDevice` is taken as it is."""
+def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | StreamDevice, int | None]:
+    """What this process trains on, and how many devices there are in all; a `StreamDevice` is taken as it is.
+
+    The number is None where it is not asked for: as many as there are processes.
+    """
     if isinstance(devices, StreamDevice):
-        return devices
+        return devices, None
     if isinstance(devices, bool) or not isinstance(devices, (int, str)):
-        raise SettingError(f'devices must be "auto", "cpu", "cuda" or 1, got {devices!r}')
+        raise SettingError(f'devices must be "auto", "cpu", "cuda" or a number, got {devices!r}')
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if isinstance(devices, int):
-        if devices != 1:
-            raise SettingError(f"devices must be 1, got {devices}; this version trains on one device")
-        return resolve_device("auto")
-    return resolve_device(devices)
+        if devices < 1:
+            raise SettingError(f"devices must be at least 1, got {devices}")
+        if gpus and devices > gpus and not is_member():
+            raise SettingError(f"devices={devices} is more than the {gpus} GPUs here; use devices={gpus}")
+        count: int | None = devices
+        device = resolve_device("auto")
+    else:
+        device = resolve_device(devices)
+        count = gpus if device.type == "cuda" and device.index in (None, 0) and ":" not in devices else None
+        count = None if is_member() or count == 1 else count
+    if device.type == "cuda" and is_member():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % max(gpus, 1))
+    return device, count
 
 
 def check_round(stream: BatchStream, learners: int) -> None:

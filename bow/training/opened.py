@@ -83,14 +83,17 @@ class Peeked(BatchStream):
         self._first: Deal | None = first
         self._beginning = dict(beginning)
 
-    def deal(self, learners: int) -> Deal | None:  # noqa: D102
+    def deal(self, learners: int, own: range | None = None) -> Deal | None:  # noqa: D102
         first, self._first = self._first, None
         if first is None:
-            return self._stream.deal(learners)
+            return self._stream.deal(learners, own)
         rest = self._stream.deal(learners - 1) if learners > 1 else None
+        batches = [*first.batches, *([None] * (learners - 1) if rest is None else rest.batches)]
+        if own is not None:
+            batches = batches[own.start : own.stop]
         if rest is None:
-            return first._replace(batches=[*first.batches, *[None] * (learners - 1)])
-        return Deal([*first.batches, *rest.batches], False, first.num_samples + rest.num_samples, rest.epochs)
+            return first._replace(batches=batches)
+        return Deal(batches, False, first.num_samples + rest.num_samples, rest.epochs)
 
     def rounds_left(self, learners: int) -> int | None:  # noqa: D102
         batches = self._stream.rounds_left(1)

@@ -11,6 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bow.cluster import ALONE, World
 from bow.data import BatchStream
 from bow.device import StreamDevice, cuda_device, prepare_environment
 from bow.engine import (
@@ -42,7 +43,7 @@ DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1,
 
 DEFAULT_SYNC = SMA()
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 DATA_SHARE = 4
 """Samples stay on a device if they take at most this part of the memory that learners leave."""
@@ -85,6 +86,9 @@ class Replicas(nn.Module):
         seed: from which the random numbers of the learning tasks derive.
         expected_rounds: how long the training will be, if that is known: `graph` compiles the learning task of a long
             one, which takes half a minute.
+        world: the processes of the training, one for each device, from `bow.cluster.join`. All of them make their
+            `Replicas`, each with as many learners as its device is to have, run the same rounds, and start from the
+            weights of rank 0.
         example: a batch of one learner, if one is at hand: learners that do not fit on the device with its activations
             are refused. Without it, those are that do not fit alone.
 
@@ -122,6 +126,7 @@ class Replicas(nn.Module):
         seed: int = 0,
         expected_rounds: int | None = None,
         example: Batch | None = None,
+        world: World = ALONE,
     ) -> None:
         super().__init__()
         check_engine(engine)
@@ -135,7 +140,7 @@ class Replicas(nn.Module):
         if self.device.type == "cuda" and streams is None:
             streams = cuda_device(self.device)
         count = choose_learners(streams or self.device, None, None) if learners == "auto" else learners
-        if isinstance(count, int) and count >= 1:
+        if isinstance(count, int) and count >= 1 and world.is_one:
             sync.check(count)
         place = self.device if streams is None else streams
         chosen = engine_for(engine, memory, template, expected_rounds, place)
@@ -146,7 +151,7 @@ class Replicas(nn.Module):
             count = max(1, self._room.most(count))
         spare = self._room.check(count) if isinstance(count, int) and count >= 1 else None
         group = LearnerGroup(
-            template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare
+            template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare, world=world
         )
         self._group = group
         self._streams = streams
@@ -157,8 +162,23 @@ class Replicas(nn.Module):
 
     @property
     def learners(self) -> int:
-        """Number of learners."""
+        """Number of learners on this device."""
         return len(self._group)
+
+    @property
+    def learners_in_all(self) -> int:
+        """Number of learners on all devices."""
+        return self._group.num_all
+
+    @property
+    def own(self) -> range:
+        """The numbers of this device's learners among those of all devices."""
+        return range(self._group.first, self._group.first + len(self._group))
+
+    @property
+    def world(self) -> World:
+        """The processes of the training."""
+        return self._group.world
 
     @property
     def engine(self) -> str:
@@ -349,7 +369,7 @@ class Replicas(nn.Module):
         self._engine.close()
 
     def add_learner(self) -> None:
-        """Add a learner that starts from z.
+        """Add a learner that starts from z; where there are several devices, all add one behind the same round.
 
         Raises:
             SettingError: averaging would be unstable with it, no row is left, or there is no memory for it.
@@ -358,12 +378,22 @@ class Replicas(nn.Module):
         self._engine.add_learner()
 
     def remove_learner(self) -> None:
-        """Remove the last learner.
+        """Remove the last learner; where there are several devices, that of each.
 
         Raises:
             SettingError: it is the only one.
         """
         self._engine.remove_learner()
+
+    def resize(self, learners: int) -> None:
+        """Have so many learners on this device; new ones start from z, and the last ones go.
+
+        Where there are several devices, all do this behind the same round, each with a number of its own.
+
+        Raises:
+            SettingError: averaging would be unstable with so many, or there is no room for them here.
+        """
+        self._engine.resize(learners)
 
     def catch_up(self) -> None:
         """Wait until all rounds that were handed over have ended: on a GPU some are still under way."""
@@ -378,7 +408,11 @@ class Replicas(nn.Module):
         return self._engine.compile_s
 
     def settle(self) -> None:
-        """Make the central model what the training has reached; only `Independent` needs it."""
+        """Make the central model what the training has reached.
+
+        On one device only `Independent` needs it. On several, all do this behind the same round, and the central model
+        gets buffers that all their learners have a part in.
+        """
         self._engine.settle()
 
     def take_events(self) -> list[Event]:
@@ -397,39 +431,52 @@ class Replicas(nn.Module):
         self._engine.catch_up()
         return self._group.export()
 
-    def training_state(self) -> dict[str, Any]:
-        """Everything that is needed to go on exactly, as tensors and plain values."""
+    def training_state(self) -> dict[str, Any] | None:
+        """Everything that is needed to go on exactly, as tensors and plain values on the CPU.
+
+        Where there are several devices, all ask for it behind the same round. Rank 0 then has it, with the learners of
+        all, and the others None.
+        """
         engine = self._engine
         engine.catch_up()
+        restarts = int(self.world.add_up([engine.num_restarts])[0])
+        group = self._group.state()
+        if group is None:
+            return None
         return {
             **self._identity(),
             "round": engine.round_index,
-            "restarts": engine.num_restarts,
+            "restarts": restarts,
             "drop": vars(engine.drop).copy(),
-            "group": self._group.state(),
+            "group": group,
         }
 
-    def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `training_state()`, with as many learners as it has.
+    def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
+        """Continue from `training_state()`.
+
+        Where there are several devices, all do this behind the same round, and what rank 0 is given counts. The state
+        may be of another number of devices.
+
+        Args:
+            state: what `training_state` gave.
+            learners: how many this device is to have; None: as many as it had, or its part of them where the number of
+                devices is another. Those that the state does not have start from its central model, and those with the
+                highest numbers are left out where it has more.
 
         Raises:
             CheckpointError: the state is of another model, optimizer or synchroniser; nothing has changed by then.
         """
-        for part, own in self._identity().items():
-            if state.get(part) != own:
-                raise CheckpointError(
-                    f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
-                    f"resume with the same {part}"
-                )
-        self.sync.check(len(state["group"]["buffers"]))
+        world = self.world
+        problem = None if state is None else self._mismatch(state)
+        told = world.leaders({} if state is None or problem else _outline(state))
+        if problem or not told:
+            raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
         self._engine.catch_up()
-        learners = self.learners
-        self._group.load_state(state["group"])
-        self._engine.round_index = state["round"]
-        self._engine.num_restarts = state["restarts"]
-        self._engine.drop = DropRule(**state["drop"])
-        if self.learners != learners:
-            self._engine.resized()
+        self._engine.resize(_part(told["by_device"], world) if learners is None else learners)
+        self._group.load_state(None if state is None else state["group"])
+        self._engine.round_index = told["round"]
+        self._engine.num_restarts = told["restarts"] if world.leads else 0
+        self._engine.drop = DropRule(**told["drop"])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The central model's state, which loads into the plain model."""
@@ -467,6 +514,16 @@ class Replicas(nn.Module):
             "sync": type(self.sync).__name__,
         }
 
+    def _mismatch(self, state: Mapping[str, Any]) -> str | None:
+        """Why a state cannot be loaded here, in a sentence; None where it can."""
+        for part, own in self._identity().items():
+            if state.get(part) != own:
+                return (
+                    f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
+                    f"resume with the same {part}"
+                )
+        return None
+
     def _dealt_together(self, batches: Iterator[Batch], limit: int) -> list[list[Batch | None]]:
         """The batches of so many rounds, or of fewer where they have run out or are large."""
         dealt: list[list[Batch | None]] = []
@@ -498,6 +555,24 @@ class Replicas(nn.Module):
         if self.device.type == "cpu" or self._engine.brings_batches:
             return batch
         return tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
+
+
+def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What all devices must know of a state."""
+    return {
+        "round": state["round"],
+        "restarts": state["restarts"],
+        "drop": state["drop"],
+        "by_device": state["group"]["by_device"],
+    }
+
+
+def _part(by_device: Sequence[int], world: World) -> int:
+    """How many learners of a state a device goes on with: its own, or with other devices than before an even part."""
+    if len(by_device) == world.size:
+        return by_device[world.rank]
+    each, more = divmod(sum(by_device), world.size)
+    return max(1, each + (world.rank < more))
 
 
 def num_bytes(batches: Any) -> int:

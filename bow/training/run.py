@@ -1,13 +1,15 @@
 """One training as it goes: rounds, epochs, records, evaluation, checkpoints."""
 
+import signal
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,12 +18,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from bow.data import BatchStream, Deal
 from bow.engine import Outcome, Stacked
 from bow.engine.place import num_threads
-from bow.errors import DeviceMemoryError, SettingError
+from bow.errors import CheckpointError, DeviceMemoryError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
+from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import save_checkpoint
 from bow.training.evaluation import Evaluator, recalibrate_central
+from bow.training.interruption import Interruption
 from bow.training.metrics import Metric, mean_of, reached
 from bow.training.opened import dealt_again
 from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
@@ -133,11 +137,17 @@ class Run:
         self._stream = stream
         self._scheduler = scheduler
         self._plan = plan
-        records = JsonLinesLogger(plan.directory.metrics_path)
-        self._loggers = [SafeLogger(logger) for logger in (records, *loggers)]
+        self._world = replicas.world
+        self._agreement = Agreement(self._world)
+        self._interruption = Interruption()
+        self._loggers: list[SafeLogger] = []
+        if self._world.leads:
+            records = JsonLinesLogger(plan.directory.metrics_path)
+            self._loggers = [SafeLogger(logger) for logger in (records, *loggers)]
         self._progress = progress
         self._hooks = hooks
         self._stopped = False
+        self._asked_to_stop = False
         self._meter = Meter()
         self._began = time.perf_counter()
         self._elapsed_before = 0.0
@@ -162,8 +172,11 @@ class Run:
         return self._meter.throughput
 
     def stop(self) -> None:
-        """End the training after this round; with `dispatch="first_come"`, after those that ran as one with it."""
-        self._stopped = True
+        """End the training after this round; with `dispatch="first_come"`, after those that ran as one with it.
+
+        Where there are several devices, one that asks is enough, and all end behind the same round, a little later.
+        """
+        self._asked_to_stop = True
 
     @property
     def run_dir(self) -> Path:
@@ -173,7 +186,8 @@ class Run:
     def go(self) -> None:
         """Train until the data or the steps are used up, the target is reached, or a callback says stop."""
         try:
-            self._train()
+            with self._interruption.watched():
+                self._train()
         except Exception:
             if not self._meter.samples and self._plan.fresh:
                 self._plan.directory.discard()
@@ -195,15 +209,28 @@ class Run:
             run_dir=self.run_dir,
             seconds=self._seconds,
             calibration_s=self._plan.tuned.seconds,
-            num_restarts=self.replicas.num_restarts,
+            num_restarts=self._num_restarts,
         )
-        save_model(result.model, str(self._plan.directory.model_path))
-        write_report(self.run_dir)
+        if self._world.leads:
+            self._write(lambda: save_model(result.model, str(self._plan.directory.model_path)), "model")
+            self._write(lambda: write_report(self.run_dir), "report")
         self._hooks.call("on_train_end", self, result)
+        self._interruption.end()
         return result
 
-    def state(self) -> dict[str, Any]:
+    def _write(self, write: Callable[[], object], what: str) -> None:
+        """Write a file of the run; a disk that is full by now must not cost the user the result."""
+        try:
+            write()
+        except (OSError, SafetensorError, CheckpointError) as error:
+            message = f"the {what} cannot be written ({reason(error)}); free space, what was trained is not lost"
+            warnings.warn(message, stacklevel=3)
+            self._event("not written", message)
+
+    def state(self) -> dict[str, Any] | None:
         """Everything that a checkpoint holds.
+
+        Where there are several devices, all ask for it behind the same round; rank 0 gets it, and the others None.
 
         Raises:
             SettingError: a callback asks while later rounds have run already, which `dispatch="first_come"` runs as
@@ -214,8 +241,13 @@ class Run:
                 f"there is no state of round {self.round}, the learners have run {self.replicas.rounds} rounds as one "
                 '(dispatch="first_come"); ask when run.round == run.replicas.rounds, or use checkpoint_every='
             )
+        replicas = self.replicas.training_state()
+        losses = torch.cat(self._epoch_losses).cpu() if self._epoch_losses else torch.empty(0)
+        by_device = self._world.gathered(losses)
+        if replicas is None or by_device is None:
+            return None
         return {
-            "replicas": self.replicas.training_state(),
+            "replicas": replicas,
             "stream": self._stream.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "learners": self._plan.tuned.learners,
@@ -227,22 +259,27 @@ class Run:
             "elapsed_s": self.elapsed_s,
             "history": self.history,
             "evaluated": self._evaluated,
-            "epoch_losses": torch.cat(self._epoch_losses) if self._epoch_losses else torch.empty(0),
+            "epoch_losses": torch.cat(by_device),
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Count on from `state()`; `restore` has put the learners there."""
+    def load_state(self, state: Mapping[str, Any], epoch_losses: Tensor | None) -> None:
+        """Count on from `state()`; `restore` has put the learners there.
+
+        Args:
+            state: the plain values of it.
+            epoch_losses: those of it, on rank 0.
+        """
         self.round, self.samples, self.epoch = state["round"], state["samples"], state["epoch"]
         self.history = list(state["history"])
         self._elapsed_before = state["elapsed_s"]
         self._last_record = (0.0, self.samples)
-        self._epoch_losses = [state["epoch_losses"].to(self.replicas.device)]
+        self._epoch_losses = [] if epoch_losses is None else [epoch_losses.to(self.replicas.device)]
         self._evaluated_share = self._share()
         last = self.history[-1] if self.history else {"round": -1, "time_s": 0.0}
         self._evaluated = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
         if reached(self._evaluated["values"], self._plan.target, self._plan.metrics):
             self.time_to_target = self._evaluated["time_s"]
-            self.stop()
+            self._stopped = True
 
     def _train(self) -> None:
         self._began = time.perf_counter()
@@ -252,6 +289,7 @@ class Run:
             self._log(self._plan.tuned.record)
         self._hooks.call("on_train_start", self)
         warm_at = self.round + min(WARMUP_ROUNDS, (rounds or WARMUP_ROUNDS) // 4)
+        self._agreement.begin(self._meter.now, self.round)
         self._meter.resume()
         while not self._stopped and not self._steps_done():
             deals = self._deal()
@@ -264,6 +302,8 @@ class Run:
                 if report := self.replicas.memory_report():
                     self._event("memory", report)
         self._meter.pause()
+        if self._interruption.signal is not None:
+            self._stop_behind_checkpoint()
         if not self.history or self.history[-1]["round"] != self.round:
             self._end_epoch(self._stream_epoch())
         self._seconds = self.elapsed_s
@@ -274,7 +314,7 @@ class Run:
         deals: list[Deal] = []
         limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:
-            deal = self._stream.deal(self.replicas.learners)
+            deal = self._stream.deal(self.replicas.learners_in_all, self.replicas.own)
             if deal is None:
                 break
             deals.append(deal)
@@ -292,6 +332,8 @@ class Run:
             limits.append(self._plan.steps - self.round)
         if self._plan.checkpoint_every is not None:
             limits.append(self._plan.checkpoint_every - self.round % self._plan.checkpoint_every)
+        if not self._world.is_one:
+            limits.append(self._agreement.next_round - self.round)
         return min(limits)
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
@@ -312,8 +354,28 @@ class Run:
         every = self._plan.checkpoint_every
         if every is not None and self.round // every > before // every:
             self._meter.pause()
-            save_checkpoint(self._plan.directory.checkpoints, self.round, self.state())
+            self._save_checkpoint()
             self._meter.resume()
+        self._agree_to_stop()
+
+    def _stop_behind_checkpoint(self) -> None:
+        """Keep what was trained of a training that is asked to end from outside."""
+        number = self._interruption.signal
+        assert number is not None
+        self._event("interrupted", f"{signal.Signals(number).name}: a checkpoint is written, and the training ends")
+        self._save_checkpoint()
+
+    def _agree_to_stop(self) -> None:
+        wanted = self._asked_to_stop or self._interruption.signal is not None
+        if self._world.is_one:
+            self._stopped = self._stopped or wanted
+        elif self.round >= self._agreement.next_round:
+            seconds = self._meter.now
+            self._stopped = self._agreement.exchange(seconds, self.round, wanted) or self._stopped
+
+    def _save_checkpoint(self) -> None:
+        if (state := self.state()) is not None:
+            self._write(lambda: save_checkpoint(self._plan.directory.checkpoints, self.round, state), "checkpoint")
 
     def _run_rounds(self, deals: Sequence[Deal]) -> list[tuple[Deal, Outcome]]:
         """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""
@@ -351,7 +413,7 @@ class Run:
             "kind": "epoch",
             "epoch": epoch,
             **self._position(),
-            "train_loss": mean_of(self._epoch_losses),
+            "train_loss": self._mean_loss(),
             "samples_per_s": self._meter.throughput,
         }
         values = self._evaluate()
@@ -384,7 +446,21 @@ class Run:
         if self._plan.recalibrate_on is not None:
             seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
             recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
-        return {} if self._plan.evaluate is None else self._plan.evaluate(self.replicas)
+        evaluate = self._plan.evaluate
+        return self._world.leaders(evaluate(self.replicas) if evaluate is not None and self._world.leads else {})
+
+    def _mean_loss(self) -> float:
+        """Over the learning tasks of all learners since the last epoch."""
+        if self._world.is_one:
+            return mean_of(self._epoch_losses)
+        losses = torch.cat([loss.reshape(-1) for loss in self._epoch_losses]) if self._epoch_losses else torch.empty(0)
+        there = losses[~losses.isnan()].double()
+        total, count = self._world.add_up([float(there.sum()), float(len(there))])
+        return total / count if count else float("nan")
+
+    @property
+    def _num_restarts(self) -> int:
+        return int(self._world.add_up([self.replicas.num_restarts])[0])
 
     def _share(self) -> int:
         """How many evaluations within epochs are due by now; 0 where they are at the ends of epochs only."""
@@ -410,7 +486,7 @@ class Run:
             self.time_to_target = self.elapsed_s
             text = ", ".join(f"{name} {values[name]:.4g}" for name in target)
             self._event("target reached", f"target reached after {self.time_to_target:.1f} s: {text}")
-            self.stop()
+            self._stopped = True
 
     def _record_rounds(self) -> None:
         self._record_events()
@@ -483,14 +559,14 @@ class Run:
             "seconds": self.elapsed_s,
             "samples_per_s": self.throughput,
             "time_to_target_s": self.time_to_target,
-            "learner_restarts": self.replicas.num_restarts,
+            "learner_restarts": self._num_restarts,
             **{name: value for name, value in last.items() if name not in known},
         }
 
     def _rounds_left(self) -> int | None:
         if self._plan.steps is not None:
             return max(self._plan.steps - self.round, 0)
-        return self._stream.rounds_left(self.replicas.learners)
+        return self._stream.rounds_left(self.replicas.learners_in_all)
 
     def _steps_done(self) -> bool:
         return self._plan.steps is not None and self.round >= self._plan.steps
@@ -498,6 +574,7 @@ class Run:
 
 def restore(
     state: Mapping[str, Any],
+    learned: Mapping[str, Any] | None,
     replicas: Replicas,
     stream: BatchStream,
     scheduler: LRScheduler | None,
@@ -506,12 +583,14 @@ def restore(
     """Put learners, stream and scheduler where a checkpoint's training was.
 
     Args:
-        state: what the checkpoint holds.
+        state: the plain values that the checkpoint holds.
+        learned: the state of the learners; on several devices rank 0 has it, and the others None.
         replicas: of the same model, optimizer and synchroniser.
         stream: over the same data.
         scheduler: of the same kind.
-        learners: how many are asked for. If that is another number than the checkpoint's training was started with,
-            so many go on, new ones from the central model; otherwise, and with None, as many as there were.
+        learners: how many are asked for on each device. If that is another number than the checkpoint's training was
+            started with, so many go on, new ones from the central model; otherwise, and with None, as many as there
+            were.
 
     Warns:
         UserWarning: the optimizer was made with other settings than the checkpoint's; those of the checkpoint, which
@@ -521,16 +600,11 @@ def restore(
         BowError: the checkpoint is of another model, optimizer, synchroniser, seed or data.
     """
     given = optimizer_settings(replicas.optimizer)
-    replicas.load_training_state(state["replicas"])
+    replicas.load_training_state(learned, None if learners == state["learners"] else learners)
     _warn_of_other_settings(state["started_with"], given)
     stream.load_state_dict(state["stream"])
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])
-    wanted = replicas.learners if learners is None or learners == state["learners"] else learners
-    while replicas.learners < wanted:
-        replicas.add_learner()
-    while replicas.learners > wanted:
-        replicas.remove_learner()
 
 
 def lost_outcome(learners: int, device: torch.device) -> Outcome:

@@ -1,6 +1,7 @@
 """`bow.train`: from a model and data to a trained central model and a run directory."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from bow.cluster import World, is_member, join, start
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
@@ -30,7 +32,7 @@ from bow.training.checks import (
     check_round,
     check_seed,
     check_target,
-    choose_device,
+    choose_devices,
     make_scheduler,
     warn_of_first_come,
 )
@@ -40,7 +42,7 @@ from bow.training.opened import Opened
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, check_step, check_sync
 from bow.training.result import Result
 from bow.training.run import Plan, Run, optimizer_settings, restore
-from bow.training.tuning import build, check_tuner, make_request, most_while_training, tune, tuned_before
+from bow.training.tuning import balanced, build, check_tuner, make_request, most_while_training, tune, tuned_before
 from bow.tuner import Tuner
 
 DEFAULT_METRICS = (Accuracy(),)
@@ -81,6 +83,7 @@ def train(
     resume: str | Path | None = None,
     strategy: None = None,
     compile: bool = False,
+    bucket_mb: float | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Result:
@@ -107,7 +110,10 @@ def train(
             no trace in the training, unless `loss` or `step` keep a state of their own; trainings too short for
             trials follow the rule in `bow.engine.choice`.
         sync: what keeps the learners together.
-        devices: `"auto"`, `"cpu"`, `"cuda"`, or 1.
+        devices: `"cuda"`: all GPUs that there are; `"cpu"`: all cores as one device; `"auto"`: GPUs if there are any;
+            or a number of devices, which without a GPU are as many shares of the cores. Each device is trained on by a
+            process of its own, which this one starts; processes that torchrun has started train together, each on its
+            own device. All of them call the callbacks; rank 0, which is this one, shows progress, logs and writes.
         dispatch: `"fixed"`, or `"first_come"`: between two synchronisation tasks the learner that is free first takes
             the next batch, see `Replicas`. Learning rates change, and callbacks hear of rounds, behind such a period;
             a training that a callback stops ends there.
@@ -134,6 +140,7 @@ def train(
             Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
         strategy: None; there is no planner in this version.
         compile: compile the learning task (`fused` always does, `graph` for a long training).
+        bucket_mb: between devices, sums are split into parts of so many MiB; None: one AllReduce for all.
         seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function; a whole
             number of at most 64 bits.
         progress: show a progress bar, or plain lines away from a terminal.
@@ -165,7 +172,7 @@ def train(
     check_callbacks(callbacks)
     check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every, evaluate_every)
     check_target(target, validation, metrics if step is None else None)
-    device = choose_device(devices)
+    device, count = choose_devices(devices)
     template = prepare_template(model, seed)
     if learners != "auto":
         check_learners(learners)
@@ -199,18 +206,22 @@ def train(
     )
     request = make_request(engine, learners, compile, opened, rule, epochs=epochs, steps=steps)
     chosen_tuner = check_tuner(tuner, request)
-    shown = Progress(enabled=progress)
     path, goes_on = _directory(run_dir, resume, checkpoint)
     if path is not None:
         RunDirectory(path).check(goes_on)
-    threads = torch.get_num_threads()
     with contextlib.ExitStack() as at_the_end:
+        world = at_the_end.enter_context(_world(device, count, bucket_mb, settings))
+        threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)
+        shown = Progress(enabled=progress and world.leads)
+        state, learned, epoch_losses = _divided(state, world)
         if state is None:
             tuned = tune(request, blueprint, opened, chosen_tuner, loss=loss or chosen_step, rule=rule, say=shown.say)
         else:
             tuned = tuned_before(state, request, blueprint, chosen_tuner)
-        replicas = build(tuned, blueprint, steps if steps is not None else stream.rounds_left(tuned.learners))
+        tuned = balanced(tuned, request, world)
+        in_all = sum(world.everyone(tuned.learners))
+        replicas = build(tuned, blueprint, steps if steps is not None else stream.rounds_left(in_all), world)
         at_the_end.callback(replicas.close)
         replicas.reside(stream)
         warn_of_first_come(dispatch, sync, tuned.learners)
@@ -218,11 +229,11 @@ def train(
         started_with = optimizer_settings(replicas.optimizer)
         if state is not None:
             asked_for = None if learners == "auto" and tuned.source != "pinned" else tuned.learners
-            restore(state, replicas, stream, scheduler, asked_for)
+            restore(state, learned, replicas, stream, scheduler, asked_for)
             started_with = state["started_with"]
-        directory = RunDirectory.create(path, type(template).__name__.lower(), resume=goes_on)
-        fresh = not directory.holds_run
-        directory.write_config(settings)
+        directory, fresh = _made_directory(path, type(template).__name__.lower(), goes_on, settings, world)
+        may_change = lr_interval == "epoch" and world.is_one
+        most_learners = most_while_training(tuned, request, blueprint, chosen_tuner) if may_change else 0
         plan = Plan(
             epochs=epochs,
             steps=steps,
@@ -235,7 +246,7 @@ def train(
             recalibrate_on=data if buffers == "recalibrate" else None,
             directory=directory,
             tuned=tuned,
-            most_learners=most_while_training(tuned, request, blueprint, chosen_tuner) if lr_interval == "epoch" else 0,
+            most_learners=most_learners,
             tuner=chosen_tuner,
             fresh=fresh,
             seed=seed,
@@ -244,10 +255,52 @@ def train(
         )
         run = Run(replicas, stream, scheduler, plan, loggers, shown, Hooks(callbacks))
         if state is not None:
-            run.load_state(state)
-            delete_checkpoints_after(directory.checkpoints, run.round)
+            run.load_state(state, epoch_losses)
+            if world.leads:
+                delete_checkpoints_after(directory.checkpoints, run.round)
         run.go()
         return run.finish()
+
+
+def _world(
+    device: torch.device | StreamDevice, count: int | None, bucket_mb: float | None, settings: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[World]:
+    """The processes of the training: those that are there, or new ones.
+
+    Args:
+        device: of this process.
+        count: of devices; None: as many as there are processes.
+        bucket_mb: as in `train`.
+        settings: the arguments of `train`.
+    """
+    place = device.torch_device if isinstance(device, StreamDevice) else device
+    if count in (None, 1) or is_member():
+        return join(place, count, bucket_mb)
+    own = {**settings, "loggers": (), "progress": False}
+    return start(count, place, functools.partial(train, **own), bucket_mb)
+
+
+def _divided(
+    state: dict[str, Any] | None, world: World
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None, torch.Tensor | None]:
+    """A checkpoint's plain values, for all; the learners and their losses, which rank 0 keeps to hand them out."""
+    parts = {} if state is None else dict(state)
+    learned, losses = parts.pop("replicas", None), parts.pop("epoch_losses", None)
+    shared = world.leaders(parts or None)
+    return (shared, learned, losses) if world.leads else (shared, None, None)
+
+
+def _made_directory(
+    path: Path | None, name: str, goes_on: bool, settings: Mapping[str, Any], world: World
+) -> tuple[RunDirectory, bool]:
+    """The run directory, made by rank 0, and whether there was nothing of a run in it."""
+    made = ("", False)
+    if world.leads:
+        directory = RunDirectory.create(path, name, resume=goes_on)
+        made = str(directory.path), not directory.holds_run
+        directory.write_config(settings)
+    where, fresh = world.leaders(made)
+    return RunDirectory(Path(where)), fresh
 
 
 def _directory(

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 
+from bow.cluster import World
 from bow.engine import EngineName
 from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
@@ -21,7 +22,7 @@ from bow.training.opened import Opened
 from bow.training.replicas import Replicas, engine_for
 from bow.training.signals import Signals
 from bow.training.trials import COMPILED, Trials, split
-from bow.tuner import Calibration, Choice, ChoiceCache, Setting, Tuner
+from bow.tuner import Calibration, Choice, ChoiceCache, Setting, Tuner, balance
 
 FEWEST_ROUNDS = 100
 """A training of fewer rounds is not measured at all."""
@@ -285,18 +286,45 @@ def tuned_before(state: Mapping[str, Any], request: Request, blueprint: Blueprin
     return Tuned(before["engine"], learners, before["threads"], compiles, source, summary, signals=signals)
 
 
-def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None) -> Replicas:
+def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
+    """What this device begins with, now that all have found theirs: as many learners as suit their common round.
+
+    Each device has measured by itself. Where all have measured with their number of learners open, they are balanced;
+    where one followed the rule or had it given, each keeps its own.
+    """
+    batch = request.batch_size
+    own = {
+        row["learners"]: row["learners"] * batch / row["samples_per_s"] for row in tuned.rows if _is_like(row, tuned)
+    }
+    round_s = world.everyone(own if request.learners == "auto" and tuned.source == "calibration" else {})
+    if world.is_one or not all(round_s):
+        return tuned
+    learners = balance(round_s)
+    if learners[world.rank] == tuned.learners:
+        return tuned
+    summary = f"{tuned.summary}; {tuned.learners} learners here alone, {learners[world.rank]} beside the other devices"
+    return dataclasses.replace(tuned, learners=learners[world.rank], summary=summary)
+
+
+def _is_like(row: Mapping[str, Any], tuned: Tuned) -> bool:
+    """Whether a row of the decision table was measured with the engine that was chosen."""
+    same = row["engine"] == tuned.engine + COMPILED * tuned.compile and row["threads"] == (tuned.threads or 1)
+    return bool(same and row["samples_per_s"])
+
+
+def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None, world: World) -> Replicas:
     """The learners of a training, and torch's threads as they are to be.
 
     Args:
         tuned: what it begins with.
         blueprint: of the learners.
         rounds: how many it will have; engines that nobody measured decide by it whether to compile.
+        world: the processes of the training.
     """
     if tuned.threads is not None and blueprint.on_cpu:
         torch.set_num_threads(tuned.threads)
     expected = rounds if tuned.source in ("given", "rule") else None
-    return blueprint.build(tuned.engine, tuned.learners, compile=tuned.compile, expected_rounds=expected)
+    return blueprint.build(tuned.engine, tuned.learners, compile=tuned.compile, expected_rounds=expected, world=world)
 
 
 def most_while_training(tuned: Tuned, request: Request, blueprint: Blueprint, tuner: Tuner) -> int:

@@ -161,7 +161,7 @@ def test_buffers_that_state_dicts_leave_out_are_saved_too() -> None:
     group = group_of(Counter())
     group.learners[1].module.seen.fill_(3.0)
     state = group.state()
-    other = group_of(Counter(), learners=1)
+    other = group_of(Counter(), learners=2)
     other.load_state(state)
     assert buffer_state(other.learners[1].module)["seen"].tolist() == [3.0]
 

@@ -58,7 +58,7 @@ class LearnersAhead(StreamEngine):
             given = scheduler.finished(ended)
 
     def _rounds_without_order(self, rounds: int) -> int:
-        if self.settings.dispatch == "fixed" or self.num_learners == 1:
+        if self.settings.dispatch == "fixed" or len(self.group) == 1:
             return 0
         together = min(self.period, rounds)
         return together - self._due(self.round_index + together - 1)
@@ -77,7 +77,7 @@ class Period:
         self._engine = engine
         self._batches = batches
         self._made = made
-        self._learners = engine.num_learners
+        self._learners = len(engine.group)
         self._fed: list[Fed] = []
         self._present = [_present(each, self._learners) for each in batches]
         self._taken_by = [list(range(self._learners)) for _ in batches]
@@ -116,7 +116,8 @@ class Period:
                 self._behind.discard(task.learner)
             if fed.copied is not None:
                 stream.wait(fed.copied)
-            made = learner.learn(given, (engine.settings.seed, engine.round_index + index, position))
+            number = engine.group.first + position
+            made = learner.learn(given, (engine.settings.seed, engine.round_index + index, number))
             row.copy_(made.results)
             engine.step_on_stream(learner, made)
         stream.record(learner.through)

@@ -199,7 +199,7 @@ class StreamEngine(Engine):
         """Issue some rounds without a barrier between them; the host does not wait for them."""
         if not batches:
             return []
-        memory = out_of_memory_explained(self.num_learners, self.device.torch_device, self.settings.memory)
+        memory = out_of_memory_explained(len(self.group), self.device.torch_device, self.settings.memory)
         with self.device.issuing(), memory:
             try:
                 results = self._prepared(batches)
@@ -258,7 +258,7 @@ class StreamEngine(Engine):
         due = self._due(self.round_index)
         self._observe_learning_rate()
         began = time.perf_counter_ns()
-        fed = self.feed.put(slot, batches, self.num_learners)
+        fed = self.feed.put(slot, batches, len(self.group))
         active = fed.active
         stepping = self.stepping
         if stepping is None:
@@ -365,7 +365,7 @@ class StreamEngine(Engine):
                 self._count_divergence(each.outcome(self.results), each.round)
             diverged |= bad
         if diverged:
-            which = [learner in diverged for learner in range(self.num_learners)]
+            which = [learner in diverged for learner in range(len(self.group))]
             with self.device.on(self.sync_stream):
                 self.group.restart(which, weights=self._restarts_weights and not restarted)
             self.move()
@@ -444,7 +444,7 @@ class StreamEngine(Engine):
 
     def learn_one(self, learner: StreamLearner, given: Given) -> Made:
         """Issue a learning task of the coming round on the current stream."""
-        return learner.learn(given, (self.settings.seed, self.round_index, learner.index))
+        return learner.learn(given, (self.settings.seed, self.round_index, self.group.first + learner.index))
 
     def _learn_one(self, learner: StreamLearner, fed: Fed, rows: Sequence[Tensor], learn: Learn) -> Made | None:
         given, stream = fed.given[learner.index], learner.stream
@@ -489,8 +489,7 @@ class StreamEngine(Engine):
             learner.forget()
         self._shapes.clear()
         self.learners = [
-            StreamLearner(self.device, self.kernels, self.group, self._tasks, index)
-            for index in range(self.num_learners)
+            StreamLearner(self.device, self.kernels, self.group, self._tasks, index) for index in range(len(self.group))
         ]
         fitting = fits(self.group, self.sync, self.settings)
         self.stepping = SgdStep(self.device, self.group, cast(SMA, self.sync), self.kernels) if fitting else None
@@ -499,7 +498,7 @@ class StreamEngine(Engine):
 
     def _make_results(self, metrics: Sequence[str]) -> None:
         dtype = torch.promote_types(self.group.matrix.z.dtype, torch.float32)
-        self._results = Results(self.device, self.num_learners, metrics, dtype)
+        self._results = Results(self.device, len(self.group), metrics, dtype)
 
     def _prepared(self, batches: Sequence[Batches]) -> Results:
         """See to it that what these rounds need is there: graphs, and a place for results."""

@@ -14,7 +14,6 @@ from bow.engine.cuda.base import StreamEngine
 from bow.engine.cuda.feed import Fed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
 from bow.replica import LearnerGroup
-from bow.seeds import derive_seed
 from bow.sync import Synchroniser
 
 
@@ -83,7 +82,7 @@ class RoundGraphs(StreamEngine):
     def capture(self, given: Given) -> None:
         """Capture the round for batches of this shape, with and without a synchronisation task."""
         self.fork()
-        stream, learners = self.stream, self.num_learners
+        stream, learners = self.stream, len(self.group)
         stream.wait(self.issued)
         with self.device.on(stream):
             static = StaticRound(
@@ -122,7 +121,7 @@ class RoundGraphs(StreamEngine):
         with self.device.on(stream):
             captured.static.take(fed)
             if captured.draws:
-                self.generator.manual_seed(derive_seed(self.settings.seed, self.round_index))
+                self.generator.manual_seed(self.round_seed)
             captured.graphs[due and self.stepping is not None].replay()
             self.results.rows(slot).copy_(captured.static.rows)
         stream.record(self.through)

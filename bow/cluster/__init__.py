@@ -1,0 +1,9 @@
+"""The processes of a training, one for each device: torch.distributed, and nothing home-made."""
+
+from bow.cluster.joining import is_member as is_member
+from bow.cluster.joining import join as join
+from bow.cluster.joining import start as start
+from bow.cluster.world import ALONE as ALONE
+from bow.cluster.world import DONE as DONE
+from bow.cluster.world import Pending as Pending
+from bow.cluster.world import World as World

@@ -1,0 +1,162 @@
+"""How a process finds the others: those that it starts, that torchrun started, or that the caller knows."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from bow.cluster.heart import JOINING_S, Heart
+from bow.cluster.launch import Workers, failed
+from bow.cluster.processes import Processes
+from bow.cluster.world import ALONE, World
+from bow.device import available_cores, physical_first
+from bow.errors import ClusterError, SettingError, reason
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells each process."""
+
+
+def is_member() -> bool:
+    """Whether this process was started as one of several, or is in a process group already."""
+    return (dist.is_available() and dist.is_initialized()) or all(name in os.environ for name in VARIABLES)
+
+
+@contextlib.contextmanager
+def join(device: torch.device, count: int | None = None, bucket_mb: float | None = None) -> Iterator[World]:
+    """Be one of the processes that torchrun started, or of the default process group where there is one already.
+
+    Without either, the world is this process alone.
+
+    Args:
+        device: what this process trains on.
+        count: how many processes are expected; None: as many as there are.
+        bucket_mb: as in `Processes`.
+
+    Raises:
+        SettingError: there are others than expected.
+        ClusterError: the others cannot be reached.
+    """
+    if not is_member():
+        yield ALONE
+        return
+    size = dist.get_world_size() if dist.is_initialized() else _number("WORLD_SIZE", 1)
+    if count not in (None, size):
+        raise SettingError(
+            f"devices={count} contradicts the {size} processes that were started, each of which has one device; leave "
+            f"devices out, or start {count} processes"
+        )
+    with _joined(device, bucket_mb) as world, share_of_machine(world, device):
+        yield world
+
+
+@contextlib.contextmanager
+def start(size: int, device: torch.device, job: Callable[[], Any], bucket_mb: float | None = None) -> Iterator[World]:
+    """Be rank 0 of several processes on this machine, and start the others.
+
+    Args:
+        size: how many.
+        device: what this process trains on.
+        job: what each of the others calls.
+        bucket_mb: as in `Processes`.
+
+    Raises:
+        ClusterError: one of them has ended or hangs; its own words, where it has left some.
+    """
+    workers = Workers(size, job)
+    in_peace = False
+    try:
+        heart = Heart(workers.connect, 0, size, workers.kill)
+        world = Processes(
+            device,
+            rank=0,
+            size=size,
+            local_rank=0,
+            local_size=size,
+            store=workers.store,
+            bucket_mb=bucket_mb,
+            heart=heart,
+        )
+        with world, share_of_machine(world, device):
+            yield world
+        in_peace = True
+    except ClusterError as error:
+        raise failed(workers, error) from error
+    finally:
+        workers.close(in_peace)
+
+
+@contextlib.contextmanager
+def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
+    """Keep to this process's share of the cores, if it is one of several on a machine that train on its cores."""
+    if device.type != "cpu" or world.local_size == 1 or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    own = share_of(physical_first(available_cores()), world.local_rank, world.local_size)
+    os.sched_setaffinity(0, own)
+    torch.set_num_threads(len(own))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
+
+
+def share_of(cores: list[int], index: int, count: int) -> list[int]:
+    """The share of one of several processes: neighbours, and one core that others have too where there are too few.
+
+    Example:
+        >>> share_of([0, 1, 2, 3, 4], 0, 2), share_of([0, 1, 2, 3, 4], 1, 2), share_of([0, 1], 2, 3)
+        ([0, 1], [2, 3, 4], [0])
+    """
+    if len(cores) < count:
+        return [cores[index % len(cores)]]
+    return cores[index * len(cores) // count : (index + 1) * len(cores) // count]
+
+
+@contextlib.contextmanager
+def _joined(device: torch.device, bucket_mb: float | None) -> Iterator[World]:
+    if dist.is_initialized():
+        size, rank = dist.get_world_size(), dist.get_rank()
+        where: dict[str, Any] = {
+            "local_rank": _number("LOCAL_RANK", rank),
+            "local_size": _number("LOCAL_WORLD_SIZE", size),
+        }
+        yield Processes(device, rank=rank, size=size, store=None, bucket_mb=bucket_mb, **where)
+        return
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=JOINING_S)))
+    except (RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"the other processes cannot be reached at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
+            f"({reason(error)}); look whether rank 0 runs and whether a firewall is between"
+        ) from error
+    world = Processes(
+        device,
+        rank=rank,
+        size=size,
+        local_rank=_number("LOCAL_RANK", rank),
+        local_size=_number("LOCAL_WORLD_SIZE", size),
+        node=_number("GROUP_RANK", 0),
+        nodes=_number("GROUP_WORLD_SIZE", 1),
+        store=store,
+        bucket_mb=bucket_mb,
+        heart=Heart(_connect, rank, size),
+    )
+    with world:
+        yield world
+
+
+def _connect() -> Store:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
+
+
+def _number(variable: str, otherwise: int) -> int:
+    return int(os.environ.get(variable, otherwise))

@@ -1,0 +1,179 @@
+"""A world of several processes, on torch.distributed: NCCL between GPUs, Gloo between CPUs."""
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from bow.cluster.heart import Heart
+from bow.cluster.world import DONE, Pending, World
+from bow.errors import ClusterError, SettingError, reason
+
+T = TypeVar("T")
+
+PATIENCE = datetime.timedelta(hours=24)
+"""For a process that takes its time, as rank 0 does when it evaluates; one that hangs is noticed by its heartbeat."""
+
+BYTES_PER_MB = 2**20
+
+
+class Work(Pending):
+    """Sums that Gloo computes in threads of its own.
+
+    Args:
+        parts: what torch.distributed has begun.
+        asked: asks for something of the others, and says what has become of them where it fails.
+    """
+
+    def __init__(self, parts: Sequence[dist.Work], asked: Callable[..., Any]) -> None:
+        self._parts = parts
+        self._asked = asked
+
+    def wait(self) -> None:  # noqa: D102
+        for part in self._parts:
+            self._asked(part.wait)
+
+
+class Processes(World):
+    """The processes of a torch.distributed process group, one for each device.
+
+    Args:
+        device: what this process trains on.
+        rank: of this process.
+        size: how many there are.
+        local_rank: of this process on its machine.
+        local_size: how many there are on its machine.
+        node: its machine among all, from 0.
+        nodes: how many machines there are.
+        store: where all of them meet, of which this has a connection of its own; None: they have met, and the default
+            process group is left as it is at the end.
+        bucket_mb: a sum is split into parts of so many MiB (2^20 bytes); None: it is one call.
+        heart: notices those that have gone or hang.
+
+    Raises:
+        ClusterError: not all came in time.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        rank: int,
+        size: int,
+        local_rank: int,
+        local_size: int,
+        node: int = 0,
+        nodes: int = 1,
+        store: Store | None,
+        bucket_mb: float | None = None,
+        heart: Heart | None = None,
+    ) -> None:
+        super().__init__()
+        if bucket_mb is not None and not bucket_mb > 0:
+            raise SettingError(f"bucket_mb must be above 0, or None for one AllReduce, got {bucket_mb}")
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self._bucket_bytes = None if bucket_mb is None else int(bucket_mb * BYTES_PER_MB)
+        self._heart = heart
+        self._owns_group = store is not None
+        if store is not None:
+            on_gpu = device.type == "cuda"
+            self._asked(
+                dist.init_process_group,
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=PATIENCE,
+                device_id=device if on_gpu else None,
+            )
+        self.node, self.nodes = node, nodes
+
+    @property
+    def is_one(self) -> bool:
+        """Never: one process that was started as a cluster goes the way of several."""
+        return False
+
+    def sum(self, tensor: Tensor) -> Pending:  # noqa: D102
+        self.sums += 1
+        if tensor.is_cuda:  # on the current stream, which others need not wait for
+            for part in self._buckets(tensor):
+                self._asked(dist.all_reduce, part)
+            return DONE
+        works = [self._asked(dist.all_reduce, part, async_op=True) for part in self._buckets(tensor)]
+        return Work(works, self._asked)
+
+    def sums_before(self, tensor: Tensor) -> Tensor | None:  # noqa: D102
+        self.sums += 1
+        all_of_them = tensor.new_empty(self.size, *tensor.shape)
+        self._asked(dist.all_gather, list(all_of_them), tensor)
+        torch.sum(all_of_them, 0, out=tensor)
+        return all_of_them[: self.rank].sum(0) if self.rank else None
+
+    def add_up(self, values: Sequence[float]) -> list[float]:  # noqa: D102
+        tensor = torch.tensor(values, dtype=torch.float64)
+        self._asked(dist.all_reduce, tensor)
+        return tensor.tolist()
+
+    def everyone(self, value: T) -> list[T]:  # noqa: D102
+        values: list[Any] = [None] * self.size
+        self._asked(dist.all_gather_object, values, value)
+        return values
+
+    def leaders(self, value: T) -> T:  # noqa: D102
+        values = [value]
+        self._asked(dist.broadcast_object_list, values, 0, device=torch.device("cpu"))
+        return values[0]
+
+    def gathered(self, value: T) -> list[T] | None:  # noqa: D102
+        values: list[Any] | None = [None] * self.size if self.leads else None
+        self._asked(dist.gather_object, value, values, 0)
+        return values
+
+    def handed_out(self, values: Sequence[T] | None) -> T:  # noqa: D102
+        got: list[Any] = [None]
+        self._asked(dist.scatter_object_list, got, None if values is None else list(values), 0)
+        return got[0]  # type: ignore[no-any-return]
+
+    def copy_leaders(self, tensors: Sequence[Tensor]) -> None:  # noqa: D102
+        for tensor in tensors:
+            self._asked(dist.broadcast, tensor, 0)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        """Leave, but not before the others do, if all went well: rank 0 may still be writing."""
+        try:
+            if kind is None:
+                self._asked(dist.barrier)
+        finally:
+            self.close()
+
+    def close(self) -> None:  # noqa: D102
+        if self._heart is not None:
+            self._heart.stop()
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _buckets(self, tensor: Tensor) -> Sequence[Tensor]:
+        if self._bucket_bytes is None:
+            return [tensor]
+        return torch.split(tensor, max(1, self._bucket_bytes // tensor.element_size()))
+
+    def _asked(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Ask for something that needs the others.
+
+        Raises:
+            ClusterError: they have gone.
+        """
+        try:
+            return function(*args, **options)
+        except (RuntimeError, ValueError) as error:  # dist.DistBackendError and its like are RuntimeErrors
+            raise ClusterError(
+                f"another process of this training has ended or cannot be reached ({reason(error)}); look at "
+                'its output, and go on with resume="auto"'
+            ) from error

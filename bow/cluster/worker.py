@@ -1,0 +1,36 @@
+"""A process that `Workers` has started: `python -m bow.cluster.worker FOLDER RANK`."""
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+from bow.errors import BowError
+
+
+def main(folder: Path, rank: str) -> int:
+    """Call the job; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; rank 0 tells the others what to do
+    threading.Thread(target=_end_with_rank_0, name="bow rank 0", daemon=True).start()
+    warnings.simplefilter("ignore")  # what there is to warn of, rank 0 hears
+    try:
+        with (folder / "job").open("rb") as file:
+            sys.path[:] = pickle.load(file)
+            pickle.load(file)()
+    except BowError as error:
+        (folder / f"failure_{rank}").write_text(str(error), encoding="utf-8")
+        return 2
+    return 0
+
+
+def _end_with_rank_0() -> None:
+    """End when rank 0 has gone, of which a training that is in the middle of something else would not hear."""
+    os.read(sys.stdin.fileno(), 1)  # not by way of Python's file, whose lock would be held when this process ends
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,102 @@
+"""The processes that train together, one for each device, as one of them sees them."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Pending:
+    """A sum over all processes that is under way."""
+
+    def wait(self) -> None:
+        """Return once the sum is there; on a GPU, once the current stream is behind it."""
+
+
+DONE = Pending()
+
+
+class World:
+    """A training's processes. This class itself is a world of one: what it is asked for is there already.
+
+    All processes call the same methods in the same order, and from the main thread only.
+
+    Attributes:
+        rank: this process among all, from 0.
+        size: how many there are.
+        local_rank: this process among those of its machine.
+        local_size: how many there are on its machine.
+        node: its machine among all, from 0.
+        nodes: how many machines there are.
+        sums: how often a sum over all was begun, of tensors of any length.
+    """
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+    node = 0
+    nodes = 1
+
+    def __init__(self) -> None:
+        self.sums = 0
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is nobody else, and nobody to be asked."""
+        return True
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that prints, logs and writes files."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Pending:
+        """Begin to add a tensor up over all processes, in place."""
+        return DONE
+
+    def sums_before(self, tensor: Tensor) -> Tensor | None:
+        """Add a tensor up over all processes, in place.
+
+        Returns:
+            The sum over those of lower rank; None where there are none.
+        """
+        return None
+
+    def add_up(self, values: Sequence[float]) -> list[float]:
+        """Add numbers up over all processes."""
+        return list(values)
+
+    def everyone(self, value: T) -> list[T]:
+        """The plain values of all processes, by rank."""
+        return [value]
+
+    def leaders(self, value: T) -> T:
+        """The plain value of rank 0, which all others get; theirs are not looked at."""
+        return value
+
+    def gathered(self, value: T) -> list[T] | None:
+        """At rank 0, the values of all processes, tensors included; None elsewhere."""
+        return [value]
+
+    def handed_out(self, values: Sequence[T] | None) -> T:
+        """What rank 0 has for this process; elsewhere nothing is given."""
+        assert values is not None
+        return values[0]
+
+    def copy_leaders(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors with those of rank 0."""
+
+    def close(self) -> None:
+        """Leave the others; behind this nothing can be asked for."""
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+
+ALONE = World()

@@ -1,0 +1,50 @@
+"""Ctrl-C and SIGTERM: a training that is asked to end writes a checkpoint first; asked again, it ends at once."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Remembers the first signal; behind it, signals do again what they did before the training."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        """The signal that has come; None: none has."""
+        self._before: dict[int, signal._HANDLER] = {}
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Take signals down; only the main thread is given any, elsewhere nothing happens here."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        for number in SIGNALS:
+            before = signal.getsignal(number)
+            if before not in (signal.SIG_IGN, None):  # rank 0 hears of Ctrl-C for all; None: not Python's to change
+                self._before[number] = before
+                signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            self._restore()
+
+    def end(self) -> None:
+        """Do behind the training what the signal asks for: raise `KeyboardInterrupt`, or end the process."""
+        if self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.signal is not None:
+            raise SystemExit(128 + self.signal)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
