@@ -1,8 +1,10 @@
 """The processes of a training, one for each device: torch.distributed, and nothing home-made."""
 
+from bow.cluster.joining import is_leader as is_leader
 from bow.cluster.joining import is_member as is_member
 from bow.cluster.joining import join as join
 from bow.cluster.joining import start as start
+from bow.cluster.joining import was_restarted as was_restarted
 from bow.cluster.world import ALONE as ALONE
 from bow.cluster.world import DONE as DONE
 from bow.cluster.world import Pending as Pending

@@ -27,6 +27,18 @@ def is_member() -> bool:
     return (dist.is_available() and dist.is_initialized()) or all(name in os.environ for name in VARIABLES)
 
 
+def is_leader() -> bool:
+    """Whether this process is rank 0, or alone."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return not is_member() or _number("RANK", 0) == 0
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has started this process again, since one had ended."""
+    return is_member() and _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
 @contextlib.contextmanager
 def join(device: torch.device, count: int | None = None, bucket_mb: float | None = None) -> Iterator[World]:
     """Be one of the processes that torchrun started, or of the default process group where there is one already.

@@ -1,11 +1,14 @@
-"""Checkpoints of a training: written whole or not at all."""
+"""Checkpoints of a training: written whole or not at all, and recognised where they were damaged later."""
 
 import contextlib
 import copy
+import hashlib
+import math
 import os
 import re
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -17,6 +20,11 @@ KEEP = 2
 
 DIRECTORY = "checkpoints"
 
+TRAILER = b"bow sha256 "
+"""Behind what torch has written, which it does not mind: this and the checksum of all in front of it."""
+
+_TRAILER_BYTES = len(TRAILER) + 64
+_BLOCK_BYTES = 2**20
 _NAME = re.compile(r"round_(\d+)\.pt")
 
 
@@ -32,45 +40,66 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
     temporary = path.with_suffix(".tmp")
     try:
         directory.mkdir(exist_ok=True)
-        with temporary.open("wb") as file:
+        with temporary.open("w+b") as file:
             torch.save(_without_numpy(state), file)
+            file.seek(0)
+            checksum = _checksum(file)
+            file.write(TRAILER + checksum)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         for old in _checkpoints(directory)[:-KEEP]:
             old.unlink()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's writer raises the latter where the disk is full
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{path} cannot be written ({error.strerror or reason(error)}); free space or use another run_dir"
-        ) from error
+        why = getattr(error, "strerror", None) or reason(error)
+        raise CheckpointError(f"{path} cannot be written ({why}); free space or use another run_dir") from error
     return path
 
 
-def find_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> Path | None:
-    """The checkpoint that `resume` means; None to start from the beginning.
+def open_checkpoint(
+    resume: str | Path | None, run_dir: str | Path | None
+) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
+    """The checkpoint that `resume` means, and what it holds; None to start from the beginning.
+
+    Where a run directory is meant, and its last checkpoint is damaged, that is the one before it.
 
     Raises:
         SettingError: `resume="auto"` without `run_dir`.
-        CheckpointError: there is none where one was asked for.
+        CheckpointError: there is none where one was asked for, or none that is whole.
+
+    Warns:
+        UserWarning: a damaged one was passed over.
     """
+    found = _meant(resume, run_dir)
+    for path in reversed(found):
+        try:
+            return path, load_checkpoint(path)
+        except CheckpointError as error:
+            if path is found[0]:
+                raise
+            warnings.warn(f"{error}; the one before is taken", stacklevel=3)
+    return None, None
+
+
+def _meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
+    """The checkpoints that could be meant, the oldest first."""
     if resume is None:
-        return None
+        return []
     if resume == "auto":
         if run_dir is None:
             raise SettingError(
                 'resume="auto" looks for checkpoints in run_dir, got run_dir=None; name the run directory'
             )
-        found = _checkpoints(Path(run_dir) / DIRECTORY)
-        return found[-1] if found else None
+        return _checkpoints(Path(run_dir) / DIRECTORY)
     path = Path(resume)
     if path.is_file():
-        return path
+        return [path]
     found = _checkpoints(path / DIRECTORY) or _checkpoints(path)
     if not found:
         raise CheckpointError(f"resume={str(resume)!r} has no checkpoint; give a run directory or a checkpoint of one")
-    return found[-1]
+    return found
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -80,6 +109,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         CheckpointError: it is damaged or no checkpoint.
     """
     try:
+        _check_whole(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
@@ -110,6 +140,33 @@ def delete_checkpoints_after(directory: Path, round_index: int) -> None:
 def run_of(checkpoint: Path) -> Path | None:
     """The run directory that a checkpoint lies in; None where it was copied elsewhere."""
     return checkpoint.parent.parent if checkpoint.parent.name == DIRECTORY else None
+
+
+def _check_whole(path: Path) -> None:
+    """Compare a checkpoint with its checksum, if it has one: those of earlier versions have none.
+
+    Raises:
+        ValueError: they differ.
+    """
+    with path.open("rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(0, length - _TRAILER_BYTES))
+        trailer = file.read()
+        if not trailer.startswith(TRAILER):
+            return
+        file.seek(0)
+        if _checksum(file, length - _TRAILER_BYTES) != trailer.removeprefix(TRAILER):
+            raise ValueError("its checksum is another")
+
+
+def _checksum(file: BinaryIO, length: int | None = None) -> bytes:
+    """SHA-256, in hexadecimal digits, of so many bytes from here on; None: of all."""
+    digest = hashlib.sha256()
+    left = math.inf if length is None else length
+    while left > 0 and (block := file.read(int(min(left, _BLOCK_BYTES)))):
+        digest.update(block)
+        left -= len(block)
+    return digest.hexdigest().encode()
 
 
 def _checkpoints(directory: Path) -> list[Path]:

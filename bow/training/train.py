@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bow.cluster import World, is_member, join, start
+from bow.cluster import World, is_leader, is_member, join, start, was_restarted
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
@@ -21,7 +21,7 @@ from bow.scheduler import Dispatch
 from bow.sync import Synchroniser
 from bow.training.blueprint import Blueprint
 from bow.training.callbacks import Hooks, check_callbacks
-from bow.training.checkpoint import delete_checkpoints_after, find_checkpoint, load_checkpoint, run_of
+from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, run_of
 from bow.training.checks import (
     all_labels,
     check_choices,
@@ -135,7 +135,8 @@ def train(
         loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written.
         run_dir: None is `runs/<date>_<time>_<model>`.
         checkpoint_every: rounds between checkpoints; None writes none.
-        resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from. The
+        resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from, as
+            processes do that torchrun has started again. The
             run directory is the checkpoint's own, where checkpoints of later rounds are deleted, or one without a run.
             Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
         strategy: None; there is no planner in this version.
@@ -181,8 +182,9 @@ def train(
     check_evaluate_every(evaluate_every, stream)
     rule = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
     check_round(stream, rule)
-    checkpoint = find_checkpoint(resume, run_dir)
-    state = None if checkpoint is None else load_checkpoint(checkpoint)
+    if resume is None and run_dir is not None and was_restarted():
+        resume = "auto"
+    checkpoint, state = open_checkpoint(resume, run_dir) if is_leader() else (None, None)
     check_first_batch(template, opened.example, loss, chosen_step, all_labels(data))
     evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
     if evaluator is not None:
@@ -207,7 +209,7 @@ def train(
     request = make_request(engine, learners, compile, opened, rule, epochs=epochs, steps=steps)
     chosen_tuner = check_tuner(tuner, request)
     path, goes_on = _directory(run_dir, resume, checkpoint)
-    if path is not None:
+    if path is not None and is_leader():
         RunDirectory(path).check(goes_on)
     with contextlib.ExitStack() as at_the_end:
         world = at_the_end.enter_context(_world(device, count, bucket_mb, settings))

@@ -1,0 +1,66 @@
+"""A training that is asked to end: it keeps what it has, and says so by how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bow
+
+Train = Callable[..., bow.Result]
+
+
+class Ask:
+    """Sends this process a signal behind a round, as often as it is told to."""
+
+    def __init__(self, number: int, at: int, times: int = 1) -> None:
+        self.number, self.at, self.times = number, at, times
+
+    def on_round_end(self, run: Any) -> None:
+        if run.round == self.at:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Train:
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(96, 5, generator=generator), torch.randint(3, (96,), generator=generator)
+
+    def run(name: str = "run", **settings: Any) -> bow.Result:
+        torch.manual_seed(0)
+        arguments = {"learners": 2, "engine": "eager", "progress": False, "run_dir": tmp_path / name, **settings}
+        return bow.train(nn.Linear(5, 3), data, nn.functional.cross_entropy, batch_size=4, epochs=2, **arguments)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_training_that_is_asked_to_end_goes_on_later(
+    train: Train, tmp_path: Path, number: int, outcome: type[BaseException]
+) -> None:
+    before = signal.getsignal(number)
+    whole = train("whole")
+    with pytest.raises(outcome) as caught:
+        train(callbacks=[Ask(number, at=5)])
+    assert caught.type is KeyboardInterrupt or caught.value.code == 128 + number
+    assert signal.getsignal(number) is before
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round_00000005.pt"]
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    resumed = train(resume="auto")
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+
+
+def test_asked_a_second_time_it_ends_at_once(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[Ask(signal.SIGINT, at=5, times=2)])
+    assert not (tmp_path / "run" / "checkpoints").exists()
