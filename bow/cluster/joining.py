@@ -1,7 +1,10 @@
 """How a process finds the others: those that it starts, that torchrun started, or that the caller knows."""
 
 import contextlib
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,6 +23,9 @@ from bow.errors import ClusterError, SettingError, reason
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells each process."""
+
+SET_PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
 
 
 def is_member() -> bool:
@@ -161,8 +167,15 @@ def _joined(device: torch.device, bucket_mb: float | None) -> Iterator[World]:
         bucket_mb=bucket_mb,
         heart=Heart(_connect, rank, size),
     )
+    _end_with_parent()
     with world:
         yield world
+
+
+def _end_with_parent() -> None:
+    """End at once when torchrun's agent is killed, which cannot end its processes then; known to Linux only."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _connect() -> Store:
