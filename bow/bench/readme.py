@@ -9,11 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from bow.bench.arguments import setting
+from bow.bench.figures.comparison import comparison
+from bow.bench.figures.page import stem
+from bow.bench.peers.report import finals_table
+from bow.bench.peers.training import FINAL, Training
 from bow.bench.results import RESULTS, Table, write_text
 from bow.bench.workloads import WORKLOADS
 from bow.errors import SettingError
 
 BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of results -->"
+
+OPTIONAL = ("peers",)
+"""Left out where there are no results yet; so are the figures."""
+
+HEADLINES = (
+    ("5.8", "throughput of 2 learners over 1"),
+    ("5.4", "time of bow, 3 learners and small batch, over plain with the best batch size"),
+)
+"""Figures that the README quotes, and what of them."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +59,15 @@ def replaced(text: str, block: str) -> str:
 
 def results_block(folder: Path) -> str:
     """Markdown about the results in a folder."""
-    parts = (("engines", _engines), ("tuner", _tuner), ("accuracy", _accuracy), ("sweep", _sweep))
-    texts = [write(json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))) for name, write in parts]
-    return "\n".join(texts)
+    parts = (("engines", _engines), ("tuner", _tuner), ("peers", _peers), ("accuracy", _accuracy), ("sweep", _sweep))
+    paths = [(folder / f"{name}.json", write) for name, write in parts]
+    texts = [write(_read(path)) for path, write in paths if path.is_file() or path.stem not in OPTIONAL]
+    return "\n".join([*texts, *_figures(folder / "figures")])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
 
 
 def _engines(result: dict[str, Any]) -> str:
@@ -79,6 +98,35 @@ def _side(side: dict[str, Any] | None) -> list[str]:
 
 
 def _tuner(result: dict[str, Any]) -> str:
+    if any("verdict" not in pair for pair in result["pairs"]):
+        return _tuner_by_trial(result)
+    rows = []
+    for pair in result["pairs"]:
+        over = "" if pair["ratio"] is None else _interval(pair["ratio"])
+        if pair["choice"] == pair["best"]:
+            over = "the same" if pair["margin"] is None else f"the same; over the next {_interval(pair['margin'])}"
+        cost = f"{pair['calibration_s']:.1f} s, {pair['share']:.1%}"
+        choice = "none" if pair["choice"] is None else pair["choice"]
+        rows.append([pair["model"], str(pair["batch_size"]), choice, pair["best"], over, cost, pair["verdict"]])
+    columns = ["model", "batch size", "found by the tuner", "the best", "found over best", "cost", "verdict"]
+    table = Table(columns, rows, left=["model", "found by the tuner", "the best", "verdict"])
+    settings = result["settings"]
+    return (
+        f"**Learners and engine found by measurement** (`{result['command']}`, {_machine(result)}). What the tuner "
+        f"finds for a training of {settings['run_s']:g} s, against the fastest of every engine with every number of "
+        f"learners and threads: the choice and the fastest run {settings['turns']} times in turn, median of the ratios "
+        "(interval with 95% confidence); the cost is that of all trials, compilation included, and its share of the "
+        "training. Undecided: the median is below 0.95, the interval is not. "
+        f"[All of it](benchmarks/results/tuner.md).\n\n{table.markdown()}"
+    )
+
+
+def _interval(found: dict[str, Any]) -> str:
+    return f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+
+
+def _tuner_by_trial(result: dict[str, Any]) -> str:
+    """Of results from before the fastest took turns: the best is that of the exhaustive trial."""
     rows = []
     for pair in result["pairs"]:
         ratio = pair["ratio"]
@@ -95,6 +143,43 @@ def _tuner(result: dict[str, Any]) -> str:
         "included, and its share of the training. [All of it](benchmarks/results/tuner.md).\n\n"
         f"{table.markdown()}"
     )
+
+
+def _peers(result: dict[str, Any]) -> str:
+    settings, verdict = result["settings"], result["verdict"]
+    finals = [Training.from_dict(values) for values in result["trainings"] if values["stage"] == FINAL]
+    outcome = {True: "The claim holds", False: "The claim does not hold", None: "No verdict"}[verdict["is_met"]]
+    ratio = verdict["ratio"]
+    over = "" if ratio is None else f": the ratio is {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    missed = "".join(f"; {name} did not reach the target with seed {seed}" for name, seed in verdict.get("missed", ()))
+    return (
+        f"**Time to accuracy, beside the peers** (`{result['command']}`, {_machine(result)}). {settings['model']} on "
+        f"{settings['data'].replace('_', ' ')}, to {settings['target']:.1%} test accuracy, "
+        f"{settings['seeds']} seed(s), median (lowest to highest). Claimed is that {verdict['claim']}. "
+        f"{outcome}{over}{missed}. [All of it](benchmarks/results/peers.md).\n\n"
+        f"{finals_table(finals, settings['target']).markdown()}"
+    )
+
+
+def _figures(folder: Path) -> list[str]:
+    """The section about the figures of the paper, or nothing."""
+    quotes = []
+    for name, what in HEADLINES:
+        path = folder / f"{stem(name)}.json"
+        if path.is_file():
+            values = _read(path)
+            rows = [row for row in comparison(name, values).rows if row[0] == what]
+            on = f" on {values['data']}" if "data" in values else ""
+            quotes += [f"{values['model']}{on}, {what}: {here}; in the paper {paper}" for _, paper, here in rows]
+    if not quotes:
+        return []
+    text = (
+        f"**The figures of the TensorBow evaluation** (`bow bench figures`, form {values['form']}, "
+        f"{_machine(values)}): [all of them, the paper's numbers beside ours](benchmarks/results/figures/figures.md). "
+        "Models and data are not the paper's in everything, and hardware and framework are others. "
+        f"{'. '.join(quotes)}.\n"
+    )
+    return [text]
 
 
 def _accuracy(result: dict[str, Any]) -> str:

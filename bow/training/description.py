@@ -20,9 +20,10 @@ from bow.runtime.build import content_hash
 from bow.training.blueprint import Blueprint
 from bow.training.lanes import Request
 from bow.training.opened import Opened
+from bow.training.trials import runtime_is_built
 from bow.tuner import Tuner
 
-RECIPE = 2
+RECIPE = 3
 """Changes with what a calibration tries, so that choices of an earlier version are not taken for those of this one."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -40,7 +41,7 @@ def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tune
     """
     return {
         "recipe": RECIPE,
-        "model": [_text(blueprint.model), *_tensors(blueprint.model)],
+        "model": [_text(blueprint.model), *_tensors(blueprint.model), *_forwards(blueprint.model)],
         "task": _name(loss),
         "optimizer": _optimizer(blueprint),
         "sync": repr(blueprint.sync),
@@ -51,6 +52,7 @@ def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tune
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
         "tuner": [tuner.objective, tuner.threshold, tuner.share],
         "machine": [processor(), len(available_cores()), torch.get_num_threads(), *_device(blueprint)],
+        "native runtime": runtime_is_built() if blueprint.on_cpu else None,
         "versions": [sys.modules["bow"].__version__, torch.__version__, platform.python_version()],
     }
 
@@ -58,6 +60,12 @@ def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tune
 def _tensors(model: nn.Module) -> list[str]:
     named = [*model.named_parameters(), *model.named_buffers()]
     return [f"{name} {_tensor(tensor)} {tensor.requires_grad}" for name, tensor in named]
+
+
+def _forwards(model: nn.Module) -> list[str]:
+    """What modules do that are not torch's own: neither their text nor their tensors tell."""
+    kinds = {type(module) for module in model.modules()}
+    return sorted(_name(kind.forward) for kind in kinds if not kind.__module__.startswith("torch."))
 
 
 def _tensor(tensor: Tensor) -> str:

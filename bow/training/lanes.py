@@ -13,7 +13,7 @@ from bow.engine.choice import FUSED_PARAMETERS
 from bow.engine.swap import SWAPPING
 from bow.replica import num_trainable
 from bow.training.blueprint import Blueprint
-from bow.training.trials import COMPILED, Trials
+from bow.training.trials import COMPILED, Trials, runtime_is_built
 from bow.tuner import Lane, Setting, doubling
 
 ENGINES_CPU: tuple[EngineName, ...] = ("graph", "streams", "eager", "fused")
@@ -29,6 +29,9 @@ MOST_CPU, MOST_CUDA = 8, 64
 FUSED_COMPILE_S = 12.0
 COMPILE_S = 20.0
 """What compiling a learning task by `torch.compile` takes, roughly."""
+
+BUILD_S = 60.0
+"""What building the native runtime takes, once on a machine: engine `graph` on a CPU needs it."""
 
 FUSED_GAIN = 1.2
 """What the fused engine is expected to bring for models of up to `FUSED_PARAMETERS`; nothing for larger ones."""
@@ -65,13 +68,15 @@ class Request:
         return self.engine == "auto" or self.learners == "auto"
 
 
-def lanes(request: Request, blueprint: Blueprint, trials: Trials) -> list[Lane]:
+def lanes(request: Request, blueprint: Blueprint, trials: Trials, rule: int | None = None) -> list[Lane]:
     """Everything that may be tried; a learning task is captured to know whether it has been compiled before.
 
     Args:
         request: what is left open.
         blueprint: of the learners.
         trials: carries them out.
+        rule: learners by the rule of thumb: an engine that is compiled for each number begins there if nothing is
+            measured by then.
     """
     if blueprint.on_cpu:
         engines = ENGINES_CPU
@@ -83,7 +88,7 @@ def lanes(request: Request, blueprint: Blueprint, trials: Trials) -> list[Lane]:
     for engine in engines:
         counts = _counts(request, blueprint, engine)
         if counts:
-            found += _of_engine(engine, counts, request, blueprint, trials)
+            found += _of_engine(engine, counts, request, blueprint, trials, rule)
     return found
 
 
@@ -103,7 +108,12 @@ def most_tried(request: Request, blueprint: Blueprint) -> int:
 
 
 def _of_engine(
-    engine: EngineName, counts: tuple[int, ...], request: Request, blueprint: Blueprint, trials: Trials
+    engine: EngineName,
+    counts: tuple[int, ...],
+    request: Request,
+    blueprint: Blueprint,
+    trials: Trials,
+    rule: int | None,
 ) -> Iterator[Lane]:
     threads = torch.get_num_threads() if blueprint.on_cpu else 1
     compiled = Lane(f"{engine}{COMPILED}", counts=counts, compile_s=COMPILE_S)
@@ -111,14 +121,17 @@ def _of_engine(
         fits = request.engine != "auto" or not blueprint.on_cpu or _is_fusible(blueprint.model)
         if fits:
             gain = FUSED_GAIN if num_trainable(blueprint.model) <= FUSED_PARAMETERS else 1.0
-            yield Lane(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
+            lane = Lane(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
+            yield replace(lane, start=rule)
     elif engine == "graph" and blueprint.on_cpu:
+        build_s = 0.0 if runtime_is_built() else BUILD_S
         if not request.compile:
-            yield Lane(engine, counts=counts)
+            yield Lane(engine, counts=counts, compile_s=build_s)
             several = tuple(count for count in counts if _threads_each(count, threads) > 1)
             if several:
-                yield Lane(engine, threads, several)
-        compile_s = trials.compile_s(Setting(engine, counts[0]))
+                yield Lane(engine, threads, several, compile_s=build_s)
+        # Capturing builds the runtime, so that without it nothing is captured to find out.
+        compile_s = build_s + COMPILE_S if build_s else trials.compile_s(Setting(engine, counts[0]))
         if compile_s is not None:
             yield replace(compiled, compile_s=compile_s)
     elif request.compile:

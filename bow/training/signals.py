@@ -17,6 +17,11 @@ EVERY = 20
 """Rounds between two looks at weights and gradients: a look is a pass over both, and a round in separate passes."""
 
 
+SETTLING = 4.0
+"""Distances are those that learning rate, momentum and learners bring about behind so many times the rounds in which
+learners forget where they were: by then, what a drop of the learning rate to a tenth has left over is 3%."""
+
+
 class Signals:
     """Estimates statistical efficiency from the gradients of the learners and their distances from `z`.
 
@@ -48,6 +53,8 @@ class Signals:
         self._lr = 0.0
         self._momentum = 0.0
         self._learners = 1
+        self._since = 0
+        self._repulsion = 0.0
         self._looked_at = 0
         self._shown: tuple[weakref.ref[Replicas], RemovableHandle | None] | None = None
 
@@ -79,11 +86,27 @@ class Signals:
         outcome = replicas.last
         if outcome is None or len(outcome.active) != replicas.learners or not all(outcome.healthy):
             return
-        self._learners = replicas.learners
-        self._lr, self._momentum = _sgd_settings(replicas.optimizer)
+        self._notice_changes(replicas)
         _add(self._gradients, replicas.G)
-        if self._is_pulling:
+        if self._is_pulling and self._lr and self._has_settled(replicas.rounds):
             _add(self._distances, (row - replicas.z for row in replicas.W))
+            self._estimate_repulsion()
+
+    def _notice_changes(self, replicas: Replicas) -> None:
+        """Forget distances that another learning rate, momentum or number of learners has brought about."""
+        before = self._lr, self._momentum
+        now = _sgd_settings(replicas.optimizer)
+        if now == before and replicas.learners == self._learners:
+            return
+        self._lr, self._momentum = now
+        self._learners, self._since = replicas.learners, replicas.rounds
+        self._distances = RunningMoments()
+        if now != before:  # otherwise it is still the best guess
+            self._repulsion = 0.0
+
+    def _has_settled(self, rounds: int) -> bool:
+        slowest = min(self._alpha(self._learners), 1 - self._momentum)
+        return (rounds - self._since) * slowest >= SETTLING
 
     def __call__(self, learners: int) -> float:
         """What a sample is worth with so many learners."""
@@ -91,7 +114,7 @@ class Signals:
         return StatisticalEfficiency(
             self.noise_scale,
             self._batch_size,
-            repulsion=self._repulsion(),
+            repulsion=self._repulsion,
             momentum=momentum,
             alpha=self._alpha(learners),
         )(learners)
@@ -105,11 +128,11 @@ class Signals:
         alpha = self._sync.alpha if isinstance(self._sync, SMA) else None
         return (1 / learners if alpha is None else alpha) / self._sync.every
 
-    def _repulsion(self) -> float:
+    def _estimate_repulsion(self) -> None:
         distances, gradients = self._distances.value, self._gradients.value
-        if distances is None or gradients is None or not self._lr:
-            return 0.0
-        return repulsion(distances.noise, gradients.noise, self._lr, self._alpha(self._learners), self._momentum)
+        if distances is not None and gradients is not None:
+            alpha = self._alpha(self._learners)
+            self._repulsion = repulsion(distances.noise, gradients.noise, self._lr, alpha, self._momentum)
 
 
 def _add(moments: RunningMoments, rows: Iterable[Tensor]) -> None:

@@ -1,10 +1,12 @@
 """Timed trials: the rounds of a training, run for a moment on the user's own model and data, and forgotten."""
 
 import contextlib
+import importlib
 import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from bow.device import StreamDevice
 from bow.engine import EngineName
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
+from bow.runtime.build import FLAGS, cache_folder, content_hash
+from bow.runtime.loading import MODULE
 from bow.training.blueprint import Blueprint
 from bow.training.opened import TrialFeed
 from bow.training.replicas import Replicas
@@ -24,6 +28,9 @@ COMPILED = "+compiled"
 
 MOST_HELD_BYTES = 2**28
 """Learners of several engines are kept for further trials as long as their weights and gradients take less."""
+
+PROBE_S = 0.05
+"""A probe lasts so long at least, behind a first round."""
 
 WARM_UP_S = 0.02
 """What comes before a measurement at least, behind a first round, which captures and allocates."""
@@ -65,31 +72,32 @@ class Trials:
         compile_s = 0.0
         rates: list[float] = []
         failure: str | None = None
-        out_of_memory = False
+        out_of_memory = no_room = False
         try:
             with self._apart(setting.threads):
                 replicas, compile_s = self._ready(setting)
                 rates = [self._stretch(replicas, trial.seconds / trial.repeats) for _ in range(trial.repeats)]
         except DeviceMemoryError:
             failure, out_of_memory = "out of memory", True
-        except SettingError as error:  # refused before it ran: no room for so many learners
-            failure, out_of_memory = reason(error), True
+        except SettingError as error:  # refused before it ran
+            failure, no_room = f"no room: {reason(error)}", True
         except Exception as error:  # whatever an engine does not like about a model
             failure = reason(error)
         if failure is not None:
             self._forget(setting)
         seconds = max(0.0, self._clock() - began - compile_s)
-        return Measurement(setting, rates, seconds, compile_s, failure, out_of_memory)
+        return Measurement(setting, rates, seconds, compile_s, failure, out_of_memory, no_room)
 
-    def probe(self, setting: Setting, rounds: int = 2) -> float:
-        """Samples per second of the last of a few rounds.
+    def probe(self, setting: Setting, seconds: float = PROBE_S) -> float:
+        """Samples per second, roughly: the first round is left out.
 
         Raises:
             Exception: what the user's model, loss or step raises.
         """
         with self._apart(setting.threads):
             replicas = self._replicas(setting)
-            return [self._stretch(replicas, 0.0) for _ in range(rounds)][-1]
+            self._stretch(replicas, 0.0)
+            return self._stretch(replicas, seconds)
 
     def compile_s(self, setting: Setting) -> float | None:
         """Seconds that compiling the learning task of engine `graph` may take; None where it cannot be.
@@ -117,11 +125,13 @@ class Trials:
         """Learners of a setting, warm, and the seconds that compiling took."""
         engine, compiles = split(setting.engine)
         is_new = _key(setting) not in self._made
-        replicas = self._replicas(setting)
+        builds = is_new and engine == "graph" and self._blueprint.on_cpu and not runtime_is_built()
         began = self._clock()
+        replicas = self._replicas(setting)
+        made = self._clock()
         self._stretch(replicas, 0.0)
-        first_s = self._clock() - began
-        compile_s = first_s if (compiles and is_new) or engine == "fused" else 0.0
+        compile_s = self._clock() - made if (compiles and is_new) or engine == "fused" else 0.0
+        compile_s += made - began if builds else 0.0
         if not runs_as(replicas, engine, compiles):
             raise BowError(f"it runs as {replicas.engine}")
         self._stretch(replicas, WARM_UP_S)
@@ -195,6 +205,14 @@ class Trials:
                 torch.set_num_threads(before)
                 random.setstate(numbers)
                 np.random.set_state(arrays)
+
+
+def runtime_is_built() -> bool:
+    """Whether the native runtime was built on this machine before."""
+    folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
+    sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
+    key = content_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
+    return (cache_folder() / f"runtime-{key}" / f"{MODULE}.so").exists()
 
 
 def split(name: str) -> tuple[str, bool]:

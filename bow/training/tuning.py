@@ -79,7 +79,9 @@ class Tuned:
     def record(self) -> dict[str, Any]:
         """For loggers."""
         chosen = {"engine": self.engine, "learners": self.learners}
-        return {"kind": "calibration", "source": self.source, **chosen, "summary": self.summary, "rows": self.rows}
+        how = {"threads": self.threads, "compile": self.compile, "calibration_s": self.seconds}
+        why = {"source": self.source, "summary": self.summary, "rows": self.rows}
+        return {"kind": "calibration", **chosen, **how, **why}
 
 
 def tune(
@@ -152,18 +154,20 @@ def _measured(
     signals: Signals | None,
 ) -> Tuned:
     began = time.perf_counter()
-    first = request.engine if request.engine not in ("auto", "fused") else "eager"
+    first = request.engine if request.engine in ("graph", "whole_round") else "eager"
     count = 1 if request.learners == "auto" else request.learners
-    rate = trials.probe(Setting(first, count))
+    rate = trials.probe(Setting(first, count, torch.get_num_threads() if blueprint.on_cpu else 1))
     expected = None if request.samples is None else request.samples / rate
     budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, PLANNED * tuner.share * expected)
     if budget < LEAST_BUDGET_S and expected is not None:
         of_it = f"{tuner.share:.0%} of it"
         why = f"a training of about {duration_text(expected)} is too short to measure in {of_it}"
         return _by_rule(request, blueprint, rule, why, signals)
-    possible = lanes(request, blueprint, trials)
+    possible = lanes(request, blueprint, trials, rule)
     if not possible:
-        return _by_rule(request, blueprint, rule, "there is no room for any engine", signals)
+        has_room = request.engine != "auto" and _fits(Setting(request.engine, count), blueprint)
+        why = "its learning task cannot be compiled" if has_room else "there is no room for any engine"
+        return _by_rule(request, blueprint, rule, why, signals)
     calibration = Calibration(
         possible,
         budget,
@@ -171,18 +175,19 @@ def _measured(
         share=PLANNED * tuner.share,
         threshold=tuner.threshold,
         efficiency=signals,
+        spent_s=time.perf_counter() - began,
     )
     say(f"measuring engines and numbers of learners, for at most {duration_text(budget)}")
     while (trial := calibration.next_trial()) is not None:
         calibration.report(trials.run(trial))
     if calibration.choice is None:
-        why = "no setting ran" if calibration.spent_s else f"no trial fits into {duration_text(budget)}"
+        tried = any(row.status == "failed" for row in calibration.table.rows)
+        why = "no setting ran" if tried else f"no trial fits into {duration_text(budget)}"
         by_rule = _by_rule(request, blueprint, rule, why, signals)
         return dataclasses.replace(by_rule, rows=calibration.table.as_dicts())
-    table, more_s = calibration.table, time.perf_counter() - began - calibration.spent_s
+    table = calibration.table
     say(str(table))
-    summary = f"{calibration.summary}; {more_s:.1f} s more to import and capture what the training needs as well"
-    found = _from_setting(calibration.choice, "calibration", summary, signals)
+    found = _from_setting(calibration.choice, "calibration", calibration.summary, signals)
     return dataclasses.replace(found, rows=table.as_dicts(), is_complete=calibration.is_complete)
 
 

@@ -9,6 +9,9 @@ from bow.tuner import OnlineTuner, Tuner, Window
 class Watch:
     """Tells an `OnlineTuner` of windows of training, and does what it says.
 
+    Trials have found the number of learners that the training begins with, now or for an earlier training, so that its
+    neighbours are not tried at once.
+
     Args:
         replicas: the learners.
         tuner: the tuner's settings.
@@ -20,14 +23,11 @@ class Watch:
         self._replicas = replicas
         self._window_s = tuner.window_s
         self._signals = signals
-        self._tuner = OnlineTuner(replicas.learners, most, threshold=tuner.threshold, efficiency=signals)
+        self._tuner = OnlineTuner(
+            replicas.learners, most, threshold=tuner.threshold, efficiency=signals, calibrated=True
+        )
         self._began: tuple[float, int] | None = None
         self._learners = replicas.learners
-
-    @property
-    def settled(self) -> bool:
-        """Whether the number of learners has been compared with one more and one fewer."""
-        return self._tuner.settled
 
     def round_ended(self, seconds: float, samples: int) -> str | None:
         """Hear of rounds that have ended.

@@ -22,7 +22,7 @@ class Budget:
     """Seconds for all trials together, compilation included.
 
     Args:
-        record: what was measured.
+        record: what was measured, and what was spent before.
         lanes: what can be tried.
         most_s: the budget at the beginning.
         samples: how many samples the training will see; None where that is unknown.
@@ -43,9 +43,11 @@ class Budget:
 
     @property
     def total_s(self) -> float:
-        """The budget, as far as is known by now."""
+        """The budget, as far as is known by now: it falls as faster settings are found, but not below what is spent."""
         expected = self.training_s
-        return self._most_s if self._share is None or expected is None else min(self._most_s, self._share * expected)
+        if self._share is None or expected is None:
+            return self._most_s
+        return min(self._most_s, max(self._share * expected, self._record.spent_s))
 
     @property
     def cut_short(self) -> bool:
@@ -97,7 +99,7 @@ class Budget:
     def compile_s(self, lane: Lane, learners: int) -> float:
         """What compiling for a trial is expected to take."""
         was_compiled = (lane.at(learners) if lane.compiles_each else lane.engine) in self._compiled
-        return 0.0 if was_compiled or learners in lane.cached else lane.compile_s
+        return 0.0 if was_compiled else lane.compile_s
 
     def saved_s(self, lane: Lane) -> float:
         """What a lane is expected to save of the training; any time where the length of that is unknown."""
@@ -110,7 +112,8 @@ class Budget:
             return None
         if lane.engine in self._compiled:
             return f"{lane.engine} was compiled once, and compiles for every number of learners"
-        if compiling > COMPILING_SHARE * self.total_s - self._set_aside_s - self._record.compile_s:
+        most_s = COMPILING_SHARE * (self.total_s - self._record.before_s)
+        if compiling > most_s - self._set_aside_s - self._record.compile_s:
             return f"compiling takes {compiling:.1f} s, more than the budget leaves for it"
         cost = self.cost_s(lane, learners)
         return None if saved > cost else f"compiling takes {cost:.1f} s to save {max(saved, 0.0):.1f} s"
@@ -121,5 +124,5 @@ class Budget:
 
     @property
     def _measuring_s(self) -> float:
-        """The part of the budget that compilation leaves, whether it is over or not."""
-        return max(0.0, self.total_s - self._set_aside_s - self._record.compile_s)
+        """The part of the budget that compilation and what came before leave, whether it is over or not."""
+        return max(0.0, self.total_s - self._record.before_s - self._set_aside_s - self._record.compile_s)

@@ -90,7 +90,7 @@ class ChoiceCache:
         return True
 
     def pin(self, description: Mapping[str, Any], setting: Setting) -> None:
-        """Fix what is chosen for a description, until `unpin`.
+        """Fix what is chosen for a description, until the file is deleted.
 
         Raises:
             SettingError: the folder cannot be written.
@@ -101,14 +101,6 @@ class ChoiceCache:
             raise SettingError(
                 f"the pin cannot be kept in {self.folder} ({error.strerror or error}); make the folder writable"
             ) from error
-
-    def unpin(self, description: Mapping[str, Any]) -> bool:
-        """Let a description be measured again, or its last choice be used; whether it was pinned."""
-        try:
-            self._path(description, pinned=True).unlink()
-        except FileNotFoundError:
-            return False
-        return True
 
     def _path(self, description: Mapping[str, Any], pinned: bool) -> Path:
         return self.folder / f"{key_of(description)}{'.pin' if pinned else ''}.json"

@@ -7,7 +7,7 @@ from bow.errors import SettingError
 from bow.tuner.budget import Budget
 from bow.tuner.decision_table import DecisionTable, tabulate
 from bow.tuner.lane import Lane
-from bow.tuner.record import Efficiency, Fits, Record, full_efficiency
+from bow.tuner.record import Efficiency, Record, full_efficiency
 from bow.tuner.search import Search, choose
 from bow.tuner.setting import Measurement, Setting, Trial
 
@@ -15,34 +15,35 @@ from bow.tuner.setting import Measurement, Setting, Trial
 class Calibration:
     """Asks for trials, hears of measurements, and ends with a choice.
 
-    The search, cheapest first:
+    The search:
 
-    1. every lane that needs no compilation is measured once, with its fewest learners, as far as most of the budget is
-       left; otherwise behind 2.;
+    1. every lane that needs no compilation is measured once, with its fewest learners, those whose trials are expected
+       to take least first, as far as most of the budget is left; otherwise behind 2.;
     2. from the fastest lane to the slowest, learners grow while throughput grows by more than `threshold`. A lane is
        left when learners did not pay twice in a row or cost throughput, and when diminishing returns leave it no way to
        reach the best so far;
-    3. a lane that has to be compiled is tried with the best number of learners so far, if the time that it is expected
-       to save in the rest of the training exceeds what compiling takes: once per engine;
+    3. a lane that has to be compiled is tried with the best number of learners so far, or where nothing is measured yet
+       with the lane's `start`, if the time that it is expected to save in the training exceeds what compiling takes:
+       once per engine;
     4. between the measured numbers of learners around the best, where more may be found;
-    5. the choice, the best and the runner-up are measured again, in turn, while they are too close to call.
+    5. the best and those that it is too close to call from are measured again, in turn, a few times at most.
 
     It stops when the budget is used up; no trial begins that is expected to exceed it. The best so far is always the
     choice: the fewest learners whose score is within the threshold of the highest score. One learner is as good an
-    answer as any. No trial is asked for that does not fit into memory, or with as many learners as ran out of it
-    before with the same engine.
+    answer as any. No trial is asked for with as many learners as there was no memory for before with the same
+    engine, nor with as many as it failed with in another way; an engine that never ran and fails is not tried again.
 
     Scores are throughput, or with `efficiency` goodput: throughput times what a sample is worth.
 
     Args:
         lanes: what can be tried.
-        budget_s: seconds for all trials together, compilation included.
+        budget_s: seconds for all trials together, compilation and what was spent before included.
         samples: how many samples the training will see, if that is known: with the best throughput so far, this is how
             long the training will take.
         share: the largest part of that time; the budget shrinks to it as faster settings are found.
         threshold: what more learners have to bring, as a part of the throughput.
-        fits: whether there is memory for a setting.
         efficiency: of a number of learners; None is the objective `throughput`.
+        spent_s: what was spent before the first trial.
 
     Raises:
         SettingError: a value outside its range.
@@ -68,13 +69,15 @@ class Calibration:
         samples: float | None = None,
         share: float | None = None,
         threshold: float = 0.03,
-        fits: Fits | None = None,
         efficiency: Efficiency | None = None,
+        spent_s: float = 0.0,
     ) -> None:
         _check(lanes, budget_s, samples, share, threshold)
+        if not (math.isfinite(spent_s) and spent_s >= 0):
+            raise SettingError(f"spent_s must be finite and at least 0, got {spent_s}")
         self.lanes = tuple(lanes)
         self.threshold = threshold
-        self._record = Record(efficiency or full_efficiency, fits or (lambda setting: True))
+        self._record = Record(efficiency or full_efficiency, spent_s)
         self._budget = Budget(self._record, self.lanes, budget_s, samples, share)
         self._search = Search(self.lanes, self._record, self._budget, threshold).trials()
         self._started = False
@@ -82,12 +85,12 @@ class Calibration:
 
     @property
     def budget_s(self) -> float:
-        """Seconds for all trials together, as far as is known by now."""
+        """Seconds that may be spent in all, as far as is known by now."""
         return self._budget.total_s
 
     @property
     def spent_s(self) -> float:
-        """What the trials took so far, compilation included."""
+        """What was spent so far: before the first trial, in trials, and in compilation."""
         return self._record.spent_s
 
     @property
@@ -118,7 +121,8 @@ class Calibration:
             return f"calibration made no trial in a budget of {self.budget_s:.1f} s"
         of_training = f", {self.spent_s / expected:.1%} of a training of {expected:.0f} s" if expected else ""
         found = "nothing ran" if choice is None else f"chosen: {choice}"
-        took = f"calibration of {tried} settings took {self.spent_s:.1f} s{of_training}"
+        settings = "1 setting" if tried == 1 else f"{tried} settings"
+        took = f"calibration of {settings} took {self.spent_s:.1f} s{of_training}"
         return f"{took} (budget {self.budget_s:.1f} s); {found}"
 
     def next_trial(self) -> Trial | None:

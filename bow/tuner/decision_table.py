@@ -84,11 +84,13 @@ def tabulate(record: Record, choice: Setting | None) -> DecisionTable:
         record: what was measured and refused.
         choice: among it.
     """
-    tried = [_tried(record, setting, choice) for setting in record.trials]
+    is_throughput = all(record.efficiency(setting.learners) == 1 for setting in (*record.trials, *record.refused))
+    what = "throughput" if is_throughput else "goodput"
+    tried = [_tried(record, setting, choice, what) for setting in record.trials]
     return DecisionTable((*tried, *(_refused(record, setting, why) for setting, why in record.refused.items())))
 
 
-def _tried(record: Record, setting: Setting, choice: Setting | None) -> Row:
+def _tried(record: Record, setting: Setting, choice: Setting | None, what: str) -> Row:
     trials, rates = record.trials[setting], record.rates(setting)
     failure = next((trial for trial in reversed(trials) if trial.failure is not None), None)
     status: Status = "chosen" if setting == choice else "measured"
@@ -96,7 +98,7 @@ def _tried(record: Record, setting: Setting, choice: Setting | None) -> Row:
         status = "failed"
         why = (failure and failure.failure) or record.obstacle(setting) or ""
     else:
-        why = _compared(record, setting, choice)
+        why = _compared(record, setting, choice, what)
     return Row(
         *(setting.engine, setting.learners, setting.threads, status, why),
         samples_per_s=statistics.median(rates) if rates else None,
@@ -109,11 +111,10 @@ def _tried(record: Record, setting: Setting, choice: Setting | None) -> Row:
     )
 
 
-def _compared(record: Record, setting: Setting, choice: Setting | None) -> str:
+def _compared(record: Record, setting: Setting, choice: Setting | None, what: str) -> str:
     best = record.best()
     assert best is not None
     assert choice is not None
-    what = "throughput" if record.efficiency(setting.learners) == record.efficiency(1) == 1 else "goodput"
     if setting != choice:
         return _relation(record.gain(setting, over=choice).value, f"{what} of the choice")
     if setting == best:

@@ -93,19 +93,18 @@ class DeviceTuners:
         """Whether every device has settled, all others being as they are."""
         return not self._others and self.tuners[self._turn].settled
 
-    def hear(self, samples: float, seconds: float, may_change: bool = True) -> list[Decision]:
+    def hear(self, samples: float, seconds: float) -> list[Decision]:
         """Take in a window.
 
         Args:
             samples: that the learners of all devices saw.
             seconds: by the wall clock.
-            may_change: as in `OnlineTuner.hear`.
 
         Returns:
             By device, what to do before the next window begins: at most one is to change.
         """
         tuner = self.tuners[self._turn]
-        decision = tuner.hear(Window(samples, seconds, tuner.learners), may_change)
+        decision = tuner.hear(Window(samples, seconds, tuner.learners))
         decisions = [decision if device == self._turn else STAY for device in range(len(self.tuners))]
         if tuner.settled:
             self._pass_on()

@@ -31,11 +31,10 @@ class Lane:
         setup_s: seconds that a trial is expected to take besides measuring; what trials take replaces it.
         compile_s: seconds that compilation is expected to take; 0 where there is none or its result is in a cache.
         compiles_each: every number of learners is compiled for itself, as in the fused engine.
-        cached: of those, the numbers of learners whose compiled code is in a cache.
+        start: the number of learners that it is compiled for where nothing is measured yet, or the closest of `counts`;
+            None: the fewest.
         expected_gain: how many times the best throughput of the lanes without compilation this one is expected to have,
             until it is measured: whether compiling is tried depends on it.
-        most_gain: how many times the throughput of the fewest learners more of them can reach, where that is known,
-            such as the number of cores.
 
     Raises:
         SettingError: a value outside its range.
@@ -47,12 +46,13 @@ class Lane:
     setup_s: float = 0.0
     compile_s: float = 0.0
     compiles_each: bool = False
-    cached: frozenset[int] = frozenset()
+    start: int | None = None
     expected_gain: float = 1.2
-    most_gain: float = math.inf
 
     def __post_init__(self) -> None:
         check_at_least_one("threads", self.threads)
+        if self.start is not None:
+            check_at_least_one("start", self.start)
         for count in self.counts:
             check_at_least_one("counts", count)
         if not self.counts or list(self.counts) != sorted(set(self.counts)):
@@ -62,10 +62,6 @@ class Lane:
                 raise SettingError(f"{name} must be finite and at least 0, got {value}")
         if not (math.isfinite(self.expected_gain) and self.expected_gain > 0):
             raise SettingError(f"expected_gain must be finite and above 0, got {self.expected_gain}; 1.2 is 20% faster")
-        if not self.most_gain >= 1:
-            raise SettingError(
-                f"most_gain must be at least 1, got {self.most_gain}; leave it out where that is unknown"
-            )
 
     def at(self, learners: int) -> Setting:
         """The setting with so many learners."""
@@ -82,11 +78,9 @@ class Curve:
 
     Args:
         points: (learners, throughput), ascending, at least one.
-        most_gain: as in `Lane`.
     """
 
     points: tuple[tuple[int, float], ...]
-    most_gain: float = math.inf
 
     def beyond(self, learners: int) -> float:
         """At most so much is to be had with up to so many learners, more than were measured.
@@ -94,17 +88,14 @@ class Curve:
         Example:
             >>> round(Curve(((1, 100.0),)).beyond(8), 6), round(Curve(((2, 100.0), (4, 110.0))).beyond(8), 6)
             (800.0, 121.0)
-            >>> Curve(((1, 100.0),), most_gain=6.0).beyond(8)
-            600.0
         """
-        (_, first_rate), (last, rate) = self.points[0], self.points[-1]
+        last, rate = self.points[-1]
         if learners <= last:
             return rate
         exponent = 1.0
         if len(self.points) > 1 and (before := self.points[-2])[0] > 1:
             exponent = min(max(_log_slope(before, (last, rate)), 0.0), 1.0)
-        diminishing = rate * math.exp(exponent * math.log(learners / last))
-        return min(diminishing, max(rate, self.most_gain * first_rate))
+        return rate * math.exp(exponent * math.log(learners / last))
 
     def between(self, learners: int) -> float:
         """At most so much is to be had with a number of learners between two that were measured.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
 from bow.errors import SettingError
+from bow.tuner.estimate import SURENESS
 from bow.tuner.record import Efficiency, full_efficiency
 from bow.tuner.setting import check_at_least_one
 from bow.tuner.visit import Visit, Visits
@@ -78,6 +79,8 @@ class OnlineTuner:
         threshold: what a learner has to bring, as a part of the throughput.
         fits: whether there is memory for so many learners.
         efficiency: of a number of learners, asked anew in every comparison; None is the objective `throughput`.
+        calibrated: whether measurements have found this number of learners just now: its neighbours are then tried
+            behind the first wait, or a drift, and not at once.
 
     Attributes:
         learners: how many there are, or will be when the last decision is carried out.
@@ -111,6 +114,7 @@ class OnlineTuner:
         threshold: float = 0.03,
         fits: Callable[[int], bool] | None = None,
         efficiency: Efficiency | None = None,
+        calibrated: bool = False,
     ) -> None:
         check_at_least_one("learners", learners)
         check_at_least_one("most", most)
@@ -126,20 +130,22 @@ class OnlineTuner:
         self._fits = fits or (lambda learners: True)
         self._visits = Visits(efficiency or full_efficiency)
         self.restart()
+        if calibrated:
+            for wait in self._waits.values():
+                wait.begin(now=0)
 
     @property
     def settled(self) -> bool:
         """Whether both directions were tried, or need not be, and the present number of learners is kept."""
         return self._watching and not any(self._is_pending(direction) for direction in (UP, DOWN))
 
-    def hear(self, window: Window, may_change: bool = True) -> Decision:
+    def hear(self, window: Window) -> Decision:
         """Take in a window.
 
         Args:
             window: the stretch of training that just ended, in which the number of learners did not change. One with
                 another number than `learners` says that somebody else changed it: the tuner starts over from there.
                 One without samples says nothing.
-            may_change: whether an attempt may begin now.
 
         Returns:
             What to do before the next window begins.
@@ -147,7 +153,6 @@ class OnlineTuner:
         if not (window.samples > 0 and window.seconds > 0):
             return STAY
         self.num_windows += 1
-        self._may_change = may_change
         if window.learners != self.learners:
             self.learners = window.learners
             self.restart()
@@ -166,7 +171,6 @@ class OnlineTuner:
         self._waits: dict[Step, Wait] = {UP: Wait(), DOWN: Wait()}
         self._drift_wait = Wait()
         self._visits.forget()
-        self._may_change = True
         self._watching = False
         self._rule = self._tune()
         next(self._rule)
@@ -193,6 +197,10 @@ class OnlineTuner:
             gain = self._visits.gain(there, over=here)
             if gain.log > math.log1p(self.threshold):
                 self._waits[UP].reset()
+                most = self._visits.most_gain(there.learners, base) + SURENESS * gain.error
+                if there.learners == base + 1 and gain.log <= most:  # else it was not the learner that brought it
+                    self._waits[DOWN].reset()
+                    self._waits[DOWN].begin(self.num_windows)
                 return there
             costs = gain.exceeds(-self.threshold) is False
             if costs or self.learners == base + self._reach or not self._is_allowed(self.learners + 1):
@@ -280,7 +288,7 @@ class OnlineTuner:
 
     def _may_attempt(self, direction: Step) -> bool:
         """Whether an attempt may begin now."""
-        if not (self._may_change and self._is_pending(direction)):
+        if not self._is_pending(direction):
             return False
         recent = sum(change.window > self.num_windows - SPAN for change in self.changes[-MOST_CHANGES:])
         return recent < MOST_CHANGES

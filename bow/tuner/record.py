@@ -7,14 +7,10 @@ from typing import TypeAlias
 
 from bow.tuner.estimate import Estimate, estimate, noise_of
 from bow.tuner.lane import Curve, Lane
-from bow.tuner.setting import Measurement, Setting
+from bow.tuner.setting import Measurement, Setting, count_text
 
 Efficiency: TypeAlias = Callable[[int], float]
 """From a number of learners to what a sample is worth with so many, 1 being what it is worth with one."""
-
-Fits: TypeAlias = Callable[[Setting], bool]
-"""Whether there is memory for a setting."""
-
 
 BETWEEN_TRIALS = 0.05
 """Deviation of the logarithm from trial to trial, besides that within them: machines are slower now and then, for as
@@ -31,19 +27,20 @@ class Record:
 
     Args:
         efficiency: of a number of learners.
-        fits: whether there is memory for a setting.
+        before_s: what was spent before the first trial.
     """
 
-    def __init__(self, efficiency: Efficiency, fits: Fits) -> None:
+    def __init__(self, efficiency: Efficiency, before_s: float = 0.0) -> None:
         self.efficiency = efficiency
-        self.fits = fits
+        self.before_s = before_s
         self.trials: dict[Setting, list[Measurement]] = {}
         self.refused: dict[Setting, str] = {}
-        self.walls: dict[str, int] = {}
-        """By engine: the fewest learners that ran out of memory; so many are not tried again, so that it only falls."""
-        self.broken: dict[str, str] = {}
-        """By engine: why it does not run at all."""
-        self.spent_s = 0.0
+        self.walls: dict[str, tuple[int, str]] = {}
+        """By engine: the fewest learners that there was no memory for, and why; so many are not tried again, so that it
+        only falls."""
+        self.broken: dict[str, tuple[int, str]] = {}
+        """By engine: from how many learners on it does not run, and why."""
+        self.spent_s = before_s
         self.compile_s = 0.0
         """Of it, what compilation took."""
         self._scores: dict[Setting, Estimate] = {}
@@ -51,16 +48,20 @@ class Record:
     def add(self, measurement: Measurement) -> None:
         """Take in what came of a trial."""
         setting = measurement.setting
+        worked_before = any(known.engine == setting.engine and self.rates(known) for known in self.trials)
         self.trials.setdefault(setting, []).append(measurement)
         self.compile_s += measurement.compile_s
         self.spent_s += measurement.seconds + measurement.compile_s
         self.refused.pop(setting, None)
         self._scores.clear()  # every measurement says something about the noise of all
         self.__dict__.pop("noise", None)
-        if measurement.out_of_memory:
-            self.walls[setting.engine] = setting.learners
+        learners = count_text(setting.learners)
+        if measurement.out_of_memory or measurement.no_room:
+            why = f"{learners} ran out of memory" if measurement.out_of_memory else f"there is no room for {learners}"
+            self.walls[setting.engine] = setting.learners, why
         elif measurement.failure is not None:
-            self.broken[setting.engine] = measurement.failure
+            since, with_ = (setting.learners, f" with {learners}") if worked_before else (1, "")
+            self.broken[setting.engine] = since, f"{setting.engine} failed{with_}: {measurement.failure}"
 
     def forget_refusals(self, lane: Lane) -> None:
         """Nothing of a lane has been refused."""
@@ -72,12 +73,8 @@ class Record:
 
     def obstacle(self, setting: Setting) -> str | None:
         """Why a setting must not be tried, whatever it would bring."""
-        if setting.engine in self.broken:
-            return f"{setting.engine} failed: {self.broken[setting.engine]}"
-        wall = self.walls.get(setting.engine, math.inf)
-        if setting.learners >= wall:
-            return f"{wall} learners ran out of memory"
-        return None if self.fits(setting) else "does not fit into memory"
+        limits = [found[setting.engine] for found in (self.broken, self.walls) if setting.engine in found]
+        return next((why for since, why in limits if setting.learners >= since), None)
 
     @functools.cached_property
     def noise(self) -> float:
@@ -122,7 +119,7 @@ class Record:
         """What is known of a lane of which something was measured."""
         noise = self.noise
         points = tuple((n, estimate(self.rates(lane.at(n)), noise).value) for n in self.counts(lane))
-        return Curve(points, lane.most_gain)
+        return Curve(points)
 
     def most_beyond(self, lane: Lane) -> float:
         """The logarithm of the highest score that a lane can reach with more learners than were measured."""
@@ -143,8 +140,8 @@ class Record:
         return log_efficiency(self.efficiency, learners)
 
     def _is_sound(self, setting: Setting, trials: Iterable[Measurement]) -> bool:
-        is_below_wall = setting.learners < self.walls.get(setting.engine, math.inf)
-        return is_below_wall and all(trial.failure is None for trial in trials)
+        wall, _ = self.walls.get(setting.engine, (math.inf, ""))
+        return setting.learners < wall and all(trial.failure is None for trial in trials)
 
 
 def log_efficiency(efficiency: Efficiency, learners: int) -> float:

@@ -88,8 +88,9 @@ class Search:
             if refusal is not None:
                 self._record.refused[lane.at(start)] = refusal
                 continue
+            if all(lane.engine != other.engine for other in planned):  # an engine is compiled once
+                costs.append(self._budget.compile_s(lane, start))
             planned.append(lane)
-            costs.append(self._budget.compile_s(lane, start))
             self._budget.plan(costs)
         return planned
 
@@ -152,16 +153,15 @@ class Search:
     def _compile(self, lane: Lane) -> _Search[None]:
         start = self._start_of(lane)
         if lane.compiles_each:  # all others would have to be compiled as well
-            lane = dataclasses.replace(lane, counts=tuple(sorted({start, *(lane.cached & set(lane.counts))})))
+            lane = dataclasses.replace(lane, counts=(start,))
         if (yield from self._try(lane, start, "whether compiling pays")):
             yield from self._climb(lane, start)
 
     def _start_of(self, lane: Lane) -> int:
         """The number of learners that a lane is first compiled for: the closest to the best so far."""
         best = self._record.best()
-        wanted = lane.counts[0] if best is None else best.learners
-        counts = (lane.cached & set(lane.counts)) or lane.counts
-        return min(counts, key=lambda count: (abs(math.log(count / wanted)), count))
+        wanted = (lane.start or lane.counts[0]) if best is None else best.learners
+        return min(lane.counts, key=lambda count: (abs(math.log(count / wanted)), count))
 
     def _refine(self) -> _Search[None]:
         """Look between the numbers of learners around the best, where there may be more."""
@@ -200,10 +200,12 @@ class Search:
     def _rematch(self) -> _Search[None]:
         """Measure again, in turn, what may be the best, while it is not clear what is and by how much."""
         for _ in range(REMATCHES):
+            ran = False
             for setting in self._rivals():
                 lane = next(lane for lane in self._lanes if lane.at(setting.learners) == setting)
-                if not (yield from self._try(lane, setting.learners, "too close to call", reserve=0.0)):
-                    return
+                ran |= yield from self._try(lane, setting.learners, "too close to call", reserve=0.0)
+            if not ran:
+                return
 
     def _rivals(self) -> list[Setting]:
         """The best, and those that it is too close to call from; nobody where everything is clear.

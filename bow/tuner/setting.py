@@ -30,7 +30,7 @@ class Setting:
         check_at_least_one("threads", self.threads)
 
     def __str__(self) -> str:
-        words = [self.engine, "1 learner" if self.learners == 1 else f"{self.learners} learners"]
+        words = [self.engine, count_text(self.learners)]
         return ", ".join(words + ([f"{self.threads} threads"] if self.threads > 1 else []))
 
 
@@ -63,6 +63,7 @@ class Measurement:
         compile_s: what compilation took besides.
         failure: why nothing was measured, in a few words; None where something was.
         out_of_memory: whether that is the reason: a wall for more learners, and for nothing else.
+        no_room: whether it was refused before it ran, for want of room: a wall as well.
 
     Raises:
         SettingError: neither rates nor a failure, or numbers that cannot be.
@@ -74,6 +75,7 @@ class Measurement:
     compile_s: float = 0.0
     failure: str | None = None
     out_of_memory: bool = False
+    no_room: bool = False
 
     def __post_init__(self) -> None:
         if (self.failure is None) != bool(self.rates):
@@ -85,6 +87,11 @@ class Measurement:
         for name, seconds in (("seconds", self.seconds), ("compile_s", self.compile_s)):
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise SettingError(f"{name} must be finite and at least 0, got {seconds} for {self.setting}")
+
+
+def count_text(learners: int) -> str:
+    """So many learners, in words."""
+    return "1 learner" if learners == 1 else f"{learners} learners"
 
 
 def check_at_least_one(name: str, value: int) -> None:

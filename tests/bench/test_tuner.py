@@ -7,80 +7,206 @@ import pytest
 
 from bow.bench import main
 from bow.bench.environment import inspect_environment
-from bow.bench.tuner.comparison import Comparison
-from bow.bench.tuner.pairs import PAIRS
+from bow.bench.tuner.comparison import Calibrated, Comparison, calibrated_from
+from bow.bench.tuner.exhaustive import Tried, everything, try_all
+from bow.bench.tuner.pairs import MOST_LEARNERS, PAIRS
 from bow.bench.tuner.report import as_dict, line, markdown, reached
+from bow.bench.tuner.turns import median_interval, ratio, take_turns
+from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
-from bow.tuner import Setting
+from bow.training.tuning import Tuned
+from bow.tuner import Measurement, Setting, Trial
 
-ONE, TWO = Setting("graph", 1), Setting("graph", 2)
+ONE, TWO, THREE = Setting("graph", 1), Setting("graph", 2), Setting("graph", 3)
+EQUAL = [100.0] * 10
+VALUES = {
+    "command": "bow bench tuner",
+    "date": "2026-01-02",
+    "seconds": 1.0,
+    "settings": {
+        "run_s": 600.0,
+        "passes": 3,
+        "first_s": 0.2,
+        "stint_s": 0.4,
+        "compile_s": 40.0,
+        "turns": 10,
+        "threads": 2,
+        "most": 8,
+        "cold": True,
+    },
+}
 
 
-def comparison(choice: Setting = TWO, best: Setting = TWO, final=None, calibration_s: float = 20.0) -> Comparison:
+class FakeTrials:
+    """Settings have the throughput that a table says; those with none fail."""
+
+    def __init__(self, speeds: dict[Setting, float], compile_s: float = 0.0) -> None:
+        self.speeds = speeds
+        self.compile_s = compile_s
+        self.asked: list[Setting] = []
+
+    def run(self, trial: Trial) -> Measurement:
+        self.asked.append(trial.setting)
+        speed = self.speeds.get(trial.setting)
+        if speed is None:
+            return Measurement(trial.setting, failure="it does not run")
+        return Measurement(trial.setting, [speed] * trial.repeats, compile_s=self.compile_s)
+
+
+def comparison(choice: Setting | None = TWO, speeds: list[float] | None = None, seconds: float = 20.0) -> Comparison:
+    """The choice ran at these speeds in turn with `TWO`, which ran at 100; or it is `TWO`."""
     rows = [
         {"engine": "graph", "learners": 1, "threads": 1, "status": "measured", "why": "50.0%", "repeats": 5},
         {"engine": "graph", "learners": 2, "threads": 1, "status": "chosen", "why": "the highest", "repeats": 5},
     ]
     rates = {ONE: [100.0, 110.0, 90.0], TWO: [200.0, 190.0, 210.0]}
-    failures = {Setting("fused", 2): "it runs as eager"}
-    return Comparison("lenet_16", choice, best, calibration_s, 600.0, "took 20.0 s", rows, rates, failures, final)
+    turns = {ONE: [80.0] * 10, TWO: EQUAL}
+    if choice is not None and speeds is not None:
+        turns[choice] = speeds
+    tried = Tried(rates, {Setting("fused", 2): "it runs as eager"}, {Setting("fused", 8): "compiling took 50 s"})
+    return Comparison("lenet_16", 600.0, tried, Calibrated(choice, seconds, "took 20.0 s", rows), turns, {})
 
 
-def test_there_are_eight_pairs_and_in_some_one_learner_is_expected_to_be_best() -> None:
+def test_there_are_eight_pairs_with_data_for_eight_learners_each() -> None:
     assert len(PAIRS) == 8
-    assert {"logistic_regression_4096", "color_512"} <= set(PAIRS)
+    for pair in PAIRS.values():
+        assert pair.num_samples // (pair.batch_size * MIN_ROUNDS_PER_EPOCH) >= MOST_LEARNERS
+
+
+def test_everything_is_every_engine_with_every_number_of_learners_and_threads() -> None:
+    found = everything(most=8, threads=2, cores=2)
+    assert len(set(found)) == len(found)
+    for engine in ("eager", "streams", "fused"):
+        learners = {(each.learners, each.threads) for each in found if each.engine == engine}
+        assert learners == {(count, threads) for count in (1, 2, 3, 4, 6, 8) for threads in (1, 2)}
+    for engine in ("graph", "graph+compiled"):  # with two learners on two cores, each has one thread anyway
+        learners = {(each.learners, each.threads) for each in found if each.engine == engine}
+        assert learners == {(1, 2), *((count, 1) for count in (1, 2, 3, 4, 6, 8))}
+    assert Setting("streams", 5) in everything(most=5, threads=2, cores=2)
+
+
+def test_a_comparison_without_numbers_of_learners_is_refused() -> None:
+    with pytest.raises(SettingError, match="at least 2 learners"):
+        everything(most=1, threads=2)
+
+
+def test_only_what_comes_close_is_tried_again() -> None:
+    trials = FakeTrials({ONE: 100.0, TWO: 130.0, THREE: 90.0})
+    settings = [ONE, TWO, THREE, Setting("eager")]
+    tried = try_all(trials, settings, passes=3, first_s=0.1, stint_s=0.1, compile_s=1.0)  # type: ignore[arg-type]
+    assert [len(tried.rates[setting]) for setting in (ONE, TWO, THREE)] == [4, 4, 2]
+    assert tried.by_speed == [TWO, ONE, THREE]
+    assert tried.failures == {Setting("eager"): "it does not run"}
+
+
+def test_compiling_every_number_of_learners_has_a_limit_that_is_shown() -> None:
+    settings = [Setting("fused", count) for count in (1, 2, 3, 4)]
+    trials = FakeTrials(dict.fromkeys(settings, 1.0), compile_s=25.0)
+    tried = try_all(trials, settings, passes=1, first_s=0.1, stint_s=0.1, compile_s=40.0)  # type: ignore[arg-type]
+    assert list(tried.rates) == settings[:2]
+    assert list(tried.left_out) == settings[2:]
+
+
+def test_turns_alternate_and_who_fails_drops_out() -> None:
+    trials = FakeTrials({ONE: 100.0, TWO: 130.0})
+    rates, dropped = take_turns(trials, [ONE, TWO, THREE], turns=2, stint_s=0.1)  # type: ignore[arg-type]
+    assert trials.asked == [ONE, TWO, THREE, TWO, ONE]
+    assert rates == {ONE: [100.0, 100.0], TWO: [130.0, 130.0]}
+    assert dropped == {THREE: "it does not run"}
 
 
 @pytest.mark.parametrize(
-    ("final", "calibration_s", "expected"),
-    [
-        (None, 20.0, True),
-        (([96.0, 97.0, 98.0], [100.0, 100.0, 100.0]), 20.0, True),
-        (([90.0, 94.0, 98.0], [100.0, 100.0, 100.0]), 20.0, False),
-        (None, 31.0, False),
-    ],
-    ids=["the best itself", "close", "too slow", "too expensive"],
+    ("n", "low", "high", "confidence"), [(20, 6, 15, 0.959), (10, 2, 9, 0.979), (6, 1, 6, 0.969), (2, 1, 2, 0.5)]
 )
-def test_targets_are_throughput_and_cost(final, calibration_s: float, expected: bool) -> None:
-    choice = ONE if final else TWO
-    assert reached(comparison(choice, TWO, final, calibration_s)) is expected
+def test_intervals_are_those_of_order_statistics(n: int, low: int, high: int, confidence: float) -> None:
+    found = median_interval([float(value) for value in range(n, 0, -1)])
+    assert (found.low, found.high, round(found.confidence, 3)) == (low, high, confidence)
+
+
+def test_ratios_are_taken_turn_by_turn() -> None:
+    assert ratio([50.0, 200.0, 100.0], [100.0, 400.0, 200.0]).high == 0.5
+
+
+@pytest.mark.parametrize(
+    ("choice", "speeds", "seconds", "expected"),
+    [
+        (TWO, None, 20.0, "reached"),
+        (ONE, [96.0] * 10, 20.0, "reached"),
+        (ONE, [90.0] * 4 + [96.0] * 6, 20.0, "reached"),
+        (ONE, [90.0] * 6 + [96.0] * 4, 20.0, "undecided"),
+        (ONE, [90.0] * 10, 20.0, "missed"),
+        (TWO, None, 31.0, "missed"),
+        (None, None, 1.0, "missed"),
+    ],
+    ids=["the best itself", "close", "the median counts", "undecided", "too slow", "too expensive", "no choice"],
+)
+def test_targets_are_throughput_and_cost(choice, speeds, seconds: float, expected: str) -> None:
+    found = comparison(choice, speeds, seconds)
+    assert found.verdict == expected
+    assert reached(found) is (expected == "reached")
+
+
+def test_the_best_is_the_one_that_is_fastest_in_turn() -> None:
+    found = comparison(ONE, [120.0] * 10)
+    assert (found.best, found.next_best) == (ONE, TWO)
+    assert found.ratio is None
+    assert found.margin is not None
+    assert found.margin.median == 1.2
+    assert "the same; over the next 1.200 (1.200 to 1.200)" in line(found)
+
+
+def test_a_tuner_that_falls_back_to_the_rule_has_missed_for_a_reason() -> None:
+    tuned = Tuned("auto", 2, None, False, "rule", "graph, 2 learners, by rule of thumb: no trial fits into 1 s")
+    calibrated = calibrated_from(tuned, 1.0)
+    assert calibrated.choice is None
+    found = comparison()
+    found = Comparison(found.pair, found.run_s, found.tried, calibrated, found.turns, found.dropped)
+    assert found.verdict == "missed"
+    assert "no trial fits into 1 s" in line(found)
+    assert "no trial fits into 1 s" in markdown([found], VALUES, inspect_environment())
+    assert as_dict(found)["choice"] is None
+
+
+def test_a_choice_that_fails_in_turn_has_missed() -> None:
+    found = comparison()
+    found = Comparison(found.pair, 600.0, found.tried, found.calibrated, {ONE: EQUAL}, {TWO: "out of memory"})
+    assert found.verdict == "missed"
+    assert "out of memory" in line(found)
 
 
 def test_the_page_shows_ratio_cost_and_everything_that_was_tried() -> None:
-    found = comparison(ONE, TWO, ([96.0, 97.0, 98.0], [100.0, 100.0, 100.0]))
-    values = {
-        "command": "bow bench tuner",
-        "date": "2026-01-02",
-        "seconds": 1.0,
-        "settings": {"run_s": 600.0, "passes": 3, "repeats": 3, "stint_s": 0.5, "cold": True},
-    }
-    page = markdown([found, comparison()], values, inspect_environment())
+    found = comparison(ONE, [96.0, 98.0] * 5)
+    page = markdown([found, comparison(), comparison(ONE, [90.0] * 6 + [96.0] * 4)], VALUES, inspect_environment())
     for part in (
         "0.970 (0.960 to 0.980)",
         "the same",
         "20.0 s",
         "3.3%",
-        "2 of 2 pairs",
+        "2 of 3 pairs; undecided: 1; missed: 0",
         "it runs as eager",
+        "left out: compiling took 50 s",
+        "2 settings ran, 1 did not, 1 were left out",
+        "vector instructions",
         "took 20.0",
     ):
         assert part in page
     assert page.index("| graph, 2 learners | 200") < page.index("| graph, 1 learner | 100")
-    assert "0.970" in line(found)
-    assert json.loads(json.dumps(as_dict(found)))["ratio"]["median"] == 0.97
+    values = json.loads(json.dumps(as_dict(found)))
+    assert values["ratio"]["median"] == values["one_learner"]["median"] == 0.97
+    assert [len(entry["rates"]) for entry in values["turns"]] == [10, 10]
 
 
 def test_it_runs_end_to_end(tmp_path: Path) -> None:
     main("tuner", ["quick=true", "pairs=lenet_4", f"out={tmp_path}"])
     (pair,) = json.loads((tmp_path / "tuner.json").read_text())["pairs"]
-    tried = {row["setting"] for row in pair["exhaustive"]}
-    assert {pair["choice"], pair["best"], "graph, 1 learner", "graph, 2 learners"} <= tried
+    tried = {entry["setting"] for entry in pair["exhaustive"]}
+    assert {pair["best"], "graph, 1 learner", "graph, 2 learners", "eager, 2 learners"} <= tried
     assert pair["calibration_s"] > 0
-    assert 0 < pair["share"] < 1
-    assert pair["choice"] in (tmp_path / "tuner.md").read_text()
+    assert pair["share"] > 0
+    assert (pair["choice"] or "none") in (tmp_path / "tuner.md").read_text()
 
 
-@pytest.mark.parametrize("setting", ["pairs=", "pairs=alexnet", "passes=0"])
+@pytest.mark.parametrize("setting", ["pairs=", "pairs=alexnet", "passes=0", "most=1"])
 def test_wrong_settings_are_refused(setting: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=setting.partition("=")[0]):
         main("tuner", [setting, f"out={tmp_path}"])

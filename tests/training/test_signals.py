@@ -159,10 +159,41 @@ def test_a_synchronisation_task_every_n_rounds_pulls_less(made: list[bow.Replica
     assert Signals(BATCH, bow.EASGD(alpha=0.2, every=2))._alpha(8) == 0.1
 
 
+def spread(signals: Signals) -> float:
+    assert signals._distances.value is not None
+    return signals._distances.value.noise
+
+
+def test_a_drop_of_the_learning_rate_is_no_repulsion(made: list[bow.Replicas]) -> None:
+    signals = Signals(BATCH, bow.SMA())
+    learners = replicas(made)
+    scheduler = torch.optim.lr_scheduler.StepLR(learners.optimizer, step_size=1, gamma=0.1)
+    train(learners, signals, 200)
+    before, efficiency = spread(signals), signals(4)
+    scheduler.step()
+    for rounds in (3, 20, 100, 100):
+        train(learners, signals, rounds)
+        assert signals(4) == pytest.approx(efficiency, rel=0.15)
+    assert spread(signals) < before / 30
+
+
+def test_further_learners_are_no_repulsion(made: list[bow.Replicas]) -> None:
+    signals = Signals(BATCH, bow.SMA())
+    learners = replicas(made, learners=2)
+    train(learners, signals, 100)
+    two = signals._repulsion
+    for _ in range(6):
+        learners.add_learner()
+        train(learners, signals, 3)
+        assert signals._repulsion == two  # not known better yet
+    train(learners, signals, 100)
+    assert signals._repulsion == pytest.approx(two, abs=0.05)
+
+
 def test_optimizers_without_a_formula_count_noise_only(made: list[bow.Replicas]) -> None:
     signals = Signals(BATCH, bow.SMA())
     train(replicas(made, optimizer=torch.optim.AdamW), signals, 20)
-    assert signals._repulsion() == 0
+    assert signals._repulsion == 0
     assert 0 < signals(8) < signals(2) < 1
 
 

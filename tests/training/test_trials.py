@@ -5,6 +5,7 @@ import functools
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from training.blueprints import SGD, blueprint, linear, opened, samples, ticking
 import bow
 import bow.training.trials as module
 from bow.errors import DeviceMemoryError, SettingError
+from bow.runtime.loading import native
 from bow.training.replicas import Replicas
 from bow.training.signals import Signals
 from bow.training.trials import Trials
@@ -156,7 +158,7 @@ def test_a_loader_is_not_read_by_trials(made: list[Trials]) -> None:
 def test_nothing_diverges_that_a_scheduler_would_have_begun_more_gently(made: list[Trials]) -> None:
     huge = functools.partial(torch.optim.SGD, lr=1e30)
     run = trials(made, optimizer=huge, on_nan="error")
-    assert run.probe(Setting("eager", 2), rounds=5) > 0
+    assert run.probe(Setting("eager", 2), seconds=0.005) > 0
     assert measure(run).failure is None
 
 
@@ -181,7 +183,10 @@ def test_what_an_engine_does_not_like_is_the_answer(made: list[Trials]) -> None:
 
 @pytest.mark.parametrize(
     ("error", "failure"),
-    [(DeviceMemoryError("learners=2 ran out"), "out of memory"), (SettingError("learners=2 needs 9 GiB"), "needs 9")],
+    [
+        (DeviceMemoryError("learners=2 ran out"), "out of memory"),
+        (SettingError("learners=2 needs 9 GiB"), "no room: learners=2 needs 9 GiB"),
+    ],
 )
 def test_no_memory_is_a_wall(
     made: list[Trials], monkeypatch: pytest.MonkeyPatch, error: Exception, failure: str
@@ -190,8 +195,9 @@ def test_no_memory_is_a_wall(
     assert measure(run, learners=1).failure is None
     monkeypatch.setattr(Replicas, "add_learner", lambda self: (_ for _ in ()).throw(error))
     measurement = measure(run, learners=2)
-    assert measurement.out_of_memory
-    assert failure in str(measurement.failure)
+    assert measurement.failure == failure
+    assert measurement.out_of_memory == isinstance(error, DeviceMemoryError)
+    assert measurement.no_room == isinstance(error, SettingError)
     monkeypatch.undo()
     assert measure(run, learners=2).failure is None  # made anew
 
@@ -199,6 +205,36 @@ def test_no_memory_is_a_wall(
 def test_an_engine_that_falls_back_is_not_measured(made: list[Trials], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replicas, "engine", property(lambda self: "eager"))
     assert measure(trials(made), "streams").failure == "it runs as eager"
+
+
+def test_a_probe_lasts_for_a_while_behind_a_first_round(made: list[Trials]) -> None:
+    ran: list[int] = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        ran.append(torch.get_num_threads())
+        return cross_entropy(model(batch[0]), batch[1])
+
+    rate = trials(made, step=step).probe(Setting("eager", threads=2))
+    assert rate == pytest.approx(4 / 0.001, rel=0.1)  # a clock that is looked at once a round
+    assert len(ran) == pytest.approx(module.PROBE_S / 0.001, abs=5)
+    assert set(ran) == {2}
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_building_the_native_runtime_counts_as_compilation(
+    made: list[Trials], monkeypatch: pytest.MonkeyPatch, built: bool
+) -> None:
+    monkeypatch.setattr(module, "runtime_is_built", lambda: built)
+    run = trials(made)
+    assert (measure(run, "graph").compile_s > 0) is not built
+    assert measure(run, "graph").compile_s == 0
+
+
+def test_the_native_runtime_is_found_where_it_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native()
+    assert module.runtime_is_built()
+    monkeypatch.setenv("BOW_CACHE", str(tmp_path))
+    assert not module.runtime_is_built()
 
 
 def test_probing_raises_what_the_user_has_to_hear(made: list[Trials]) -> None:

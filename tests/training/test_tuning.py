@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from training.blueprints import blueprint, linear, opened, request
 
 import bow
+import bow.training.lanes as lanes_module
 import bow.training.tuning as module
 from bow.errors import SettingError
 from bow.training.blueprint import Blueprint
@@ -138,6 +141,69 @@ def test_the_rule_takes_over_where_there_is_no_room_for_any_engine(
     assert tuned(engine="fused").summary.endswith("there is no room for any engine")
 
 
+def test_the_rule_takes_over_where_a_learning_task_cannot_be_compiled(machine: Machine) -> None:
+    assert tuned(engine="graph", compile=True).summary.endswith("its learning task cannot be compiled")
+
+
+@pytest.mark.parametrize(("rule", "learners"), [(4, 4), (8, 4), (2, 2)])
+def test_an_engine_that_compiles_for_each_number_begins_with_the_rule(
+    machine: Machine, rule: int, learners: int
+) -> None:
+    machine.rate = lambda setting: 1000.0 * setting.learners
+    found = tune(
+        request(engine="fused"), blueprint(), opened(), ALWAYS, loss=cross_entropy, rule=rule, say=lambda text: None
+    )
+    assert (found.engine, found.learners, found.source) == ("fused", learners, "calibration")
+    assert len(set(machine.trials)) == 1
+
+
+def test_what_came_before_the_first_trial_is_part_of_what_was_spent(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(*_: Any) -> float:
+        time.sleep(0.5)
+        return 1000.0
+
+    monkeypatch.setattr(Trials, "probe", probe)
+    machine.rate = lambda setting: None if setting.learners > 1 or setting.engine != "eager" else 1000.0
+    found = tuned(engine="eager")
+    spent = re.search(r"took ([\d.]+) s", found.summary)
+    assert spent is not None
+    assert float(spent[1]) >= 0.5
+    assert found.seconds >= 0.5
+
+
+@pytest.mark.parametrize("engine", ["auto", "streams", "fused", "graph"])
+def test_the_probe_uses_all_threads(machine: Machine, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+    asked: list[Setting] = []
+
+    def probe(_: Trials, setting: Setting) -> float:
+        asked.append(setting)
+        return 1e12
+
+    monkeypatch.setattr(Trials, "probe", probe)
+    tuned(engine=engine)
+    assert asked == [Setting("graph" if engine == "graph" else "eager", 1, torch.get_num_threads())]
+
+
+def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names() -> list[tuple[str, float]]:
+        found = lanes(request(), blueprint(), Trials(blueprint(), opened().feed()))
+        return [(lane.engine, lane.compile_s) for lane in found if lane.engine.startswith("graph")]
+
+    monkeypatch.setattr(lanes_module, "runtime_is_built", lambda: True)
+    assert {seconds for _, seconds in names()} == {0.0}
+    monkeypatch.setattr(lanes_module, "runtime_is_built", lambda: False)
+    captured = []
+    monkeypatch.setattr(Trials, "compile_s", lambda *_: captured.append(1))
+    assert dict(names()) == {"graph": 60.0, "graph+compiled": 80.0}
+    assert captured == []  # which would build it
+    assert "graph" not in {setting.engine for setting in machine.trials}
+    assert tuned(samples=1e6).engine != "graph"  # 1000 s
+    assert machine.trials
+    assert "graph" not in {setting.engine for setting in machine.trials}
+
+
 def test_more_learners_than_the_synchroniser_is_stable_with_are_not_tried(machine: Machine) -> None:
     machine.rate = lambda setting: 1000.0 * setting.learners
     found = tuned(plan=blueprint(sync=bow.SMA(alpha=0.7)))
@@ -238,6 +304,23 @@ def weighted(weight: float) -> Any:
     return functools.partial(cross_entropy, label_smoothing=weight)
 
 
+class Squared(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) ** 2
+
+
+def cubed() -> type[nn.Module]:
+    """A class that looks the same, and does something else."""
+
+    class Cubed(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) ** 3
+
+    Cubed.__name__ = Cubed.__qualname__ = "Squared"
+    Cubed.forward.__qualname__ = Squared.forward.__qualname__
+    return Cubed
+
+
 SAME = {
     "learning rate": lambda: key(blueprint(optimizer=functools.partial(torch.optim.SGD, lr=7.0, momentum=0.9))),
     "optimizer as a lambda": lambda: key(blueprint(optimizer=lambda_sgd(0.2))),
@@ -247,6 +330,8 @@ SAME = {
 
 OTHER = {
     "model": lambda: key(blueprint(model=nn.Linear(5, 3, bias=False))),
+    "what its modules do": lambda: key(blueprint(model=Squared(5, 3))),
+    "what they do otherwise": lambda: key(blueprint(model=cubed()(5, 3))),
     "dropout": lambda: key(blueprint(model=nn.Sequential(linear(), nn.Dropout(0.5)))),
     "optimizer": lambda: key(blueprint(optimizer=torch.optim.Adam)),
     "momentum": lambda: key(blueprint(optimizer=functools.partial(torch.optim.SGD, lr=0.1))),
@@ -391,6 +476,9 @@ def test_the_records_say_how_engine_and_learners_were_found(
     record = kinds[1]
     assert (record["engine"], record["learners"]) == (result.engine, result.learners)
     assert record["source"] == "calibration"
+    assert record["calibration_s"] == result.calibration_s
+    assert record["threads"] >= 1
+    assert record["compile"] is False
     assert any(row["status"] == "chosen" for row in record["rows"])
     assert result.calibration_s > 0
 

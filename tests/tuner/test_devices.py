@@ -144,13 +144,6 @@ def test_a_wall_of_one_device_is_no_wall_of_another() -> None:
     assert not tuners.settled  # throughput is another one now
 
 
-def test_no_device_changes_while_that_is_unwelcome() -> None:
-    tuners = DeviceTuners([OnlineTuner(1, MOST), OnlineTuner(1, MOST)])
-    for _ in range(60):
-        decisions = tuners.hear(100.0, 1.0, may_change=False)
-        assert [decision.step for decision in decisions] == [0, 0]
-
-
 def test_one_device_is_tuned_as_alone() -> None:
     alone, noise, again = OnlineTuner(1, MOST), Disturbance(), Disturbance()
     together = DeviceTuners([OnlineTuner(1, MOST)])

@@ -33,8 +33,3 @@ def test_learners_between_measured_ones_bring_no_more_than_the_bound(curve, meas
 def test_the_cost_of_averaging_does_not_look_like_diminishing_returns() -> None:
     curve = dipping(0.3, saturating(0.0))
     assert Curve(((1, curve(1)), (2, curve(2)))).beyond(8) == pytest.approx(curve(8))
-
-
-def test_cores_bound_what_learners_bring() -> None:
-    assert Curve(((1, 100.0), (2, 180.0)), most_gain=2.0).beyond(64) == 200.0
-    assert Curve(((1, 100.0), (2, 230.0)), most_gain=2.0).beyond(64) == 230.0  # it was wrong

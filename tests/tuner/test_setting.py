@@ -35,7 +35,7 @@ def test_a_setting_says_what_it_is() -> None:
         (lambda: Lane("graph", setup_s=-1.0), "setup_s must be finite and at least 0, got -1.0"),
         (lambda: Lane("graph", compile_s=math.nan), "compile_s must be finite and at least 0, got nan"),
         (lambda: Lane("graph", expected_gain=0.0), "expected_gain must be finite and above 0, got 0.0"),
-        (lambda: Lane("graph", most_gain=0.5), "most_gain must be at least 1, got 0.5"),
+        (lambda: Lane("fused", start=0), "start must be a whole number of at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str) -> None:

@@ -80,17 +80,18 @@ def _rates(
 ) -> Callable[[Bench], dict[str, Any]]:
     """How a figure of throughput is measured."""
 
-    def run(bench: Bench) -> dict[str, Any]:
+    def measured(bench: Bench) -> dict[str, Any]:
         form, workload = bench.form, chosen(bench.form)
         rows = measure(workload, entries(form), form, bench.device)
+        run = f"a new training, warmed up and then timed for {form.stint_s:g} s"
         return {
             "model": workload.title,
             "fixed": throughput.FIXED,
-            "amount": f"{form.repeats} turns of {form.stint_s:g} s each, interleaved",
+            "amount": f"{form.runs} runs in turns, each {run}",
             "rows": [row.as_dict() for row in rows],
         }
 
-    return run
+    return measured
 
 
 def _trainings(

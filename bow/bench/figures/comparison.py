@@ -6,7 +6,7 @@ from typing import Any
 
 from bow.bench.figures.convergence import median_to_target
 from bow.bench.figures.entries import Row, matches
-from bow.bench.figures.paper import CHARACTERISTICS, STATEMENTS, Pick, Question, Ratio
+from bow.bench.figures.paper import CHARACTERISTICS, STATEMENTS, Pick, Question, Range, Ratio
 from bow.bench.measure import Spread, ratios
 from bow.bench.results import Table
 
@@ -30,9 +30,10 @@ def characteristics_table(values: Mapping[str, Any]) -> Table:
         if entry is not None:
             theirs = f"{entry.data_mb:,.2f}", f"{entry.model_mb:g}", f"{entry.operators:,}"
         ours = f"{row['data_mb']:,.2f}", f"{row['model_mb']:.3g}", f"{row['operators']:,}"
-        rows.append((row["model"], row["data"], *(text for pair in zip(theirs, ours, strict=True) for text in pair)))
+        pairs = (text for pair in zip(theirs, ours, strict=True) for text in pair)
+        rows.append((row["model"], row["data"], *pairs, f"{row['parameters']:,}"))
     both = [f"{what}, {who}" for what in ("data set (MB)", "model (MB)", "operators") for who in ("paper", "here")]
-    return Table(["model", "data set", *both], rows, left=["model", "data set"])
+    return Table(["model", "data set", *both, "parameters, here"], rows, left=["model", "data set"])
 
 
 def answer(question: Question | None, values: Mapping[str, Any]) -> str:
@@ -41,25 +42,46 @@ def answer(question: Question | None, values: Mapping[str, Any]) -> str:
         return NO_COUNTERPART
     if isinstance(question, Ratio):
         return _ratio(question, values)
-    return f"{values['best_batch_size']:,}" if question == "best batch size" else never_reached(values["rows"])
+    if isinstance(question, Range):
+        return _range(question, values["rows"])
+    if question == "best batch size":
+        return f"{values['best_batch_size']:,}"
+    return _batch_sizes(values["rows"], reached=question == "reached")
 
 
-def never_reached(rows: Sequence[Row]) -> str:
-    """The batch sizes with which no training, or not every one, reached the target."""
+def _batch_sizes(rows: Sequence[Row], reached: bool) -> str:
+    """The batch sizes with which trainings reached the target, or did not; in how many seeds, where it was not all."""
     found = []
     for batch_size in dict.fromkeys(row["batch_size"] for row in rows):
-        own = [row["epochs"] is None for row in rows if row["batch_size"] == batch_size]
+        own = [(row["epochs"] is not None) == reached for row in rows if row["batch_size"] == batch_size]
         if any(own):
             found.append(f"{batch_size:,}" + ("" if all(own) else f" ({sum(own)} of {len(own)} seeds)"))
     return ", ".join(found) or "none"
+
+
+def _range(question: Range, rows: Sequence[Row]) -> str:
+    """The longest median time over the shortest one."""
+    sizes = sorted({row["batch_size"] for row in rows if question.low <= row["batch_size"] <= question.high})
+    if len(sizes) < 2:
+        return ABSENT
+    times = {size: median_to_target([row for row in rows if row["batch_size"] == size], "time_s") for size in sizes}
+    slow, fast = max(sizes, key=times.__getitem__), min(sizes, key=times.__getitem__)
+    if math.isinf(times[slow]):
+        return f"{slow:,} never reached the target"
+    tried = ", ".join(f"{size:,}" for size in sizes)
+    return (
+        f"{times[slow] / times[fast]:.2f} (slowest over fastest of {tried}: {times[slow]:.3g} s with {slow:,} over "
+        f"{times[fast]:.3g} s with {fast:,})"
+    )
 
 
 def _ratio(ratio: Ratio, values: Mapping[str, Any]) -> str:
     of, over = (_find(pick, values) for pick in (ratio.of, ratio.over))
     if not of or not over:
         return ABSENT
-    if any("refused" in row for row in (*of, *over)):
-        return "refused, see below"
+    refused = [row for row in (*of, *over) if "refused" in row]
+    if refused:
+        return "waits for several devices, see below" if refused[0]["devices"] > 1 else "refused, see below"
     if ratio.measure == "samples_per_s":
         return _rates(of, over)
     counts = [median_to_target(rows, ratio.measure) for rows in (of, over)]
@@ -74,7 +96,7 @@ def _which(counts: Sequence[float]) -> str:
 
 
 def _rates(of: Sequence[Row], over: Sequence[Row]) -> str:
-    """Of turns, repeat by repeat; of trainings, seed by seed."""
+    """Of runs, run by run; of trainings, seed by seed."""
     first, second = (_flat([row["samples_per_s"] for row in rows]) for rows in (of, over))
     return spread_text(ratios(first, second), "{:.2f}")
 

@@ -12,17 +12,13 @@ import torch
 
 from bow.bench.figures.entries import Entry, Row
 from bow.bench.figures.forms import MOMENTUM, Lesson
-from bow.bench.figures.throughput import thread_counts, work
+from bow.bench.figures.throughput import fastest_threads
 from bow.bench.figures.training import Course, Training, accuracy_of, make_training, wait_for
-from bow.bench.measure import Contestant, race, warm_up
 from bow.data import DataSplits
 from bow.errors import DivergenceError
 
 LAST_EPOCHS = 5
 """Accuracy is the median over so many epochs."""
-
-TRIAL_REPEATS, TRIAL_STINT_S = 3, 0.1
-"""Of the race between numbers of threads, before a training."""
 
 METRIC = (
     f"Accuracy after epoch e is the median of the test accuracies after epochs max(1, e - {LAST_EPOCHS - 1}) to e; the "
@@ -165,36 +161,20 @@ class School:
         return inputs.to(self._device), targets.to(self._device)
 
 
-def fastest_threads(course: Course, entry: Entry) -> int:
-    """The number of torch's threads with which a training is fastest, by a short race."""
-    counts = thread_counts(entry, course.device)
-    if len(counts) == 1:
-        return counts[0]
-    training, before = make_training(course, entry), torch.get_num_threads()
-    contestants = [Contestant(functools.partial(work, training, course.device), threads) for threads in counts]
-    for contestant in contestants:
-        warm_up(contestant)
-    rates = race(contestants, TRIAL_REPEATS, TRIAL_STINT_S)
-    torch.set_num_threads(before)
-    training.close()
-    medians = [statistics.median(own) for own in rates]
-    return counts[medians.index(max(medians))]
-
-
 def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor, torch.Tensor], threads: int) -> Run:
     """Train until the target is reached or the data end."""
     began, before = time.perf_counter(), torch.get_num_threads()
     torch.set_num_threads(threads)
     training = make_training(course, entry)
-    watch = Watch(training, course.device)
+    timed = TimedEpochs(training, course.device)
     accuracies: list[float] = []
     times_s: list[float] = []
     samples, diverged = 0, False
     try:
-        while watch.train_epoch():
-            samples = watch.samples
+        while timed.train_epoch():
+            samples = timed.samples
             accuracies.append(accuracy_of(training.model, test))
-            times_s.append(watch.seconds)
+            times_s.append(timed.seconds)
             if lesson.stops and epoch_of(accuracies, lesson.target):
                 break
     except DivergenceError:
@@ -216,7 +196,7 @@ def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor
     )
 
 
-class Watch:
+class TimedEpochs:
     """Trains epoch by epoch and counts seconds and samples, those of the first piece of work left out.
 
     Args:

@@ -3,8 +3,7 @@
 import math
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,9 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from bow.bench.figures.entries import Entry
 from bow.bench.figures.forms import Form
-from bow.bench.figures.throughput import Lane, Measured, course_of, fastest, open_lanes, thread_counts
+from bow.bench.figures.throughput import Measured, Runs, course_of, courses, fastest_threads
 from bow.bench.figures.training import ENGINE, Course
-from bow.bench.measure import race
 from bow.bench.workloads import Workload
 from bow.errors import BowError
 from bow.training import Result, train
@@ -24,21 +22,13 @@ MIN_ROUNDS = 40
 
 
 @dataclass
-class Attempts:
-    """What trainings of one entry have brought so far: rates, or the sentence with which bow refuses them.
+class Attempts(Runs):
+    """Trainings of one entry by `bow.train`: rates, or the sentence with which bow refuses them.
 
     Attributes:
-        entry: what is trained.
-        threads: torch's threads meanwhile.
-        rates: samples per second, one for each training.
-        engine: of bow, after any fallback.
-        refused: why there are none.
+        refused: why there are no rates.
     """
 
-    entry: Entry
-    threads: int
-    rates: list[float] = field(default_factory=list)
-    engine: str | None = None
     refused: str | None = None
 
     def train_once(self, course: Course, rounds: int) -> None:
@@ -61,7 +51,7 @@ class Attempts:
         """What came out."""
         if self.refused is not None:
             return Measured(self.entry, refused=self.refused)
-        return Measured(self.entry, tuple(self.rates), self.threads, self.engine)
+        return super().measured()
 
 
 def measure_devices(workload: Workload, entries: Sequence[Entry], form: Form, device: torch.device) -> list[Measured]:
@@ -73,19 +63,15 @@ def measure_devices(workload: Workload, entries: Sequence[Entry], form: Form, de
         form: how often and for how long.
         device: of plain PyTorch.
     """
-    plain, *others = entries
+    first, *others = entries
     course = course_of(workload, form, device)
-    attempts = [Attempts(entry, threads) for entry in others for threads in _thread_counts(entry, device)]
-    with ExitStack() as stack:
-        lanes = open_lanes(course, plain, stack)
-        rates: list[list[float]] = [[] for _ in lanes]
-        for _ in range(form.repeats):
-            _take_turns(lanes, rates, form.stint_s)
-            speed = max(own[-1] for own in rates)
-            for attempt in attempts:
-                attempt.train_once(course, _num_rounds(attempt.entry, speed * form.stint_s))
-    measured = (lane.measured(own) for lane, own in zip(lanes, rates, strict=True))
-    return fastest([*measured, *(attempt.measured() for attempt in attempts)])
+    plain = Runs(first, fastest_threads(course, first))
+    attempts = [Attempts(entry, _threads(course, entry)) for entry in others]
+    for own in courses(course, form):
+        plain.run_once(own, form.stint_s)
+        for attempt in attempts:
+            attempt.train_once(own, _num_rounds(attempt.entry, plain.rates[-1] * form.stint_s))
+    return [plain.measured(), *(attempt.measured() for attempt in attempts)]
 
 
 def train_on(entry: Entry, course: Course, rounds: int) -> Result:
@@ -113,15 +99,9 @@ def train_on(entry: Entry, course: Course, rounds: int) -> Result:
         )
 
 
-def _thread_counts(entry: Entry, device: torch.device) -> tuple[int, ...]:
+def _threads(course: Course, entry: Entry) -> int:
     """As for other figures on one device; who trains on several shares out the cores himself."""
-    return thread_counts(entry, device) if entry.devices == 1 else (torch.get_num_threads(),)
-
-
-def _take_turns(lanes: Sequence[Lane], rates: Sequence[list[float]], stint_s: float) -> None:
-    turns = race([lane.contestant for lane in lanes], 1, stint_s)
-    for own, turn in zip(rates, turns, strict=True):
-        own += turn
+    return fastest_threads(course, entry) if entry.devices == 1 else torch.get_num_threads()
 
 
 def _num_rounds(entry: Entry, samples: float) -> int:

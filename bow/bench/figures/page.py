@@ -1,17 +1,19 @@
 """The page `figures.md`, made anew from all JSON files that are there."""
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bow.bench.environment import Environment
 from bow.bench.figures.catalogue import FIGURES
+from bow.bench.figures.characteristics import MODELS, count_parameters, model_mb
 from bow.bench.figures.comparison import characteristics_table, comparison, spread_text
 from bow.bench.figures.convergence import METRIC
 from bow.bench.figures.entries import SYNC_TITLES, Row, title
-from bow.bench.figures.paper import HARDWARE, SETUPS
+from bow.bench.figures.paper import CHARACTERISTICS, HARDWARE, SETUPS
 from bow.bench.figures.settings import NAMES, TABLE
 from bow.bench.measure import Spread
 from bow.bench.results import Table
@@ -25,15 +27,25 @@ supporting small-batch training in TensorFlow, 2019, chapter 5. Its hardware: {H
 **Absolute numbers do not compare**: hardware, framework and, in the small form, models and data differ. What can be \
 compared are ratios, such as throughput with 2 learners over 1. TensorFlow's place is taken by plain PyTorch, which \
 reads the same tensors in memory and updates with the same fused SGD; for throughput it takes turns with bow in one \
-process. On a CPU, whatever has fewer learners than there are cores, plain PyTorch included, runs with one thread and \
-with as many as there are cores, and the faster of the two is shown. In figures 5.9 and 5.13 every turn of bow is a \
-whole training by `bow.train`, which is asked for that many devices. Boxes are quartiles, whiskers reach to 1.5 times \
-the interquartile range. Numbers are medians, in parentheses the lowest and the highest.
+process. A value of a box is a run: a training made anew, with new learners, threads and memory and a seed of its own, \
+warmed up and then timed. The runs of a figure share one process. On a CPU, whatever has fewer learners than there are \
+cores, plain PyTorch included, may run with one thread or with as many as there are cores: a short race beforehand, \
+whose rates are not reported, says which is faster. In figures 5.9 and 5.13 every run of bow is a whole training by \
+`bow.train`, which is asked for that many devices. Boxes are quartiles, whiskers reach to 1.5 times the interquartile \
+range. Numbers are medians, in parentheses the lowest and the highest.
+
+{{models}}
 
 {METRIC}. In figures 5.1 to 5.5 the learning rate is the same for everybody; more learners would bear, and need, a \
 higher one (`bow bench sweep`). Those trainings run one after another, seed by seed: what else the machine does shows \
 in their seconds, not in their epochs.
 """
+
+
+RATES_ARE_OURS = (
+    "The paper's text gives no learning rate and does not say whether images are augmented: the rates here are ours, "
+    "and no image is augmented."
+)
 
 
 def stem(name: str) -> str:
@@ -48,7 +60,8 @@ def stem(name: str) -> str:
 
 def markdown(folder: Path) -> str:
     """The page, from what lies in the folder."""
-    return "\n".join([INTRODUCTION, *(_part(name, folder) for name in NAMES)])
+    introduction = INTRODUCTION.format(models=_models())
+    return "\n".join([introduction, *(_part(name, folder) for name in NAMES)])
 
 
 def results_table(values: Mapping[str, Any]) -> Table:
@@ -60,7 +73,8 @@ def results_table(values: Mapping[str, Any]) -> Table:
 def _part(name: str, folder: Path) -> str:
     heading = "Table 5.1" if name == TABLE else f"Figure {name}"
     path = folder / f"{stem(name)}.json"
-    lines = [f"## {heading}: {FIGURES[name].title}", f"Paper: {SETUPS[name]}."]
+    differences = [DIFFERENCES[name]()] if name in DIFFERENCES else []
+    lines = [f"## {heading}: {FIGURES[name].title}", f"Paper: {SETUPS[name]}.", *differences]
     if not path.is_file():
         return "\n\n".join([*lines, f"Not measured yet: `bow bench figures figure={name}`."]) + "\n"
     values = json.loads(path.read_text(encoding="utf-8"))
@@ -68,6 +82,36 @@ def _part(name: str, folder: Path) -> str:
     picture = "" if name == TABLE else f"![{FIGURES[name].title}]({stem(name)}.png)"
     texts = [*lines, _setup(values), picture, *(table.markdown().rstrip() for table in tables), *_refusals(values)]
     return "\n\n".join(text for text in texts if text) + "\n"
+
+
+def _models() -> str:
+    """How our models of the same names differ from the paper's."""
+    sizes = "; ".join(f"{name}: {_sizes(name)}" for name in ("LeNet", "ResNet-32", "Logistic regression"))
+    return (
+        "**Not all is the paper's, even in the full form**, whose data sets, epochs and targets are. Sizes of the "
+        f"models' parameters: {sizes}. {RATES_ARE_OURS}"
+    )
+
+
+@functools.cache
+def _sizes(name: str) -> str:
+    """The size of a model in the paper, and of ours."""
+    paper = next(entry.model_mb for entry in CHARACTERISTICS if entry.model == name)
+    workload = next(workload for model, workload, *_ in MODELS if model == name)
+    parameters = count_parameters(workload.build())
+    return f"{paper:g} MB in the paper, {model_mb(parameters):.3g} MB here ({parameters:,} parameters)"
+
+
+def _other_lenet() -> str:
+    return f"Not the paper's LeNet, but a smaller one for its images, 28x28: {_sizes('LeNet')}."
+
+
+DIFFERENCES: dict[str, Callable[[], str]] = {
+    **{name: lambda: RATES_ARE_OURS for name in ("5.1", "5.2")},
+    **{name: lambda: f"{_other_lenet()} {RATES_ARE_OURS}" for name in ("5.3", "5.4", "5.5")},
+    **{name: _other_lenet for name in ("5.8", "5.11")},
+}
+"""What else of a figure is not the paper's, whatever the form."""
 
 
 def _setup(values: Mapping[str, Any]) -> str:

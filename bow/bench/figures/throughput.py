@@ -1,10 +1,9 @@
-"""Figures of throughput: plain PyTorch and bow take turns, and every turn is a value of a box."""
+"""Figures of throughput: plain PyTorch and bow take turns; every run is a new training, and a value of a box."""
 
 import functools
 import statistics
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -21,6 +20,9 @@ from bow.device.cores import available_cores
 CALLS_CUDA = 32
 """Pieces of work that are issued to a GPU before it is waited for."""
 
+TRIAL_REPEATS, TRIAL_STINT_S = 3, 0.1
+"""Of the race between numbers of threads, before anything is measured."""
+
 FIXED = (
     f"fused SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, float32, noise with random labels in "
     "memory: throughput does not depend on the values, and nothing fades out; engine graph, not compiled"
@@ -33,8 +35,8 @@ class Measured:
 
     Attributes:
         entry: what was measured.
-        rates: samples per second, one for each turn; empty where it was refused.
-        threads: torch's threads, of those that were tried.
+        rates: samples per second, one for each run; empty where it was refused.
+        threads: torch's threads, of those that were tried the fastest.
         engine: of bow, after any fallback.
         refused: the sentence with which bow refused it.
     """
@@ -52,23 +54,38 @@ class Measured:
         return {**self.entry.as_dict(), **measured} | ({"refused": self.refused} if self.refused else {})
 
 
-@dataclass(frozen=True)
-class Lane:
-    """An entry with a number of threads, ready to run.
+@dataclass
+class Runs:
+    """The runs of one entry: every one is a new training, with a seed of its own.
 
     Attributes:
         entry: what is measured.
-        training: it.
-        contestant: runs it.
+        threads: torch's threads meanwhile.
+        rates: samples per second, one for each run.
+        engine: of bow, after any fallback.
     """
 
     entry: Entry
-    training: Training
-    contestant: Contestant
+    threads: int
+    rates: list[float] = field(default_factory=list)
+    engine: str | None = None
 
-    def measured(self, rates: Sequence[float]) -> Measured:
-        """What came out for it."""
-        return Measured(self.entry, tuple(rates), self.contestant.threads, self.training.engine)
+    def run_once(self, course: Course, stint_s: float) -> None:
+        """One more run: make the training anew, warm it up, time it, close it."""
+        before, training = torch.get_num_threads(), make_training(course, self.entry)
+        try:
+            contestant = Contestant(functools.partial(work, training, course.device), self.threads)
+            warm_up(contestant)
+            ((rate,),) = race([contestant], 1, stint_s)
+        finally:
+            training.close()
+            torch.set_num_threads(before)
+        self.rates.append(rate)
+        self.engine = training.engine
+
+    def measured(self) -> Measured:
+        """What came out."""
+        return Measured(self.entry, tuple(self.rates), self.threads, self.engine)
 
 
 def course_of(workload: Workload, form: Form, device: torch.device) -> Course:
@@ -80,38 +97,37 @@ def course_of(workload: Workload, form: Form, device: torch.device) -> Course:
 def measure_throughput(
     workload: Workload, entries: Sequence[Entry], form: Form, device: torch.device
 ) -> list[Measured]:
-    """Let all entries of one batch size take turns, batch size by batch size."""
+    """Let all entries of one batch size take turns, batch size by batch size, every other run in reverse order."""
     course = course_of(workload, form, device)
     measured: list[Measured] = []
     for _, group in groupby(entries, key=lambda entry: entry.batch_size):
-        with ExitStack() as stack:
-            lanes = [lane for entry in group for lane in open_lanes(course, entry, stack)]
-            rates = race([lane.contestant for lane in lanes], form.repeats, form.stint_s)
-            measured += fastest(lane.measured(own) for lane, own in zip(lanes, rates, strict=True))
+        contenders = [Runs(entry, fastest_threads(course, entry)) for entry in group]
+        for own in courses(course, form):
+            for contender in contenders if own.seed % 2 else reversed(contenders):
+                contender.run_once(own, form.stint_s)
+        measured += [contender.measured() for contender in contenders]
     return measured
 
 
-def open_lanes(course: Course, entry: Entry, stack: ExitStack) -> list[Lane]:
-    """The entry with each number of threads that makes sense for it, warm; the stack closes it."""
-    training = make_training(course, entry)
-    stack.callback(training.close)
-    call = functools.partial(work, training, course.device)
-    lanes = [Lane(entry, training, Contestant(call, threads)) for threads in thread_counts(entry, course.device)]
-    before = torch.get_num_threads()
-    for lane in lanes:
-        warm_up(lane.contestant)
+def courses(course: Course, form: Form) -> Iterator[Course]:
+    """The course of each run, with seeds 1, 2, ...; seed 0 is that of the races between numbers of threads."""
+    return (replace(course, seed=seed) for seed in range(1, form.runs + 1))
+
+
+def fastest_threads(course: Course, entry: Entry) -> int:
+    """The number of torch's threads with which a training is fastest, by a short race whose rates are not reported."""
+    counts = thread_counts(entry, course.device)
+    if len(counts) == 1:
+        return counts[0]
+    training, before = make_training(course, entry), torch.get_num_threads()
+    contestants = [Contestant(functools.partial(work, training, course.device), threads) for threads in counts]
+    for contestant in contestants:
+        warm_up(contestant)
+    rates = race(contestants, TRIAL_REPEATS, TRIAL_STINT_S)
     torch.set_num_threads(before)
-    return lanes
-
-
-def fastest(measured: Iterable[Measured]) -> list[Measured]:
-    """Of every entry the number of threads with the highest median."""
-    best: dict[Entry, Measured] = {}
-    for own in measured:
-        rival = best.setdefault(own.entry, own)
-        if own.rates and rival.rates and statistics.median(own.rates) > statistics.median(rival.rates):
-            best[own.entry] = own
-    return list(best.values())
+    training.close()
+    medians = [statistics.median(own) for own in rates]
+    return counts[medians.index(max(medians))]
 
 
 def thread_counts(entry: Entry, device: torch.device) -> tuple[int, ...]:

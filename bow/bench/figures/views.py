@@ -41,7 +41,7 @@ def draw(name: str, values: Mapping[str, Any], path: Path) -> None:
 
 
 def boxes(rows: Sequence[Row], view: View) -> list[Box]:
-    """A box for each entry, from all of its turns or trainings."""
+    """A box for each entry, from all of its runs or trainings."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((_place(row, view.x), _series(row, view.series)), []).append(row)

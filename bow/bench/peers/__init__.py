@@ -5,7 +5,8 @@ as a CUDA graph, accelerate's LocalSGD, Lightning, an ensemble by `torch.func`, 
 
 1. with one seed, batch size and learning rate are swept for plain PyTorch and for bow, by the same rule on the same
    grid; the others take the best setting of plain PyTorch, large batches by the linear scaling rule;
-2. the best setting of everybody is trained with other seeds, all contestants in turn within each seed.
+2. the best setting of everybody, of plain PyTorch and bow the best two, is trained with other seeds, all contestants
+   in turn within each seed.
 
 The claim that it checks is `verdict.CLAIM`: the exit status is 1 where it does not hold.
 """

@@ -2,8 +2,8 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from bow.bench.peers.task import Job
@@ -26,6 +26,8 @@ class Contestant:
         devices: where it runs.
         processes: how many train together.
         imports: modules that it would import in the course of training, besides `COMPILER`.
+        base: whose setting it takes; None: what is best for itself.
+        environment: variables that its processes get besides what torch has by default.
         function: its name in the module: called with a job, it trains until the referee ends that, and returns a few
             words on what ran, or None where that goes without saying.
     """
@@ -38,6 +40,8 @@ class Contestant:
     devices: tuple[str, ...] = ("cpu", "cuda")
     processes: int = 1
     imports: tuple[str, ...] = ()
+    base: str | None = "pytorch"
+    environment: Mapping[str, str] = field(default_factory=dict)
     function: str = "train"
 
     def missing(self, device: str) -> str | None:
@@ -59,11 +63,15 @@ class Contestant:
 
 PYTORCH, LARGE_BATCH, BOW, GOODPUT = "pytorch", "large_batch", "bow", "bow_goodput"
 
+AS_BOW_SETS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""What the command `bow` sets for its users: torch's idle threads sleep instead of spinning."""
+
 CONTESTANTS: dict[str, Contestant] = {
     PYTORCH: Contestant(
         "PyTorch",
         "plain",
         "one model, one batch at a time",
+        base=None,
     ),
     "compile": Contestant(
         "torch.compile, model",
@@ -104,7 +112,7 @@ CONTESTANTS: dict[str, Contestant] = {
         "torch.func ensemble",
         "ensemble",
         "two models with weights and batches of their own, trained by one `vmap`; evaluated by the average of their "
-        "probabilities; samples are those of both",
+        "probabilities; epochs and samples are those of each model",
     ),
     "cuda_graph": Contestant(
         "PyTorch, CUDA graph",
@@ -117,12 +125,16 @@ CONTESTANTS: dict[str, Contestant] = {
         "bow_train",
         'bow.train with learners="auto" and engine="auto"',
         threads="all",
+        base=None,
+        environment=AS_BOW_SETS,
     ),
     GOODPUT: Contestant(
         "bow, goodput",
         "bow_train",
         'the same with bow.tuner.Tuner(objective="goodput")',
         threads="all",
+        base=BOW,
+        environment=AS_BOW_SETS,
         function="train_for_goodput",
     ),
 }

@@ -12,7 +12,7 @@ MODELS = 2
 
 
 def train(job: Job) -> str:
-    """Train independent models at once, on batches of their own."""
+    """Train independent models at once, on batches of their own; samples are those that each of them sees."""
     models = [job.build(1000 * index + job.task.seed) for index in range(MODELS)]
     parameters, buffers = stack_module_state(models)
     skeleton = copy.deepcopy(models[0]).to("meta")
@@ -26,7 +26,10 @@ def train(job: Job) -> str:
         return job.loss(outputs_of(parameters, buffers, inputs), targets)
 
     def predict(images: Tensor) -> Tensor:
-        return vmap(outputs_of, in_dims=(0, 0, None))(parameters, buffers, images).softmax(-1).mean(0)
+        skeleton.eval()
+        outputs = vmap(outputs_of, in_dims=(0, 0, None))(parameters, buffers, images)
+        skeleton.train()
+        return outputs.softmax(-1).mean(0)
 
     samples = 0
     for batches in zip(*(job.batches(stream) for stream in range(MODELS)), strict=True):
@@ -35,7 +38,7 @@ def train(job: Job) -> str:
         losses: Tensor = vmap(losses_of)(parameters, buffers, inputs, targets)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        samples += targets.numel()
+        samples += targets.shape[1]
         if job.referee.ends(predict, samples):
             break
-    return f"{MODELS} models"
+    return f"{MODELS} models, samples of each"

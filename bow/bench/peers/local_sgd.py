@@ -28,9 +28,7 @@ def train(job: Job) -> str:
             samples += len(targets) * accelerator.num_processes
             if step % STEPS == 0 and job.referee.is_due(samples) and _ends(job, model, samples):
                 break
-    processes = accelerator.num_processes
-    accelerator.end_training()
-    return f"{processes} processes"
+    return f"{accelerator.num_processes} processes"
 
 
 def _ends(job: Job, model: torch.nn.Module, samples: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bow.bench.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
-from bow.bench.peers.training import Training
+from bow.bench.peers.training import Choice, Training, by_choice
 from bow.observe.charts import BLUE, GREY, ORANGE, STYLE
 
 COLORS = {BOW: BLUE, GOODPUT: "#2a9d6f", PYTORCH: ORANGE}
@@ -14,33 +14,39 @@ HEADROOM = 0.1
 
 
 def draw(finals: Sequence[Training], target: float, path: Path) -> None:
-    """Draw all finals: a line for every seed, the one of the median time to the target in full colour."""
+    """Draw all finals: a line for every seed, the one of the median time to the target in full colour.
+
+    A contestant's second setting is dashed.
+    """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-    names = list(dict.fromkeys(training.choice.contestant for training in finals if training.looks))
+    groups = by_choice(training for training in finals if training.looks)
+    names = {choice.contestant for choice in groups}
+    labels = labels_of(list(groups))
+    firsts = {choice.contestant: choice for choice in reversed(groups)}
     others = iter(OTHERS)
     colors = {name: COLORS.get(name) or next(others) for name in CONTESTANTS if name in names}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 3.6), layout="constrained", dpi=160)
         axes = figure.add_subplot()
-        for name in sorted(names, key=lambda name: typical(finals, name).looks[-1].seconds):
-            middle = typical(finals, name)
-            for training in finals:
-                if training.choice.contestant == name and training.looks:
-                    is_middle = training is middle
-                    axes.plot(
-                        [look.seconds for look in training.looks],
-                        [look.accuracy for look in training.looks],
-                        color=colors[name],
-                        linewidth=1.8 if is_middle else 0.8,
-                        alpha=1.0 if is_middle else 0.3,
-                        marker="o" if is_middle else "",
-                        markersize=3,
-                        label=CONTESTANTS[name].title if is_middle else None,
-                        zorder=3 if is_middle else 2,
-                    )
+        for choice, own in sorted(groups.items(), key=lambda group: typical(group[1]).looks[-1].seconds):
+            middle = typical(own)
+            for training in own:
+                is_middle = training is middle
+                axes.plot(
+                    [look.seconds for look in training.looks],
+                    [look.accuracy for look in training.looks],
+                    color=colors[choice.contestant],
+                    linestyle="-" if choice is firsts[choice.contestant] else "--",
+                    linewidth=1.8 if is_middle else 0.8,
+                    alpha=1.0 if is_middle else 0.3,
+                    marker="o" if is_middle else "",
+                    markersize=3,
+                    label=labels[choice] if is_middle else None,
+                    zorder=3 if is_middle else 2,
+                )
         axes.axhline(target, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axes.set_ylim(bottom=target - HEADROOM)
         axes.set_xlim(left=0)
@@ -53,8 +59,17 @@ def draw(finals: Sequence[Training], target: float, path: Path) -> None:
         figure.savefig(path)
 
 
-def typical(finals: Sequence[Training], name: str) -> Training:
-    """A contestant's training with the median time; those that do not reach the target are the slowest."""
-    own = [training for training in finals if training.choice.contestant == name and training.looks]
-    own.sort(key=lambda training: (training.time_s is None, training.looks[-1].seconds))
+def labels_of(choices: Sequence[Choice]) -> dict[Choice, str]:
+    """What the lines are called: contestants, with their settings where they have several."""
+    names = [choice.contestant for choice in choices]
+    return {
+        choice: CONTESTANTS[choice.contestant].title
+        + (f", batch {choice.batch_size}, lr {choice.lr:g}" if names.count(choice.contestant) > 1 else "")
+        for choice in choices
+    }
+
+
+def typical(trainings: Sequence[Training]) -> Training:
+    """The training with the median time; those that do not reach the target are the slowest."""
+    own = sorted(trainings, key=lambda training: (training.time_s is None, training.looks[-1].seconds))
     return own[(len(own) - 1) // 2]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,25 +16,33 @@ import torch
 from bow.bench.peers.contestants import CONTESTANTS
 from bow.bench.peers.referee import Referee
 from bow.bench.peers.task import Job, Task
-from bow.bench.peers.training import DIVERGED, FAILED, Training
+from bow.bench.peers.training import DIVERGED, FAILED, Choice, Training
 from bow.errors import DivergenceError
 
 PATIENCE_S = 600.0
 """For everything in a process besides training: starting, compiling, evaluating. Then it hangs."""
 
+GRACE_S = 5.0
+"""For the other processes once that of rank 0 has ended well: its result is there, and they may hang in their end."""
+
 POLL_S = 0.05
 
 
-def train_apart(task: Task) -> Training:
+def train_apart(task: Task, environment: Mapping[str, str] | None = None) -> Training:
     """Train in a process of its own, or in several that train together, and wait for it.
 
     A process that fails or hangs is a training that failed.
+
+    Args:
+        task: what is asked for.
+        environment: variables that every contestant's processes get.
     """
     count = CONTESTANTS[task.choice.contestant].processes
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(rank) for rank in range(count)]
         port = _free_port()
-        started = [_start(task, path, rank, count, port) for rank, path in enumerate(paths)]
+        common = environment_of(task.choice, {**os.environ, **(environment or {})})
+        started = [_start(task, path, rank, common | _together(rank, count, port)) for rank, path in enumerate(paths)]
         try:
             failed = _wait(started, PATIENCE_S + 2 * task.limit_s)
         finally:
@@ -46,7 +54,7 @@ def train_apart(task: Task) -> Training:
         else:
             why = _last_line(paths[failed[0]].with_suffix(".log")) if failed else ""
         if why:
-            return Training(task.choice, task.seed, task.stage, FAILED, why=why)
+            return Training(task.choice, task.seed, task.stage, FAILED, why=why, limit_s=task.limit_s)
         return Training.from_dict(json.loads(paths[0].read_text()))
 
 
@@ -59,6 +67,8 @@ def main(arguments: Sequence[str]) -> None:
     task, path, rank = Task.from_dict(json.load(sys.stdin)), Path(arguments[0]), int(arguments[1])
     torch.set_num_threads(task.choice.threads)
     path.write_text(json.dumps(train(task, rank).as_dict()))
+    if "WORLD_SIZE" in os.environ:
+        os._exit(0)  # what closes gloo's process group may wait for ever for a process that has ended already
 
 
 def train(task: Task, rank: int = 0) -> Training:
@@ -75,11 +85,21 @@ def train(task: Task, rank: int = 0) -> Training:
         ran_as, referee.ending = None, DIVERGED
     ending = referee.ending or FAILED
     why = "ended by itself" if referee.ending is None and rank == 0 else None
-    return Training(task.choice, task.seed, task.stage, ending, tuple(referee.looks), ran_as, why)
+    return Training(task.choice, task.seed, task.stage, ending, tuple(referee.looks), ran_as, why, task.limit_s)
 
 
-def _start(task: Task, path: Path, rank: int, count: int, port: int) -> "subprocess.Popen[str]":
-    together = {
+def environment_of(choice: Choice, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a contestant's process: what only some contestants have, no other inherits."""
+    own = {name for contestant in CONTESTANTS.values() for name in contestant.environment}
+    kept = {name: value for name, value in inherited.items() if name not in own}
+    return {**kept, **CONTESTANTS[choice.contestant].environment, "OMP_NUM_THREADS": str(choice.threads)}
+
+
+def _together(rank: int, count: int, port: int) -> dict[str, str]:
+    """What processes find each other by, where there are several."""
+    if count == 1:
+        return {}
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
@@ -87,12 +107,9 @@ def _start(task: Task, path: Path, rank: int, count: int, port: int) -> "subproc
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    environment = {
-        **os.environ,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "OMP_NUM_THREADS": str(task.choice.threads),
-        **(together if count > 1 else {}),
-    }
+
+
+def _start(task: Task, path: Path, rank: int, environment: Mapping[str, str]) -> "subprocess.Popen[str]":
     with path.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "bow.bench.peers.process", str(path), str(rank)],
@@ -109,7 +126,7 @@ def _start(task: Task, path: Path, rank: int, count: int, port: int) -> "subproc
 
 
 def _wait(processes: Sequence["subprocess.Popen[str]"], seconds: float) -> list[int] | None:
-    """Wait until all have ended, or one has failed, for which the others would wait.
+    """Wait until that of rank 0 has ended well, or one has failed, for which the others would wait.
 
     Returns:
         The ranks of those that have failed; None where that took longer.
@@ -117,10 +134,20 @@ def _wait(processes: Sequence["subprocess.Popen[str]"], seconds: float) -> list[
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         states = [process.poll() for process in processes]
-        if None not in states or any(states):
+        if states[0] == 0:
+            _give_time(processes)
+            return []
+        if any(states):
             return [rank for rank, state in enumerate(states) if state]
         time.sleep(POLL_S)
     return None
+
+
+def _give_time(processes: Sequence["subprocess.Popen[str]"]) -> None:
+    """Let processes end by themselves, for a few seconds."""
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(POLL_S)
 
 
 def _free_port() -> int:

@@ -4,23 +4,24 @@ import contextlib
 import importlib.metadata
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from bow.bench.caches import empty_caches
 from bow.bench.environment import inspect_environment
-from bow.bench.peers.contestants import BOW, CONTESTANTS, GOODPUT, LARGE_BATCH, PYTORCH
+from bow.bench.peers.contestants import BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
 from bow.bench.peers.picture import draw
 from bow.bench.peers.process import train_apart
 from bow.bench.peers.report import finals_table, markdown
 from bow.bench.peers.settings import Settings
-from bow.bench.peers.sweep_rule import RULE, score, sweep
+from bow.bench.peers.sweep_rule import MARGIN, RULE, best, fastest, score, sweep
 from bow.bench.peers.task import DATA, MODELS, MOMENTUM, Task
 from bow.bench.peers.training import DIVERGED, FAILED, FINAL, REHEARSAL, SWEEP, Choice, Training
-from bow.bench.peers.verdict import decide
+from bow.bench.peers.verdict import LEAST_SEEDS, LIMIT, decide
 from bow.bench.results import Result, console, prepare_output, write_json, write_text
 from bow.data import DataSplits
 from bow.errors import SettingError
@@ -28,8 +29,14 @@ from bow.errors import SettingError
 SWEEP_SEED = 0
 """Of the sweep; those of the finals begin behind it, so that the luck of the sweep does not count."""
 
-REHEARSED_EPOCHS = 0.2
+REHEARSED_EPOCHS = 0.1
 """A rehearsal is short, but has four evaluations, from the first to the last of which its throughput is measured."""
+
+REHEARSALS = 3
+"""With every number of threads, where there are several to choose from: a single one may be disturbed."""
+
+FINALISTS = 2
+"""Settings that plain PyTorch and bow have in the finals: one seed of the sweep does not tell them well apart."""
 
 
 @dataclass
@@ -44,7 +51,7 @@ class Program:
     Attributes:
         trainings: all of them, in their order.
         left_out: who did not take part, and why.
-        best: what everybody does in the finals.
+        entries: what everybody does in the finals, the best first.
     """
 
     settings: Settings
@@ -52,16 +59,16 @@ class Program:
     say: Callable[[str], object]
     trainings: list[Training] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    best: dict[str, Choice] = field(default_factory=dict)
+    entries: dict[str, list[Choice]] = field(default_factory=dict)
     _rehearsals: dict[tuple[str, int], Training] = field(default_factory=dict)
 
     def run(self) -> None:
         """Find everybody's best setting, and then let all of them train with other seeds."""
         for name in self._present():
-            if (choice := self._find(name)) is not None:
-                self.best[name] = choice
+            if found := self._find(name):
+                self.entries[name] = found
+        order = line_up(self.entries)
         for seed in range(1, 1 + self.settings.seeds):
-            order = list(self.best.values())
             for choice in order if seed % 2 else reversed(order):
                 self._train(choice, FINAL, seed, limit_s=self.settings.limit_s)
 
@@ -70,43 +77,43 @@ class Program:
         return [training for training in self.trainings if training.stage == stage]
 
     def _present(self) -> list[str]:
-        present = []
-        for name, contestant in CONTESTANTS.items():
-            if name in self.settings.contestants:
-                why = contestant.missing(self.settings.device)
-                if why is None:
-                    present.append(name)
-                else:
-                    self._leave_out(name, why)
-        return present
+        absent = missing(self.settings)
+        for name, why in absent.items():
+            self._leave_out(name, why)
+        return [name for name in CONTESTANTS if name in self.settings.contestants and name not in absent]
 
     def _leave_out(self, name: str, why: str) -> None:
         self.left_out[name] = why
         self.say(f"{name} is left out: {why}")
 
-    def _find(self, name: str) -> Choice | None:
-        """What a contestant does in the finals; None where it is left out."""
-        if name == LARGE_BATCH:
-            found = self._sweep_large(name)
-        elif name in (PYTORCH, BOW):
+    def _find(self, name: str) -> list[Choice]:
+        """What a contestant does in the finals; nothing where it is left out."""
+        base = CONTESTANTS[name].base
+        if base is None:
             found = self._sweep(name)
+        elif name == LARGE_BATCH:
+            found = [self._sweep_large(name, self._base(base))]
         else:
-            base = self._base(BOW if name == GOODPUT else PYTORCH)
-            found = self._rehearse(name, base.batch_size, base.lr)
-        if found.ending in (DIVERGED, FAILED):
-            self._leave_out(name, f"{found.ending}{'' if found.why is None else f': {found.why}'}")
-            return None
-        return found.choice
+            setting = self._base(base)
+            found = [self._rehearse(name, setting.batch_size, setting.lr)]
+        if found[0].ending in (DIVERGED, FAILED):
+            self._leave_out(name, f"{found[0].ending}{'' if found[0].why is None else f': {found[0].why}'}")
+            return []
+        return [training.choice for training in found]
 
-    def _sweep(self, name: str) -> Training:
+    def _sweep(self, name: str) -> list[Training]:
+        swept: list[Training] = []
+
         def train(batch_size: int, lr: float, limit_s: float) -> Training:
-            return self._sweep_one(name, batch_size, lr, limit_s)
+            swept.append(self._sweep_one(name, batch_size, lr, limit_s))
+            return swept[-1]
 
         settings = self.settings
-        return sweep(sorted(settings.batch_sizes), sorted(settings.lrs), settings.limit_s, train)
+        sweep(sorted(settings.batch_sizes), sorted(settings.lrs), settings.limit_s, train)
+        return best(swept, FINALISTS)
 
-    def _sweep_large(self, name: str) -> Training:
-        base, limit_s = self._base(PYTORCH), self.settings.limit_s
+    def _sweep_large(self, name: str, base: Choice) -> Training:
+        limit_s = self.settings.limit_s
         found = []
         for batch_size in self.settings.large_batch_sizes:
             found.append(self._sweep_one(name, batch_size, base.lr * batch_size / base.batch_size, limit_s))
@@ -117,7 +124,7 @@ class Program:
         """The setting that others go by; the middle of the grid where its contestant does not take part."""
         sizes, lrs = sorted(self.settings.batch_sizes), sorted(self.settings.lrs)
         middle = Choice(name, sizes[(len(sizes) - 1) // 2], lrs[(len(lrs) - 1) // 2], min(self.settings.threads))
-        return self.best.get(name, middle)
+        return self.entries[name][0] if name in self.entries else middle
 
     def _sweep_one(self, name: str, batch_size: int, lr: float, limit_s: float) -> Training:
         rehearsal = self._rehearse(name, batch_size, lr)
@@ -126,13 +133,20 @@ class Program:
         return self._train(replace(rehearsal.choice, lr=lr), SWEEP, SWEEP_SEED, limit_s=limit_s)
 
     def _rehearse(self, name: str, batch_size: int, lr: float) -> Training:
-        """The fastest rehearsal of a contestant with a batch size, over the numbers of threads that it may have."""
+        """A rehearsal of a contestant with a batch size, and the number of threads with which it is fastest.
+
+        All numbers of threads take turns, and do so again unless all have failed.
+        """
         if (name, batch_size) not in self._rehearsals:
             settings, rule = self.settings, CONTESTANTS[name].threads
             threads = {"fastest": settings.threads, "one": (1,), "all": (max(settings.threads),)}[rule]
             choices = [Choice(name, batch_size, lr, count) for count in threads]
-            rehearsals = [self._train(choice, REHEARSAL, SWEEP_SEED, limit_s=settings.limit_s) for choice in choices]
-            self._rehearsals[name, batch_size] = max(rehearsals, key=lambda training: training.throughput)
+            rehearsals: list[Training] = []
+            for _ in range(REHEARSALS if len(choices) > 1 else 1):
+                rehearsals += [self._train(each, REHEARSAL, SWEEP_SEED, limit_s=settings.limit_s) for each in choices]
+                if all(training.ending == FAILED for training in rehearsals):
+                    break
+            self._rehearsals[name, batch_size] = fastest(rehearsals)
         return self._rehearsals[name, batch_size]
 
     def _train(self, choice: Choice, stage: str, seed: int, limit_s: float) -> Training:
@@ -157,15 +171,29 @@ class Program:
         return training
 
 
+def line_up(entries: Mapping[str, Sequence[Choice]]) -> list[Choice]:
+    """All entries in one order: those of plain PyTorch and bow side by side, so that both meet the same machine."""
+    plain, bow = entries.get(PYTORCH, ()), entries.get(BOW, ())
+    others = [choice for name, own in entries.items() if name not in (PYTORCH, BOW) for choice in own]
+    return [*plain[:1], *bow, *plain[1:], *others]
+
+
+def missing(settings: Settings) -> dict[str, str]:
+    """Who cannot take part, of those that are asked to, and why."""
+    whys = {name: CONTESTANTS[name].missing(settings.device) for name in CONTESTANTS if name in settings.contestants}
+    return {name: why for name, why in whys.items() if why is not None}
+
+
 def run(settings: Settings, command: str) -> int:
     """Run both stages and write the results."""
     settings = settings.reduced()
-    prepare_output(settings.out)
     data = check(settings)
+    prepare_output(settings.out)
     began = time.perf_counter()
     say = partial(console().print, highlight=False, markup=False, soft_wrap=True)
-    program = Program(settings, train_apart, say)
-    program.run()
+    with empty_caches() as caches:
+        program = Program(settings, partial(train_apart, environment=caches), say)
+        program.run()
     verdict = decide(program.of(FINAL))
     environment = inspect_environment()
     findings: dict[str, Any] = {
@@ -173,11 +201,17 @@ def run(settings: Settings, command: str) -> int:
         "epoch_samples": len(data.train[1]),
         "test_samples": len(data.validation[1]),
         "rehearsed_epochs": REHEARSED_EPOCHS,
+        "rehearsals": REHEARSALS,
+        "finalists": FINALISTS,
         "rule": RULE,
+        "margin": MARGIN,
+        "limit": LIMIT,
+        "least_seeds": LEAST_SEEDS,
+        "environments": {name: dict(contestant.environment) for name, contestant in CONTESTANTS.items()},
         "packages": package_versions(),
         "left_out": program.left_out,
         "verdict": verdict.as_dict(),
-        "finals": {name: asdict(choice) for name, choice in program.best.items()},
+        "finals": {name: [asdict(choice) for choice in own] for name, own in program.entries.items()},
         "trainings": [training.as_dict() for training in program.trainings],
     }
     values = Result("peers", command, environment, settings, time.perf_counter() - began, findings).as_dict()
@@ -185,7 +219,8 @@ def run(settings: Settings, command: str) -> int:
     write_text(settings.out / "peers.md", markdown(program.trainings, verdict, values, environment))
     draw(program.of(FINAL), settings.target, settings.out / "peers.png")
     finals_table(program.of(FINAL), settings.target).show(f"time to {settings.target:.1%}")
-    console().print(str(verdict), highlight=False)
+    say(str(verdict))
+    say(f"written to {settings.out}")
     return 1 if verdict.is_met is False else 0
 
 
@@ -198,6 +233,10 @@ def check(settings: Settings) -> DataSplits:
     """
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise SettingError("device=cuda needs a CUDA device, and torch sees none; use device=cpu")
+    absent = missing(settings)
+    if set(settings.contestants) <= set(absent):
+        whys = "; ".join(f"{name}: {why}" for name, why in absent.items())
+        raise SettingError(f"contestants must name at least one that can take part, got {whys or 'nothing'}")
     return DATA[settings.data](settings.root) if settings.root else DATA[settings.data]()
 
 

@@ -1,10 +1,11 @@
 """The clock and the evaluator, which are the same for all contestants."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bow.bench.peers.training import DIVERGED, EPOCHS, REACHED, TIME, Look
 from bow.data import evaluation_batches
@@ -79,7 +80,7 @@ class Referee:
         """Evaluate with the clock stopped; returns whether the training is to end."""
         self.pause()
         watch = Watch()
-        with torch.no_grad():
+        with evaluating(predict), torch.no_grad():
             for images, labels in evaluation_batches(self._validation):
                 watch.update(predict(images), labels)
         is_over = self.note(samples, watch.compute(), watch.is_finite)
@@ -109,6 +110,19 @@ class Referee:
         if self._validation[0].is_cuda:
             torch.cuda.synchronize()  # what was asked of the device belongs to the time before
         return self._clock()
+
+
+@contextlib.contextmanager
+def evaluating(predict: Predict) -> Iterator[None]:
+    """A module is in evaluation mode meanwhile, and then again as it was."""
+    modes = {module: module.training for module in predict.modules()} if isinstance(predict, nn.Module) else {}
+    for module in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 class Watch(Accuracy):

@@ -1,13 +1,13 @@
 """The page `peers.md`, from the same values as `peers.json`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bow.bench.environment import Environment
 from bow.bench.measure import Spread
-from bow.bench.peers.contestants import BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
-from bow.bench.peers.training import DIVERGED, FAILED, FINAL, SWEEP, Training
-from bow.bench.peers.verdict import CLAIM, Verdict
+from bow.bench.peers.contestants import AS_BOW_SETS, BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
+from bow.bench.peers.training import DIVERGED, FAILED, FINAL, SWEEP, Training, by_choice
+from bow.bench.peers.verdict import CLAIM, Verdict, represent, time_ratios
 from bow.bench.results import Table
 
 METHOD = """\
@@ -17,19 +17,27 @@ METHOD = """\
 * Evaluated every {evaluate_every:g} epochs of {epoch_samples:,} samples. The time to the target is that of the first
   evaluation that has it; the training ends there, and otherwise after {epochs} epochs or {limit_s:g} s: then it has not
   reached the target.
-* Every training has a process of its own, one at a time, with `OMP_WAIT_POLICY=PASSIVE`. Everybody gets the same data,
-  in memory, the same optimizer, `torch.optim.SGD(fused=True)`, or its arithmetic, and with the same seed the same
-  initial weights.
-* Caches on the disk are warm, as in anybody's second training: everybody has rehearsed with the same batch size, for
-  {rehearsed_epochs:g} epochs, which also says with how many threads ({threads}) it is fastest. So torch.compile finds
-  code of its own, and bow its native runtime and its compiled regions. bow's tuner is told to keep nothing, and
-  measures anew in every training.
+* Every training has a process of its own, one at a time. Everybody gets the same data, in memory, the same optimizer,
+  `torch.optim.SGD(fused=True)`, or its arithmetic, and with the same seed the same initial weights.
+* Processes of bow have {environment}, as the command `bow` sets it for its users; those of everybody else have
+  torch's default. `OMP_NUM_THREADS` is the number of threads in the table.
+* Caches of compiled code (torch's, Triton's and bow's) are in a folder of the benchmark's own: empty when it begins,
+  they fill during its rehearsals and sweep, for everybody alike. bow's native runtime is in there from the beginning,
+  as a part of its installation. bow's tuner is told to keep nothing, and measures anew in every training.
+* Everybody has rehearsed with the batch size of its training, for {rehearsed_epochs:g} epochs. Who may have several
+  numbers of threads ({threads}) does so {rehearsals} times with each, in turns, and has the one with the highest median
+  throughput.
 * Sweep, with one seed, for plain PyTorch and for bow on the same grid, batch sizes {batch_sizes} and learning rates
   {lrs}: {rule}. Large batches take the best learning rate of plain PyTorch in proportion to the batch size, everybody
   else takes the best setting of plain PyTorch; goodput takes that of bow.
-* Finals, with {seeds} other seed(s): all contestants in turn within each seed, with every other seed in reverse order.
-* Samples per second are counted from the first evaluation to the last; set-up is the time beyond what all samples take
-  at that speed. Where the first evaluation is the last, they are counted from the start, set-up included.
+* Finals, with {seeds} other seed(s): all contestants in turn within each seed, plain PyTorch and bow side by side, with
+  every other seed in reverse order. Plain PyTorch and bow both have the best {finalists} settings of their sweep in the
+  finals, as far as these reached the target there; the verdict takes, for each of the two, the one with the shorter
+  median time over the seeds, where a seed that misses the target counts as infinite.
+* Samples per second are counted from the first evaluation to the last; the rest is the time beyond what all samples
+  take at that speed: compiling, timed trials, capture, first steps. It is what is left of a subtraction, and below 0
+  where the beginning was faster than what came after it. Where the first evaluation is the last, there is none: samples
+  are counted from the start. Samples of an ensemble are those of each of its models.
 """
 
 
@@ -51,7 +59,7 @@ def markdown(
         "![accuracy against seconds](peers.png)",
         "## Finals",
         f"Medians over {settings['seeds']} seed(s), lowest to highest in parentheses; ratio is the time as a share of "
-        "plain PyTorch's, seed by seed.",
+        "that of plain PyTorch with its better setting, seed by seed.",
         finals_table(finals, settings["target"]).markdown(),
         about(settings["contestants"], values["left_out"]),
         "## How it was measured",
@@ -65,18 +73,18 @@ def markdown(
 
 
 def finals_table(finals: Sequence[Training], target: float) -> Table:
-    """A row for every contestant, the fastest first."""
-    groups = _grouped(finals)
-    plain = {training.seed: training for training in groups.get(PYTORCH, [])}
+    """A row for every contestant and setting, the fastest first."""
+    plain = represent([training for training in finals if training.choice.contestant == PYTORCH])
+    names = {training.choice.contestant for training in finals}
     rows = []
-    for name in sorted(groups, key=lambda name: _rank(groups[name])):
-        trainings = groups[name]
+    for trainings in sorted(by_choice(finals).values(), key=_rank):
         choice = trainings[0].choice
         reached = [training for training in trainings if training.time_s is not None]
         ran_as = dict.fromkeys(training.ran_as for training in trainings if training.ran_as is not None)
         rows.append(
             (
-                CONTESTANTS[name].title,
+                CONTESTANTS[choice.contestant].title,
+                setting_of(choice.contestant, names),
                 str(choice.batch_size),
                 f"{choice.lr:g}",
                 str(choice.threads),
@@ -84,12 +92,13 @@ def finals_table(finals: Sequence[Training], target: float) -> Table:
                 _time(trainings),
                 _spread([training.samples for training in reached], ",.0f"),
                 _spread([training.throughput for training in trainings if training.looks], ",.0f"),
-                _spread([training.setup_s for training in trainings if training.looks], ".1f"),
-                _spread(_ratios(reached, plain), ".2f"),
+                _spread([training.rest_s for training in trainings if training.looks], ".1f"),
+                _spread(time_ratios(trainings, plain), ".2f"),
             )
         )
     headings = [
         "",
+        "setting",
         "batch",
         "lr",
         "threads",
@@ -97,10 +106,22 @@ def finals_table(finals: Sequence[Training], target: float) -> Table:
         f"s to {target:.1%}",
         "samples",
         "samples/s",
-        "set-up s",
+        "rest s",
         "ratio",
     ]
-    return Table(headings, rows, left=["", "ran as"])
+    return Table(headings, rows, left=["", "setting", "ran as"])
+
+
+def setting_of(name: str, names: Collection[str]) -> str:
+    """Where a contestant has its setting from, in finals of these contestants."""
+    base = CONTESTANTS[name].base
+    if base is None:
+        return "of its own sweep"
+    if name == LARGE_BATCH:
+        return "by linear scaling"
+    if base not in names:
+        return "middle of the grid"
+    return "at plain PyTorch's setting" if base == PYTORCH else f"at {CONTESTANTS[base].title}'s setting"
 
 
 def duels_table(verdict: Verdict) -> Table:
@@ -110,11 +131,11 @@ def duels_table(verdict: Verdict) -> Table:
             str(duel.bow.seed),
             f"{duel.bow.looks[-1].seconds:.1f}",
             f"{duel.plain.looks[-1].seconds:.1f}",
-            *(f"{part:.2f}" for part in (duel.ratio, duel.samples, duel.throughput, duel.setup)),
+            *(f"{part:.2f}" for part in (duel.ratio, duel.samples, duel.throughput, duel.rest)),
         )
         for duel in verdict.duels
     ]
-    return Table(["seed", "bow, s", "PyTorch, s", "ratio", "= samples", "/ throughput", "+ set-up"], rows)
+    return Table(["seed", "bow, s", "PyTorch, s", "ratio", "= samples", "/ throughput", "+ rest"], rows)
 
 
 def sweep_table(trainings: Sequence[Training]) -> Table:
@@ -140,7 +161,8 @@ def method(values: Mapping[str, Any]) -> str:
     """How it was measured."""
     settings = values["settings"]
     lists = {name: ", ".join(f"{value:g}" for value in settings[name]) for name in ("threads", "batch_sizes", "lrs")}
-    return METHOD.format(**{**values, **settings, **lists})
+    environment = " ".join(f"`{name}={value}`" for name, value in AS_BOW_SETS.items())
+    return METHOD.format(**{**values, **settings, **lists, "environment": environment})
 
 
 def edges(choice: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str:
@@ -158,7 +180,7 @@ def _sweep(trainings: Sequence[Training], name: str, values: Mapping[str, Any]) 
     own = [t for t in trainings if t.stage == SWEEP and t.choice.contestant == name]
     if not own:
         return ""
-    warning = "" if name == LARGE_BATCH else edges(values["finals"].get(name), values["settings"])
+    warning = "" if name == LARGE_BATCH else edges(next(iter(values["finals"].get(name, ())), None), values["settings"])
     return f"### {CONTESTANTS[name].title}\n\n{sweep_table(own).markdown()}{warning}"
 
 
@@ -166,22 +188,10 @@ def _optional(table: Table) -> str:
     return table.markdown() if table.rows else ""
 
 
-def _grouped(finals: Sequence[Training]) -> dict[str, list[Training]]:
-    groups: dict[str, list[Training]] = {}
-    for training in finals:
-        groups.setdefault(training.choice.contestant, []).append(training)
-    return groups
-
-
 def _rank(trainings: Sequence[Training]) -> tuple[int, float]:
     """Who reached the target most often, and then in the shortest time, comes first."""
     times = [training.time_s for training in trainings if training.time_s is not None]
     return len(trainings) - len(times), Spread.of(times).median if times else 0.0
-
-
-def _ratios(reached: Sequence[Training], plain: Mapping[int, Training]) -> list[float]:
-    pairs = [(t.time_s, plain[t.seed].time_s) for t in reached if t.seed in plain]
-    return [time_s / base_s for time_s, base_s in pairs if time_s is not None and base_s is not None]
 
 
 def _time(trainings: Sequence[Training]) -> str:

@@ -9,6 +9,9 @@ from bow.bench.peers.task import DATA, MODELS
 from bow.bench.results import RESULTS
 from bow.errors import SettingError
 
+QUICK = Path("build/quick")
+"""Where results of `quick` go by default, so that they do not replace those that are committed."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -18,7 +21,7 @@ class Settings:
         SettingError: a value outside its range.
     """
 
-    out: Path = setting(RESULTS, "folder for peers.json, peers.md and peers.png")  # noqa: RUF009 - it is dataclasses.field
+    out: Path = setting(RESULTS, "folder for peers.json, peers.md and peers.png; quick: build/quick")  # noqa: RUF009 - it is dataclasses.field
     contestants: tuple[str, ...] = setting(tuple(CONTESTANTS), "who takes part", choices=tuple(CONTESTANTS))
     model: str = setting("lenet", "what is trained", choices=tuple(MODELS))
     data: str = setting("fashion_mnist", "data set", choices=tuple(DATA))
@@ -27,9 +30,9 @@ class Settings:
     target: float = setting(0.89, "accuracy to be reached, as a share")
     epochs: int = setting(6, "passes over the data after which a training ends")
     limit_s: float = setting(120.0, "seconds of training after which it ends")
-    evaluate_every: float = setting(0.25, "epochs between evaluations")
+    evaluate_every: float = setting(0.125, "epochs between evaluations")
     seeds: int = setting(3, "trainings of each contestant in the finals")
-    batch_sizes: tuple[int, ...] = setting((8, 16, 32, 64, 128), "swept for plain PyTorch and for bow")
+    batch_sizes: tuple[int, ...] = setting((8, 16, 32, 64, 128, 256), "swept for plain PyTorch and for bow")
     lrs: tuple[float, ...] = setting((0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16), "likewise")
     large_batch_sizes: tuple[int, ...] = setting((128, 256, 512), "tried by the linear scaling rule")
     threads: tuple[int, ...] = setting((1, 2), "torch's threads; whoever gains by more of them has them")
@@ -47,6 +50,7 @@ class Settings:
             return self
         return replace(
             self,
+            out=QUICK if self.out == RESULTS else self.out,
             model="mlp",
             data="digits",
             root="",

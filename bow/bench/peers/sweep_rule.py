@@ -3,13 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from bow.bench.peers.training import DIVERGED, FAILED, Training
+from bow.bench.peers.training import DIVERGED, FAILED, Training, by_choice
+
+MARGIN = 1.25
+"""A setting that takes longer than this times the shortest time so far is given up."""
 
 RULE = (
     "from the middle of the learning rates it goes up one by one while that is better, and then likewise down; so it "
     "does with the batch sizes, each of which begins with the best learning rate of its neighbour; better is a shorter "
     "time to the target, or, where that is not reached, a higher accuracy; a training ends when it has taken longer "
-    "than the shortest time so far to the target"
+    f"than {MARGIN:g} times the shortest time so far to the target"
 )
 
 Score: TypeAlias = tuple[int, float]
@@ -28,6 +31,21 @@ def score(training: Training) -> Score:
     if training.time_s is None:
         return 1, -training.best_accuracy
     return 0, training.time_s
+
+
+def best(swept: Sequence[Training], count: int) -> list[Training]:
+    """The best trainings of a sweep that reached the target, at most so many; where none did, the best of all."""
+    ranked = sorted(swept, key=score)
+    return [training for training in ranked[:count] if training.time_s is not None] or ranked[:1]
+
+
+def fastest(rehearsals: Sequence[Training]) -> Training:
+    """Of the choice with the highest median throughput, the rehearsal that has it; of an even number the lower one."""
+    middles = []
+    for own in by_choice(rehearsals).values():
+        own.sort(key=lambda training: training.throughput)
+        middles.append(own[(len(own) - 1) // 2])
+    return max(middles, key=lambda training: training.throughput)
 
 
 def climb(count: int, start: int, score_at: Callable[[int], Score]) -> int:
@@ -75,7 +93,9 @@ def sweep(
     def score_of(size: int, rate: int) -> Score:
         if (size, rate) not in seen:
             times = [training.time_s for training in seen.values() if training.time_s is not None]
-            seen[size, rate] = train(batch_sizes[size], lrs[rate], min([limit_s, *times]))
+            seen[size, rate] = train(
+                batch_sizes[size], lrs[rate], min([limit_s, *(MARGIN * time_s for time_s in times)])
+            )
         return score(seen[size, rate])
 
     def best_score(size: int) -> Score:

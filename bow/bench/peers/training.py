@@ -1,6 +1,6 @@
 """What is tuned, and what came out of a training."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
     Attributes:
         seconds: of training until then.
-        samples: seen until then, by all learners, processes or models together.
+        samples: seen until then, by all learners or processes together; of an ensemble, by each model.
         accuracy: on the test images, as a share.
     """
 
@@ -60,6 +60,7 @@ class Training:
         looks: its evaluations, in their order.
         ran_as: what ran, where that does not follow from the choice.
         why: why it failed.
+        limit_s: seconds after which it would have ended.
     """
 
     choice: Choice
@@ -69,6 +70,7 @@ class Training:
     looks: tuple[Look, ...] = ()
     ran_as: str | None = None
     why: str | None = None
+    limit_s: float | None = None
 
     @property
     def time_s(self) -> float | None:
@@ -96,8 +98,11 @@ class Training:
         return (last.samples - first.samples) / max(last.seconds - first.seconds, 1e-9)
 
     @property
-    def setup_s(self) -> float:
-        """Seconds beyond what the samples take at that throughput: compilation, calibration, capture."""
+    def rest_s(self) -> float:
+        """Seconds beyond what the samples take at that throughput: compilation, calibration, capture.
+
+        What is left of a subtraction: below 0 where the beginning was faster than what came after it.
+        """
         return self.looks[-1].seconds - self.samples / self.throughput if self.looks else 0.0
 
     def summary(self, target: float) -> str:
@@ -110,7 +115,7 @@ class Training:
         reached = f"{target:.1%} reached" if self.ending == REACHED else f"{self.ending}, best {self.best_accuracy:.1%}"
         return (
             f"{head}{ran_as}: {reached} after {last.seconds:.1f} s and {last.samples:,} samples, "
-            f"{self.throughput:,.0f} samples/s, set-up {self.setup_s:.1f} s"
+            f"{self.throughput:,.0f} samples/s, rest {self.rest_s:.1f} s"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,10 +128,11 @@ class Training:
             "time_to_target_s": None if self.time_s is None else round(self.time_s, 2),
             "samples": self.samples,
             "samples_per_s": round(self.throughput, 1),
-            "setup_s": round(self.setup_s, 2),
+            "rest_s": round(self.rest_s, 2),
             "ran_as": self.ran_as,
             "why": self.why,
-            "curve": [[round(look.seconds, 3), look.samples, round(look.accuracy, 4)] for look in self.looks],
+            "limit_s": self.limit_s,
+            "curve": [[round(look.seconds, 6), look.samples, round(look.accuracy, 6)] for look in self.looks],
         }
 
     @classmethod
@@ -134,5 +140,13 @@ class Training:
         """The training of such values."""
         choice = Choice(*(values[name] for name in ("contestant", "batch_size", "lr", "threads")))
         looks = tuple(Look(*look) for look in values["curve"])
-        others = {name: values[name] for name in ("seed", "stage", "ending", "ran_as", "why")}
+        others = {name: values[name] for name in ("seed", "stage", "ending", "ran_as", "why", "limit_s")}
         return cls(choice, looks=looks, **others)
+
+
+def by_choice(trainings: Iterable[Training]) -> dict[Choice, list[Training]]:
+    """The trainings of every choice, in their order."""
+    groups: dict[Choice, list[Training]] = {}
+    for training in trainings:
+        groups.setdefault(training.choice, []).append(training)
+    return groups

@@ -1,14 +1,19 @@
 """Whether bow is as much faster as it claims to be, and if not, what is missing; from numbers only."""
 
+import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bow.bench.measure import Spread
-from bow.bench.peers.contestants import BOW, PYTORCH
-from bow.bench.peers.training import Training
+from bow.bench.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
+from bow.bench.peers.training import Choice, Training, by_choice
 
 LIMIT = 0.7
+LEAST_SEEDS = 3
+"""With fewer of them there is no verdict."""
+
 CLAIM = f"bow reaches the target in at most {LIMIT:g} of the time of the best setting of plain PyTorch"
 
 
@@ -16,7 +21,7 @@ CLAIM = f"bow reaches the target in at most {LIMIT:g} of the time of the best se
 class Duel:
     """bow and plain PyTorch with the same seed, both at the target.
 
-    The ratio of times is that of samples by that of throughputs, and the rest: what setting up takes.
+    The ratio of times is that of samples by that of throughputs, and the rest: above all what setting up takes.
 
     Attributes:
         bow: its training.
@@ -42,14 +47,36 @@ class Duel:
         return self.bow.throughput / self.plain.throughput
 
     @property
-    def setup(self) -> float:
-        """What is left of the ratio of times: what setting up adds to it."""
+    def rest(self) -> float:
+        """What is left of the ratio of times; below 0 where bow's training was faster in its beginning."""
         return self.ratio - self.samples / self.throughput
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        parts = {name: round(getattr(self, name), 4) for name in ("ratio", "samples", "throughput", "setup")}
+        parts = {name: round(getattr(self, name), 4) for name in ("ratio", "samples", "throughput", "rest")}
         return {"seed": self.bow.seed, **parts}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The fastest of all peers, plain PyTorch included.
+
+    Attributes:
+        choice: what it does.
+        ratio: of the times, bow's by its, over the seeds with which both reached the target.
+    """
+
+    choice: Choice
+    ratio: Spread
+
+    def __str__(self) -> str:
+        """For people."""
+        choice = self.choice
+        return f"{CONTESTANTS[choice.contestant].title} with batch {choice.batch_size} and lr {choice.lr:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self.choice), "ratio": self.ratio.as_dict(digits=3)}
 
 
 @dataclass(frozen=True)
@@ -58,11 +85,13 @@ class Verdict:
 
     Attributes:
         duels: of the seeds with which both reached the target.
-        missed: who did not reach it, or was not there, with which seed.
+        missed: who did not reach it, with which seed.
+        best_peer: the fastest of all that are not bow; None where bow met none of them at the target.
     """
 
     duels: tuple[Duel, ...]
     missed: tuple[tuple[str, int], ...]
+    best_peer: Peer | None = None
 
     @property
     def ratio(self) -> Spread | None:
@@ -70,9 +99,14 @@ class Verdict:
         return Spread.of([duel.ratio for duel in self.duels]) if self.duels else None
 
     @property
+    def num_seeds(self) -> int:
+        """With how many seeds both trained."""
+        return len({duel.bow.seed for duel in self.duels} | {seed for _, seed in self.missed})
+
+    @property
     def is_met(self) -> bool | None:
-        """Whether the claim holds; None where bow and plain PyTorch did not both take part."""
-        if not self.duels and not self.missed:
+        """Whether the claim holds; None where bow and plain PyTorch did not both train with enough seeds."""
+        if self.num_seeds < LEAST_SEEDS:
             return None
         return not self.missed and self.ratio is not None and self.ratio.median <= LIMIT
 
@@ -82,15 +116,19 @@ class Verdict:
         return sorted(self.duels, key=lambda duel: duel.ratio)[len(self.duels) // 2]
 
     def __str__(self) -> str:
-        """One sentence."""
-        if self.is_met is None:
+        """Whether the claim holds, and the numbers, in one or two sentences."""
+        if not self.num_seeds:
             return "No verdict: bow and plain PyTorch did not both take part."
-        outcome = "holds" if self.is_met else "does not hold"
+        outcome = "The claim holds" if self.is_met else "The claim does not hold"
+        if self.is_met is None:
+            outcome = f"No verdict, for which {LEAST_SEEDS} seeds are needed (there is {self.num_seeds})"
         if self.ratio is None:
-            return f"The claim {outcome}: with no seed did both reach the target."
-        spread = f"{self.ratio.median:.2f} ({self.ratio.low:.2f} to {self.ratio.high:.2f}, n = {self.ratio.n})"
-        rest = "".join(f"; {name} did not reach the target with seed {seed}" for name, seed in self.missed)
-        return f"The claim {outcome}: bow takes {spread} of the time of plain PyTorch{rest}."
+            return f"{outcome}: with no seed did both reach the target."
+        missed = "".join(f"; {name} did not reach the target with seed {seed}" for name, seed in self.missed)
+        text = f"{outcome}: bow takes {_spread(self.ratio)} of the time of plain PyTorch{missed}."
+        if self.best_peer is None:
+            return text
+        return f"{text} Of the time of the fastest peer, {self.best_peer}, it takes {_spread(self.best_peer.ratio)}."
 
     def explanation(self) -> str:
         """Why, by the measured parts, in a few sentences; empty where nothing was measured."""
@@ -101,20 +139,20 @@ class Verdict:
         text = (
             f"With seed {duel.bow.seed}, that of the median, bow sees {duel.samples:.2f} times the samples of plain "
             f"PyTorch until the target, at {duel.throughput:.2f} times its throughput: "
-            f"{duel.samples:.2f} / {duel.throughput:.2f} = {steady:.2f}. Setting up ({duel.bow.setup_s:.1f} s, against "
-            f"{duel.plain.setup_s:.1f} s) makes it {duel.ratio:.2f}."
+            f"{duel.samples:.2f} / {duel.throughput:.2f} = {steady:.2f}. The rest ({duel.bow.rest_s:.1f} s, against "
+            f"{duel.plain.rest_s:.1f} s) makes it {duel.ratio:.2f}."
         )
         if self.is_met:
             return text
-        needed = (LIMIT - duel.setup) * duel.throughput
+        needed = (LIMIT - duel.rest) * duel.throughput
         reach = (
             f"{LIMIT:g} would take {needed:.2f} times the samples at this throughput"
             if needed > 0
-            else f"no number of samples would make it {LIMIT:g} with this set-up"
+            else f"no number of samples would make it {LIMIT:g} with this rest"
         )
         return (
-            f"{text} With as many samples as plain PyTorch it would be {1 / duel.throughput + duel.setup:.2f}, and "
-            f"with no set-up {steady:.2f}; {reach}."
+            f"{text} With as many samples as plain PyTorch it would be {1 / duel.throughput + duel.rest:.2f}, and "
+            f"with no rest {steady:.2f}; {reach}."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,19 +163,48 @@ class Verdict:
             "ratio": None if self.ratio is None else self.ratio.as_dict(digits=3),
             "seeds": [duel.as_dict() for duel in self.duels],
             "missed": [list(miss) for miss in self.missed],
+            "settings": {side.choice.contestant: asdict(side.choice) for side in self._sides()},
+            "best_peer": None if self.best_peer is None else self.best_peer.as_dict(),
         }
+
+    def _sides(self) -> tuple[Training, ...]:
+        return (self.duels[0].plain, self.duels[0].bow) if self.duels else ()
 
 
 def decide(finals: Sequence[Training]) -> Verdict:
-    """Compare bow with plain PyTorch, seed by seed."""
-    by_name = {name: {t.seed: t for t in finals if t.choice.contestant == name} for name in (BOW, PYTORCH)}
-    if not all(by_name.values()):
-        return Verdict((), ())
+    """Compare bow with plain PyTorch, seed by seed, each with the setting that does best over the seeds."""
+    bows, plains = (represent([t for t in finals if t.choice.contestant == name]) for name in (BOW, PYTORCH))
+    plain_of = {training.seed: training for training in plains}
     duels, missed = [], []
-    for seed, bow in by_name[BOW].items():
-        plain = by_name[PYTORCH][seed]
+    for bow in bows:
+        if bow.seed not in plain_of:
+            continue
+        plain = plain_of[bow.seed]
         slow = [training.choice.contestant for training in (bow, plain) if training.time_s is None]
-        missed += [(name, seed) for name in slow]
+        missed += [(name, bow.seed) for name in slow]
         if not slow:
             duels.append(Duel(bow, plain))
-    return Verdict(tuple(duels), tuple(missed))
+    peers = represent([training for training in finals if training.choice.contestant not in (BOW, GOODPUT)])
+    ratios = time_ratios(bows, peers)
+    return Verdict(tuple(duels), tuple(missed), Peer(peers[0].choice, Spread.of(ratios)) if ratios else None)
+
+
+def represent(finals: Sequence[Training]) -> list[Training]:
+    """The trainings of the setting with the shortest median time over its seeds; nothing of nothing."""
+    return min(by_choice(finals).values(), key=median_time_s, default=[])
+
+
+def median_time_s(trainings: Sequence[Training]) -> float:
+    """Over the seeds; one that did not reach the target took infinitely long."""
+    return statistics.median(math.inf if training.time_s is None else training.time_s for training in trainings)
+
+
+def time_ratios(trainings: Sequence[Training], bases: Sequence[Training]) -> list[float]:
+    """The time of one by that of the other, of every seed with which both reached the target."""
+    base_of = {training.seed: training.time_s for training in bases}
+    pairs = [(training.time_s, base_of.get(training.seed)) for training in trainings]
+    return [time_s / base_s for time_s, base_s in pairs if time_s is not None and base_s is not None]
+
+
+def _spread(ratio: Spread) -> str:
+    return f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}, n = {ratio.n})"

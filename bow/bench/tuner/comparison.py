@@ -9,26 +9,34 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from bow.bench.contestants import LEARNING_RATE, MOMENTUM
-from bow.bench.measure import Spread, ratios
+from bow.bench.tuner.exhaustive import Tried, everything, try_all
 from bow.bench.tuner.pairs import PAIRS, Pair
+from bow.bench.tuner.turns import Interval, ratio, take_turns
 from bow.engine import step_from_loss
 from bow.runtime.build import CACHE
 from bow.sync import SMA
 from bow.training.blueprint import Blueprint
-from bow.training.lanes import Request, lanes
 from bow.training.opened import Opened
 from bow.training.trials import COMPILED, Trials
-from bow.training.tuning import make_request, tune
-from bow.tuner import Measurement, Setting, Trial, Tuner
+from bow.training.tuning import Tuned, make_request, tune
+from bow.tuner import Setting, Tuner
 
-COMPILED_COUNTS = (1, 2, 4, 8)
-"""Numbers of learners that are tried exhaustively where each is compiled for itself."""
+TARGET_RATIO = 0.95
+"""Throughput of the choice over that of the best, at least."""
+
+TARGET_SHARE = 0.05
+"""The part of the run that calibration takes, at most."""
+
+FINALISTS = 5
+"""The fastest of the exhaustive trial, which take turns with the choice."""
+
+Verdict: TypeAlias = Literal["reached", "undecided", "missed"]
 
 SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
 
@@ -40,9 +48,11 @@ class Task:
     Attributes:
         pair: a name in `PAIRS`.
         run_s: how long the training would take, roughly.
-        passes: how often everything is measured in the exhaustive trial.
-        stint_s: seconds of a measurement.
-        repeats: of the choice and the best in turn.
+        passes: over what comes close to the fastest in the exhaustive trial, the first pass included.
+        first_s: seconds of a setting in the first pass.
+        stint_s: seconds of a measurement after that.
+        compile_s: as in `try_all`.
+        turns: of the choice and the finalists.
         threads: torch's threads.
         most: learners that are tried at most.
         cache: a folder for compiled code, empty but for the native runtime; None: where it usually is.
@@ -51,11 +61,30 @@ class Task:
     pair: str
     run_s: float
     passes: int
+    first_s: float
     stint_s: float
-    repeats: int
+    compile_s: float
+    turns: int
     threads: int
     most: int
     cache: str | None
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What the tuner found.
+
+    Attributes:
+        choice: the setting; None where it measured nothing and left all to the rule of thumb.
+        seconds: everything that tuning took, from its beginning to its end.
+        summary: what the log says.
+        rows: the decision table.
+    """
+
+    choice: Setting | None
+    seconds: float
+    summary: str
+    rows: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -64,83 +93,120 @@ class Comparison:
 
     Attributes:
         pair: its name.
-        choice: the tuner's.
-        best: of the exhaustive trial.
-        calibration_s: seconds from the beginning to the choice, everything in.
-        run_s: how long the training would take with the choice.
-        summary: what the log says.
-        table: the decision table.
-        rates: of the exhaustive trial: samples per second by setting.
-        failures: settings that did not run, and why.
-        final: samples per second of the choice and of the best, one for each repeat in turn; empty where they are one.
+        run_s: how long the training would take with the best of the exhaustive trial.
+        tried: the exhaustive trial.
+        calibrated: the tuner's choice and what it cost.
+        turns: samples per second, an entry per turn, of the finalists and the choice.
+        dropped: finalists that failed there, and why.
     """
 
     pair: str
-    choice: Setting
-    best: Setting
-    calibration_s: float
     run_s: float
-    summary: str
-    table: Sequence[Mapping[str, Any]]
-    rates: Mapping[Setting, Sequence[float]]
-    failures: Mapping[Setting, str]
-    final: tuple[Sequence[float], Sequence[float]] | None
+    tried: Tried
+    calibrated: Calibrated
+    turns: Mapping[Setting, Sequence[float]]
+    dropped: Mapping[Setting, str]
 
     @property
-    def ratio(self) -> Spread | None:
-        """Throughput of the choice over that of the best, in turn; None where they are the same."""
-        return None if self.final is None else ratios(*self.final)
+    def choice(self) -> Setting | None:
+        """The tuner's."""
+        return self.calibrated.choice
+
+    @property
+    def ranking(self) -> list[Setting]:
+        """Those that took turns, the highest median first."""
+        return sorted(self.turns, key=lambda setting: -statistics.median(self.turns[setting]))
+
+    @property
+    def best(self) -> Setting:
+        """The highest median of all that took turns."""
+        return self.ranking[0]
+
+    @property
+    def next_best(self) -> Setting | None:
+        """The second highest median; None where there is no second one."""
+        return next(iter(self.ranking[1:]), None)
+
+    @property
+    def ratio(self) -> Interval | None:
+        """Throughput of the choice over that of the best, turn by turn; None where they are the same, or no choice."""
+        if self.choice is None or self.choice == self.best or self.choice not in self.turns:
+            return None
+        return ratio(self.turns[self.choice], self.turns[self.best])
+
+    @property
+    def margin(self) -> Interval | None:
+        """Throughput of the choice over that of the next best, where the choice is the best."""
+        if self.choice != self.best or self.next_best is None:
+            return None
+        return ratio(self.turns[self.best], self.turns[self.next_best])
+
+    @property
+    def one_learner(self) -> Interval | None:
+        """The best setting of one learner over the best of several, turn by turn; None where only one kind is there."""
+        one = next((setting for setting in self.ranking if setting.learners == 1), None)
+        several = next((setting for setting in self.ranking if setting.learners > 1), None)
+        return None if one is None or several is None else ratio(self.turns[one], self.turns[several])
 
     @property
     def share(self) -> float:
         """The part of the run that calibration takes."""
-        return self.calibration_s / self.run_s
+        return self.calibrated.seconds / self.run_s
 
-    def speed(self, setting: Setting) -> Spread:
-        """Samples per second in the exhaustive trial."""
-        return Spread.of(self.rates[setting])
+    @property
+    def speed_verdict(self) -> Verdict:
+        """Whether the choice is fast enough; undecided: its median is too low, but the interval is not."""
+        if self.choice is not None and self.choice == self.best:
+            return "reached"
+        found = self.ratio
+        if found is None or found.high < TARGET_RATIO:
+            return "missed"
+        return "reached" if found.median >= TARGET_RATIO else "undecided"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the choice is fast enough and finding it cheap enough."""
+        return self.speed_verdict if self.share <= TARGET_SHARE else "missed"
+
+    @property
+    def reason(self) -> str:
+        """Why there is no ratio though the choice is not the best; empty otherwise."""
+        if self.choice is None:
+            return f"the tuner chose nothing: {self.calibrated.summary}"
+        return f"the choice failed: {self.dropped[self.choice]}" if self.choice in self.dropped else ""
 
 
 def compare(task: Task) -> Comparison:
-    """Try everything, tune in a process of its own, and race the choice against the best."""
+    """Try everything, tune in a process of its own, and let the choice and the fastest take turns.
+
+    Raises:
+        SettingError: the data of the pair leave room for one number of learners only.
+    """
     _begin(task)
     pair = PAIRS[task.pair]
     blueprint, opened = _prepare(pair)
+    request = make_request("auto", "auto", False, opened, 1, epochs=1, steps=1)
+    settings = everything(min(task.most, request.most), task.threads)
     trials = Trials(blueprint, opened.feed())
     try:
-        everything = _settings(
-            make_request("auto", "auto", False, opened, 1, epochs=1, steps=1), task, blueprint, trials
+        tried = try_all(
+            trials,
+            settings,
+            passes=task.passes,
+            first_s=task.first_s,
+            stint_s=task.stint_s,
+            compile_s=task.compile_s,
         )
-        rates, failures = _try_all(trials, everything, task)
-        best = max(rates, key=lambda setting: statistics.median(rates[setting]))
-        steps = round(task.run_s * statistics.median(rates[best]) / pair.batch_size)
+        finalists = tried.by_speed[:FINALISTS]
+        steps = round(task.run_s * statistics.median(tried.rates[finalists[0]]) / pair.batch_size)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            tuned = process.submit(calibrate, task, max(1, steps)).result()
-        choice = tuned.choice
-        if choice not in rates:
-            rates[choice] = list(_measured(trials.run(Trial(choice, task.stint_s, 1, "the choice"))))
-        final = None if best == choice else _race(trials, choice, best, task)
+            calibrated = process.submit(calibrate, task, max(1, steps)).result()
+        if calibrated.choice is not None and calibrated.choice not in finalists:
+            finalists.append(calibrated.choice)
+        turns, dropped = take_turns(trials, finalists, turns=task.turns, stint_s=task.stint_s)
     finally:
         trials.close()
-    run_s = steps * pair.batch_size / statistics.median(rates[choice])
-    return Comparison(task.pair, choice, best, tuned.seconds, run_s, tuned.summary, tuned.rows, rates, failures, final)
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """What the tuner found.
-
-    Attributes:
-        choice: the setting.
-        seconds: from the beginning to the choice, everything in.
-        summary: what the log says.
-        rows: the decision table.
-    """
-
-    choice: Setting
-    seconds: float
-    summary: str
-    rows: Sequence[Mapping[str, Any]]
+    return Comparison(task.pair, task.run_s, tried, calibrated, turns, dropped)
 
 
 def calibrate(task: Task, steps: int) -> Calibrated:
@@ -155,7 +221,13 @@ def calibrate(task: Task, steps: int) -> Calibrated:
     request = replace(request, most=min(task.most, request.most))
     began = time.perf_counter()
     tuned = tune(request, blueprint, opened, Tuner(cache=False), loss=pair.workload.loss, rule=1, say=_nothing)
-    seconds = time.perf_counter() - began
+    return calibrated_from(tuned, time.perf_counter() - began)
+
+
+def calibrated_from(tuned: Tuned, seconds: float) -> Calibrated:
+    """What tuning found, which took so many seconds."""
+    if tuned.engine == "auto":  # it fell back to the rule of thumb
+        return Calibrated(None, seconds, tuned.summary, tuned.rows)
     choice = Setting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
     return Calibrated(choice, seconds, tuned.summary, tuned.rows)
 
@@ -188,47 +260,6 @@ def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
         example=opened.example,
     )
     return blueprint, opened
-
-
-def _settings(request: Request, task: Task, blueprint: Blueprint, trials: Trials) -> list[Setting]:
-    """Everything that can be chosen: every lane, every number of learners."""
-    found: set[Setting] = set()
-    for lane in lanes(replace(request, most=min(task.most, request.most)), blueprint, trials):
-        most = max(lane.counts)
-        every = COMPILED_COUNTS if lane.compiles_each else range(1, most + 1)
-        found |= {lane.at(count) for count in every if count <= most}
-    return sorted(found, key=lambda setting: (setting.engine, setting.threads, setting.learners))
-
-
-def _try_all(
-    trials: Trials, settings: Sequence[Setting], task: Task
-) -> tuple[dict[Setting, list[float]], dict[Setting, str]]:
-    rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
-    failures: dict[Setting, str] = {}
-    for number in range(task.passes):
-        for setting in settings if number % 2 == 0 else reversed(settings):
-            if setting in failures:
-                continue
-            measured = trials.run(Trial(setting, task.stint_s, 1, "exhaustive trial"))
-            rates[setting] += measured.rates
-            if measured.failure is not None:
-                failures[setting] = measured.failure
-    return {setting: found for setting, found in rates.items() if setting not in failures}, failures
-
-
-def _race(trials: Trials, choice: Setting, best: Setting, task: Task) -> tuple[Sequence[float], Sequence[float]]:
-    """Both in turn, every other time in reverse order."""
-    rates: dict[Setting, list[float]] = {choice: [], best: []}
-    for repeat in range(task.repeats):
-        for setting in (choice, best) if repeat % 2 == 0 else (best, choice):
-            rates[setting] += _measured(trials.run(Trial(setting, task.stint_s, 1, "in turn")))
-    return rates[choice], rates[best]
-
-
-def _measured(measurement: Measurement) -> Sequence[float]:
-    if measurement.failure is not None:
-        raise RuntimeError(f"{measurement.setting} ran before and fails now: {measurement.failure}")
-    return measurement.rates
 
 
 def _nothing(text: str) -> None:

@@ -27,7 +27,7 @@ ABOUT: dict[str, Any] = {
     "form": "small",
     "device": "cpu",
     "fixed": "all else",
-    "amount": "3 turns",
+    "amount": "3 runs",
 }
 
 

@@ -92,20 +92,20 @@ def test_the_first_piece_of_work_and_evaluations_take_no_time(monkeypatch: pytes
     clock = iter(range(1000))
     monkeypatch.setattr(convergence.time, "perf_counter", lambda: float(next(clock)))
     course = training.Course(LESSON.build, LESSON.load("").train, torch.optim.SGD, CPU, epochs=2)
-    watch = convergence.Watch(training.PlainTraining(course, 64), CPU)
-    assert watch.train_epoch()
-    assert (watch.seconds, watch.samples) == (1.0, 320 - 64)
+    timed = convergence.TimedEpochs(training.PlainTraining(course, 64), CPU)
+    assert timed.train_epoch()
+    assert (timed.seconds, timed.samples) == (1.0, 320 - 64)
     next(clock)
-    assert watch.train_epoch()
-    assert (watch.seconds, watch.samples) == (2.0, 640 - 64)
-    assert not watch.train_epoch()
+    assert timed.train_epoch()
+    assert (timed.seconds, timed.samples) == (2.0, 640 - 64)
+    assert not timed.train_epoch()
 
 
 def test_a_training_that_diverges_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def diverge(self: training.PlainTraining) -> None:
         raise DivergenceError("no finite numbers")
 
-    monkeypatch.setattr(convergence, "thread_counts", lambda entry, device: (1,))
+    monkeypatch.setattr(convergence, "fastest_threads", lambda course, entry: 1)
     monkeypatch.setattr(training.PlainTraining, "advance", diverge)
     row = train(Entry(64)).as_dict(0.9)
     assert (row["diverged"], row["epochs"], row["samples_per_s"]) == (True, None, None)

@@ -61,7 +61,7 @@ def test_the_full_form_has_the_papers_models_data_epochs_and_targets() -> None:
     assert (lenet.model, lenet.data, lenet.epochs, lenet.target) == ("LeNet", "MNIST", 100, 0.99)
     assert {128, 256, 512, 1024} <= set(resnet.batch_sizes)
     assert {8, 16, 32} <= set(lenet.batch_sizes)
-    assert (full.resnet.title, full.small_batch, full.seeds, full.repeats) == ("ResNet-32", 4, 5, 5)
+    assert (full.resnet.title, full.small_batch, full.seeds, full.runs) == ("ResNet-32", 4, 5, 5)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from bow.bench.figures import devices, throughput
 from bow.bench.figures.entries import Entry
 from bow.bench.figures.forms import FORMS
-from bow.bench.figures.throughput import Lane, fastest, measure_throughput
-from bow.bench.figures.training import Course, PlainTraining
+from bow.bench.figures.throughput import measure_throughput
+from bow.bench.figures.training import Course
 from bow.bench.measure import Contestant
 from bow.errors import SettingError
 
@@ -20,18 +21,39 @@ QUICK = FORMS["quick"]
 REFUSAL = "devices must be 1, got 2; this version trains on one device"
 
 
-def lane(entry: Entry, threads: int) -> Lane:
-    course = Course(QUICK.lenet.build, QUICK.lenet.make_data(16), throughput.SGD, CPU)
-    return Lane(entry, PlainTraining(course, entry.batch_size), Contestant(lambda: 1, threads))
+def test_the_number_of_threads_comes_from_a_race_whose_rates_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    races: list[list[int]] = []
+
+    def race(contestants: list[Contestant], repeats: int, stint_s: float) -> list[list[float]]:
+        races.append([contestant.threads for contestant in contestants])
+        return [[10.0 * contestant.threads + len(races)] * repeats for contestant in contestants]
+
+    monkeypatch.setattr(throughput, "available_cores", lambda: (0, 1))
+    monkeypatch.setattr(throughput, "race", race)
+    (measured,) = measure_throughput(QUICK.logistic, [Entry(16)], QUICK, CPU)
+    assert races == [[1, 2], *[[2]] * QUICK.runs]
+    assert (measured.threads, measured.rates) == (2, tuple(20.0 + turn for turn in range(2, 2 + QUICK.runs)))
 
 
-def test_of_several_numbers_of_threads_the_fastest_is_shown() -> None:
-    plain, other = Entry(16), Entry(32)
-    lanes = [lane(plain, 1), lane(plain, 2), lane(other, 1)]
-    rates = [[1.0, 9.0, 1.0], [2.0, 2.0, 2.0], [5.0, 5.0, 5.0]]
-    first, second = fastest(each.measured(own) for each, own in zip(lanes, rates, strict=True))
-    assert (first.entry, first.threads, first.rates) == (plain, 2, (2.0, 2.0, 2.0))
-    assert (second.entry, second.threads) == (other, 1)
+def test_every_run_is_a_new_training_with_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int | None]] = []
+    closed: list[int] = []
+
+    def make(course: Course, entry: Entry) -> Any:
+        training = MAKE(course, entry)
+        made.append((course.seed, entry.learners))
+        monkeypatch.setattr(training, "close", lambda: closed.append(course.seed))
+        return training
+
+    monkeypatch.setattr(throughput, "available_cores", lambda: (0,))
+    monkeypatch.setattr(throughput, "make_training", make)
+    other = Entry(16)
+    measure_throughput(QUICK.logistic, [other, replace(other, learners=1, sync="SMA")], QUICK, CPU)
+    assert made == [(1, None), (1, 1), (2, 1), (2, None)]
+    assert closed == [1, 1, 2, 2]
+
+
+MAKE = throughput.make_training
 
 
 def test_more_threads_are_for_what_would_leave_cores_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +68,7 @@ def test_all_entries_are_measured_in_turns() -> None:
     before = torch.get_num_threads()
     measured = measure_throughput(QUICK.logistic, entries, QUICK, CPU)
     assert [each.entry for each in measured] == entries
-    assert all(len(each.rates) == QUICK.repeats and min(each.rates) > 0 for each in measured)
+    assert all(len(each.rates) == QUICK.runs and min(each.rates) > 0 for each in measured)
     assert [each.engine for each in measured] == [None, "graph", None, "graph"]
     assert torch.get_num_threads() == before
 
@@ -64,7 +86,7 @@ def test_what_bow_refuses_says_why_and_what_runs_is_measured(monkeypatch: pytest
     monkeypatch.setattr(devices, "train_on", refuse_two)
     entries = [Entry(16), Entry(16, 1, "SMA"), Entry(16, 1, "SMA", devices=2)]
     plain, one, two = devices.measure_devices(QUICK.logistic, entries, QUICK, CPU)
-    assert len(plain.rates) == len(one.rates) == QUICK.repeats
+    assert len(plain.rates) == len(one.rates) == QUICK.runs
     assert (two.rates, two.refused, two.threads) == ((), REFUSAL, None)
     assert two.as_dict()["refused"] == REFUSAL
     assert "refused" not in one.as_dict()

@@ -14,7 +14,7 @@ def training(
     seed: int = 1,
     looks: int = 4,
     throughput: float = 10.0,
-    setup_s: float = 0.0,
+    rest_s: float = 0.0,
     ending: str = REACHED,
     stage: str = FINAL,
     batch_size: int = 16,
@@ -25,7 +25,7 @@ def training(
 ) -> Training:
     """A training that is evaluated so many times, and has its best accuracy in the end."""
     curve = [
-        Look(setup_s + number * EVERY / throughput, number * EVERY, best * number / looks)
+        Look(rest_s + number * EVERY / throughput, number * EVERY, best * number / looks)
         for number in range(1, looks + 1)
     ]
     return Training(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ import torch
 from bow.bench.contestants import make_step
 from bow.bench.peers import cuda_graph, ensemble, large_batch, plain, process
 from bow.bench.peers.contestants import CONTESTANTS
-from bow.bench.peers.process import train, train_apart
+from bow.bench.peers.process import environment_of, train, train_apart
 from bow.bench.peers.referee import Referee
 from bow.bench.peers.task import MOMENTUM, Job, Task
 from bow.bench.peers.training import DIVERGED, EPOCHS, FAILED, REACHED, Choice
@@ -127,6 +130,44 @@ def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PATIENCE_S", -119.8)
     training = train_apart(task("pytorch"))
     assert (training.ending, training.why) == (FAILED, "did not end in time")
+
+
+def python(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.parametrize(
+    ("codes", "failed"),
+    [
+        (("", "import time; time.sleep(60)"), []),
+        (("", "raise SystemExit(1)"), []),
+        (("import time; time.sleep(60)", "raise SystemExit(1)"), [1]),
+        (("raise SystemExit(1)", "import time; time.sleep(60)"), [0]),
+    ],
+    ids=["the other hangs in its end", "the other fails in its end", "the other fails", "the first fails"],
+)
+def test_the_first_process_decides_and_waits_for_no_other(
+    codes: tuple[str, str], failed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.2)
+    began = time.monotonic()
+    started = [python(code) for code in codes]
+    if "time" not in codes[0]:
+        started[0].wait()
+    try:
+        assert process._wait(started, 30.0) == failed
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    assert time.monotonic() - began < 20.0
+
+
+def test_only_bow_gets_what_its_command_sets() -> None:
+    inherited = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "7", "PATH": "/bin"}
+    plain_one, bow_one = (environment_of(Choice(name, 16, 0.1, 2), inherited) for name in ("pytorch", "bow"))
+    assert plain_one == {"OMP_NUM_THREADS": "2", "PATH": "/bin"}
+    assert bow_one == {"OMP_NUM_THREADS": "2", "PATH": "/bin", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def test_who_cannot_take_part_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,15 @@ def test_a_training_ends(share: float, samples: int, seconds: float, ending: str
     assert judge.ending == ending
 
 
+def test_a_module_is_evaluated_in_evaluation_mode_and_goes_on_as_it_was() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(0.999), right(1.0), torch.nn.BatchNorm1d(10).eval())
+    modes = [module.training for module in model.modules()]
+    judge = referee(Clock(), target=2.0)
+    judge.ends(model, 100)
+    assert judge.looks[0].accuracy == 1.0
+    assert [module.training for module in model.modules()] == modes
+
+
 def test_outputs_that_are_not_finite_are_a_divergence() -> None:
     judge = referee(Clock())
     assert judge.ends(lambda images: images / 0, 100)

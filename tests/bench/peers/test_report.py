@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from bow.bench.peers.picture import draw, typical
-from bow.bench.peers.report import edges, finals_table, markdown, sweep_table
-from bow.bench.peers.training import SWEEP, Training
+from bow.bench.peers.picture import draw, labels_of, typical
+from bow.bench.peers.report import edges, finals_table, markdown, setting_of, sweep_table
+from bow.bench.peers.training import SWEEP, Training, by_choice
 from bow.bench.peers.verdict import decide
 from tests.bench.groups import ENVIRONMENT
 from tests.bench.peers.made_up import diverged, failed, not_reached, training
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 FINALS = [
     *(training("pytorch", seed=seed, looks=10) for seed in (1, 2, 3)),
     *(
-        training("bow", seed=seed, looks=10 + seed, throughput=20.0, setup_s=5.0, ran_as="graph, 4 learners")
+        training("bow", seed=seed, looks=10 + seed, throughput=20.0, rest_s=5.0, ran_as="graph, 4 learners")
         for seed in (1, 2, 3)
     ),
     *(not_reached("ensemble", seed=seed) for seed in (1, 2)),
@@ -44,9 +44,11 @@ VALUES: dict[str, Any] = {
     "packages": {"lightning": "2.6.6"},
     "epoch_samples": 60000,
     "test_samples": 10000,
-    "rehearsed_epochs": 0.2,
+    "rehearsed_epochs": 0.1,
+    "rehearsals": 3,
+    "finalists": 2,
     "left_out": {"cuda_graph": "needs a GPU", "lightning": "not installed (pip install lightning)"},
-    "finals": {"pytorch": {"batch_size": 16, "lr": 0.01}},
+    "finals": {"pytorch": [{"batch_size": 16, "lr": 0.01}]},
     "settings": {
         "contestants": ["pytorch", "bow", "ensemble", "large_batch", "local_sgd", "cuda_graph", "lightning"],
         "model": "lenet",
@@ -54,7 +56,7 @@ VALUES: dict[str, Any] = {
         "target": 0.89,
         "epochs": 6,
         "limit_s": 120.0,
-        "evaluate_every": 0.25,
+        "evaluate_every": 0.125,
         "seeds": 3,
         "batch_sizes": (16, 32),
         "lrs": (0.01, 0.02, 0.04),
@@ -79,6 +81,7 @@ def test_the_fastest_comes_first_and_who_never_arrives_last() -> None:
 def test_a_row_has_medians_and_spreads() -> None:
     assert row("bow") == (
         "bow",
+        "of its own sweep",
         "16",
         "0.01",
         "1",
@@ -93,15 +96,17 @@ def test_a_row_has_medians_and_spreads() -> None:
 
 
 def test_what_did_not_arrive_diverged_or_failed_is_told() -> None:
-    assert row("torch.func ensemble")[5] == "reached in 1 of 3, best 90.0%"
-    assert row("PyTorch, large batch")[5:7] == ("not reached, 3 diverged, best 10.0%", "")
-    assert row("accelerate LocalSGD")[5:] == ("failed: RuntimeError: no compiler", "", "", "", "")
+    assert row("torch.func ensemble")[6] == "reached in 1 of 3, best 90.0%"
+    assert row("PyTorch, large batch")[6:8] == ("not reached, 3 diverged, best 10.0%", "")
+    assert row("accelerate LocalSGD")[6:] == ("failed: RuntimeError: no compiler", "", "", "", "")
 
 
 def test_the_page_says_whether_the_claim_holds_and_who_was_left_out() -> None:
     text = page()
     assert (
-        "**The claim holds: bow takes 0.65 (0.60 to 0.70, n = 3) of the time of plain PyTorch.** With seed 2," in text
+        "**The claim holds: bow takes 0.65 (0.60 to 0.70, n = 3) of the time of plain PyTorch. Of the time of "
+        "the fastest peer, PyTorch with batch 16 and lr 0.01, it takes 0.65 (0.60 to 0.70, n = 3).** With seed 2,"
+        in text
     )
     assert "| 1 | 60.0 | 100.0 | 0.60 | 1.10 | 2.00 | 0.05 |" in text
     assert "PyTorch, CUDA graph: left out, needs a GPU." in text
@@ -113,9 +118,12 @@ def test_the_page_says_whether_the_claim_holds_and_who_was_left_out() -> None:
 
 
 def test_the_page_says_that_the_target_was_not_reached() -> None:
-    text = page([training("pytorch"), not_reached("bow")])
+    seeds = (1, 2, 3)
+    text = page(
+        [*(training("pytorch", seed=seed) for seed in seeds), *(not_reached("bow", seed=seed) for seed in seeds)]
+    )
     assert "**The claim does not hold: with no seed did both reach the target.**" in text
-    assert "| bow | 16 | 0.01 | 1 |  | not reached, best 85.0% |" in text
+    assert "| bow | of its own sweep | 16 | 0.01 | 1 |  | not reached, best 85.0% |" in text
 
 
 def test_the_sweep_shows_times_accuracies_and_divergence() -> None:
@@ -139,8 +147,33 @@ def test_a_picture_is_drawn(finals: list[Training], tmp_path: Path) -> None:
 
 
 def test_the_training_in_full_colour_is_that_of_the_median() -> None:
-    assert typical(FINALS, "bow").seed == 2
-    assert typical(FINALS, "ensemble").seed == 1  # those that do not arrive are the slowest
+    assert typical([t for t in FINALS if t.choice.contestant == "bow"]).seed == 2
+    ensembles = [t for t in FINALS if t.choice.contestant == "ensemble"]
+    assert typical(ensembles).seed == 1  # those that do not arrive are the slowest
+
+
+def test_two_settings_of_a_contestant_are_two_rows_and_two_lines() -> None:
+    second = [training("pytorch", seed=seed, looks=9, lr=0.02) for seed in (1, 2, 3)]
+    table = finals_table([*FINALS, *second], 0.89)
+    rows = [(row[3], row[-1]) for row in table.rows if row[0] == "PyTorch"]
+    assert rows == [("0.02", "1.00 (1.00 to 1.00)"), ("0.01", "1.11 (1.11 to 1.11)")]
+    labels = labels_of(list(by_choice([*FINALS, *second])))
+    assert "PyTorch, batch 16, lr 0.02" in labels.values()
+    assert "bow" in labels.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "setting"),
+    [
+        ("pytorch", ("pytorch",), "of its own sweep"),
+        ("compile", ("pytorch", "compile"), "at plain PyTorch's setting"),
+        ("compile", ("compile",), "middle of the grid"),
+        ("bow_goodput", ("bow", "bow_goodput"), "at bow's setting"),
+        ("large_batch", ("pytorch", "large_batch"), "by linear scaling"),
+    ],
+)
+def test_the_table_says_whose_setting_it_is(name: str, names: tuple[str, ...], setting: str) -> None:
+    assert setting_of(name, names) == setting
 
 
 def test_the_peers_are_pinned_in_the_constraints() -> None:

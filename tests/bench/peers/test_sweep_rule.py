@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from bow.bench.peers.sweep_rule import climb, score, sweep
-from bow.bench.peers.training import Training
+from bow.bench.peers.sweep_rule import MARGIN, best, climb, fastest, score, sweep
+from bow.bench.peers.training import Choice, Training
 from tests.bench.peers.made_up import diverged, failed, not_reached, training
 
 SIZES, RATES = (8, 16, 32, 64, 128), (0.01, 0.02, 0.04, 0.08, 0.16)
@@ -46,10 +46,10 @@ def test_it_begins_in_the_middle_and_goes_on_from_the_best_of_the_neighbour() ->
     assert valley.asked[3][:2] == (64, 0.08)
 
 
-def test_a_training_may_take_as_long_as_the_shortest_so_far() -> None:
+def test_a_training_may_take_little_longer_than_the_shortest_so_far() -> None:
     valley = Valley(32, 0.04)
     sweep(SIZES, RATES, 1000.0, valley.train)
-    assert [asked[2] for asked in valley.asked] == [1000.0] + [40.0] * (len(valley.asked) - 1)
+    assert [asked[2] for asked in valley.asked] == [1000.0] + [MARGIN * 40.0] * (len(valley.asked) - 1)
 
 
 def test_where_training_diverges_the_way_leads_down() -> None:
@@ -67,3 +67,24 @@ def test_a_grid_of_one_setting_is_one_training() -> None:
     valley = Valley(32, 0.04)
     assert sweep((16,), (0.02,), 5.0, valley.train).choice.lr == 0.02
     assert valley.asked == [(16, 0.02, 5.0)]
+
+
+def test_the_finals_get_the_best_two_that_reached_the_target() -> None:
+    swept = [training(lr=lr, looks=looks) for lr, looks in ((0.01, 6), (0.02, 4), (0.04, 5))]
+    assert [found.choice.lr for found in best(swept, 2)] == [0.02, 0.04]
+    assert [found.choice.lr for found in best([not_reached("pytorch"), swept[1]], 2)] == [0.02]
+    assert [found.ending for found in best([diverged("pytorch"), not_reached("pytorch")], 2)] == ["epochs used up"]
+
+
+def rehearsal(threads: int, throughput: float) -> Training:
+    made = training(throughput=throughput)
+    return Training(Choice("pytorch", 16, 0.01, threads), 0, "rehearsal", "epochs used up", made.looks)
+
+
+def test_one_disturbed_rehearsal_does_not_decide_on_threads() -> None:
+    found = fastest(
+        [rehearsal(threads, rate) for threads, rate in ((1, 10), (2, 2), (1, 30), (2, 14), (1, 11), (2, 15))]
+    )
+    assert found.choice.threads == 2
+    assert found.throughput == pytest.approx(14.0)
+    assert fastest([failed("pytorch"), rehearsal(2, 5.0)]).choice.threads == 2

@@ -1,0 +1,112 @@
+"""The exhaustive trial: its settings are listed here, so that what the tuner leaves out is tried as well."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bow.device import available_cores, share_cores
+from bow.errors import SettingError
+from bow.training.lanes import ENGINES_CPU
+from bow.training.trials import COMPILED, Trials, split
+from bow.tuner import Setting, Trial
+
+COUNTS = (1, 2, 3, 4, 6, 8)
+"""Numbers of learners, besides the largest possible one."""
+
+CLOSE = 0.75
+"""What has at least this part of the highest throughput in the first pass is measured further."""
+
+PARTS = 2
+"""Measurements of a setting in the first pass; the faster one counts there, since a disturbance only makes slower."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of an exhaustive trial.
+
+    Attributes:
+        rates: samples per second by setting, of the first pass and of further ones.
+        failures: settings that did not run, and why.
+        left_out: settings that were not tried, and why.
+    """
+
+    rates: Mapping[Setting, Sequence[float]]
+    failures: Mapping[Setting, str]
+    left_out: Mapping[Setting, str]
+
+    @property
+    def by_speed(self) -> list[Setting]:
+        """The settings that ran, the fastest first."""
+        return sorted(self.rates, key=lambda setting: -statistics.median(self.rates[setting]))
+
+
+def everything(most: int, threads: int, cores: int | None = None) -> list[Setting]:
+    """Every engine, plain and compiled, with every number of learners and of threads.
+
+    Only what would be measured twice is left out: engine `graph` gives each learner its share of the threads, and with
+    as many learners as cores that is one thread, however many there are.
+
+    Args:
+        most: learners at most.
+        threads: torch's threads; one is tried as well.
+        cores: of the machine; None: they are counted.
+
+    Raises:
+        SettingError: no more than one number of learners is possible, so that nothing could be compared.
+
+    Example:
+        >>> [str(setting) for setting in everything(most=2, threads=2, cores=2) if setting.engine == "graph"]
+        ['graph, 1 learner, 2 threads', 'graph, 1 learner', 'graph, 2 learners']
+    """
+    if most < 2:
+        raise SettingError(f"at least 2 learners must be possible for a comparison, got {most}; give more samples")
+    cores = len(available_cores()) if cores is None else cores
+    counts = sorted({count for count in COUNTS if count < most} | {most})
+    names = [name for engine in ENGINES_CPU for name in (engine, f"{engine}{COMPILED}")[: 1 + (engine == "graph")]]
+    return [
+        Setting(name, count, number)
+        for name in names
+        for number in sorted({1, threads}, reverse=True)
+        for count in counts
+        if number == 1 or split(name)[0] != "graph" or share_cores(count, cores, number)[1] > 1
+    ]
+
+
+def try_all(
+    trials: Trials, settings: Sequence[Setting], *, passes: int, first_s: float, stint_s: float, compile_s: float
+) -> Tried:
+    """Try all settings for a moment, and those that come close to the fastest of them further times.
+
+    Args:
+        trials: carries them out.
+        settings: all of them.
+        passes: over those that come close, the first pass included.
+        first_s: seconds of a setting in the first pass.
+        stint_s: seconds of a setting in any other.
+        compile_s: where every number of learners is compiled for itself, no further one is once that took so long.
+    """
+    rates: dict[Setting, list[float]] = {}
+    failures: dict[Setting, str] = {}
+    left_out: dict[Setting, str] = {}
+    compiled_s = 0.0
+    for setting in settings:
+        if setting.engine == "fused" and compiled_s > compile_s:
+            left_out[setting] = f"compiling fewer learners took {compiled_s:.0f} s, more than {compile_s:g} s"
+            continue
+        measured = trials.run(Trial(setting, first_s, PARTS, "exhaustive trial"))
+        compiled_s += measured.compile_s if setting.engine == "fused" else 0.0
+        if measured.failure is None:
+            rates[setting] = list(measured.rates)
+        else:
+            failures[setting] = measured.failure
+    highest = max(map(max, rates.values()))
+    close = [setting for setting in rates if max(rates[setting]) >= CLOSE * highest]
+    for number in range(1, passes):
+        for setting in close if number % 2 == 0 else reversed(close):
+            if setting in failures:
+                continue
+            measured = trials.run(Trial(setting, stint_s, 1, "exhaustive trial"))
+            rates[setting] += measured.rates
+            if measured.failure is not None:
+                failures[setting] = measured.failure
+    return Tried({setting: found for setting, found in rates.items() if setting not in failures}, failures, left_out)
