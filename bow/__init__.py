@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bow.sync import DiLoCo as DiLoCo
     from bow.sync import Independent as Independent
     from bow.sync import LocalSGD as LocalSGD
+    from bow.sync import TwoLevel as TwoLevel
     from bow.training import Accuracy as Accuracy
     from bow.training import Callback as Callback
     from bow.training import Metric as Metric
@@ -39,7 +40,7 @@ _HOMES = {
     "bow.graph": ("StepGraph", "capture"),
     "bow.runtime": ("LocalRuntime",),
     "bow.strategy": ("Schedule", "Timeline"),
-    "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD"),
+    "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD", "TwoLevel"),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
     "bow.tuner": ("Tuner",),
 }

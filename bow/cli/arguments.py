@@ -11,6 +11,7 @@ from bow.cli.checking import check_arguments, shown
 from bow.cli.composition import Composition, compose
 from bow.cli.objects import all_made, called, factory, imported, made
 from bow.cli.suggestion import suggestion
+from bow.cluster import is_leader
 from bow.data import DataSplits
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
@@ -18,6 +19,8 @@ from bow.training.checks import check_learners, check_seed
 from bow.training.metrics import Accuracy
 
 AUTO = "auto"
+LAUNCHER = "launcher"
+"""What starts the processes; no argument of `bow.train`."""
 METRICS: dict[str, Callable[[], Any]] = {"accuracy": Accuracy}
 
 
@@ -46,7 +49,7 @@ def build(composition: Composition) -> dict[str, Any]:
         BowError: a setting that does not exist or has a wrong value, or data that are missing.
     """
     check_values(composition)
-    settings = dict(composition.settings)
+    settings = {key: value for key, value in composition.settings.items() if key != LAUNCHER}
     objects = {key: settings.pop(key, None) for key in OBJECTS}
     arguments = {key: build_one(objects[key]) for key, build_one in BUILDERS.items()}
     splits = _data(objects["data"])
@@ -71,7 +74,7 @@ def check_values(composition: Composition) -> None:
     if composition.given("epochs") and composition.given("steps"):
         epochs, steps = composition.settings["epochs"], composition.settings["steps"]
         raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
-    settings = {key: value for key, value in composition.settings.items() if key not in OBJECTS}
+    settings = {key: value for key, value in composition.settings.items() if key not in (*OBJECTS, LAUNCHER)}
     check_arguments(bow.train, settings)
     check_seed(settings["seed"])
     if settings["learners"] != AUTO:
@@ -169,7 +172,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "lr_scheduler": _optional("lr_scheduler", factory),
     "metrics": _metrics,
     "callbacks": lambda settings: all_made(settings or (), "callbacks"),
-    "loggers": lambda settings: all_made(settings or (), "loggers"),
+    "loggers": lambda settings: all_made(settings or (), "loggers") if is_leader() else (),
 }
 OBJECTS = ("model", "data", "loss", "validation", *BUILDERS)
 """Keys whose values are descriptions of objects; all others are passed on as they are."""

@@ -1,5 +1,6 @@
 """`bow train`: one run, or with `-m` a sweep of runs one after another."""
 
+import importlib
 import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 import bow
 from bow.cli.arguments import build, check_values
 from bow.cli.composition import Composition, compose, options, sweep
+from bow.cluster import is_leader, is_member
 from bow.errors import SettingError
 from bow.observe.text import metric_text, rate_text
 
@@ -46,6 +48,12 @@ def run(words: Sequence[str]) -> int:
         check_values(each)
     if SHOW in flags:
         print("---\n".join(yaml.safe_dump(each.settings, sort_keys=False) for each in compositions), end="")
+    elif any(each.settings["launcher"] for each in compositions) and not is_member():
+        if len(compositions) > 1:
+            raise SettingError("launcher=torchrun starts one run, got a sweep; leave out -m, or the launcher")
+        launcher = importlib.import_module("bow.cli.launcher")  # what it imports takes a while
+        status: int = launcher.launch(compositions[0].settings, compositions[0].overrides)
+        return status
     elif len(compositions) == 1:
         _report(_train(compositions[0]))
     else:
@@ -60,9 +68,12 @@ def _train(composition: Composition) -> "Result":
 def _sweep(compositions: Sequence[Composition]) -> None:
     results = []
     for number, composition in enumerate(compositions, 1):
-        print(f"[{number}/{len(compositions)}] {' '.join(composition.overrides)}", flush=True)
+        if is_leader():
+            print(f"[{number}/{len(compositions)}] {' '.join(composition.overrides)}", flush=True)
         results.append(_train(composition))
         _report(results[-1])
+    if not is_leader():
+        return
     width = max(len(" ".join(composition.overrides)) for composition in compositions)
     print("\nall runs")
     for composition, result in zip(compositions, results, strict=True):
@@ -70,6 +81,8 @@ def _sweep(compositions: Sequence[Composition]) -> None:
 
 
 def _report(result: "Result") -> None:
+    if not is_leader():
+        return
     print(f"central model: {_outcome(result)}")
     print(f"report: {_shown(result.run_dir)}/report.html", flush=True)
 

@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from bow.cluster.heart import JOINING_S, Heart
 from bow.cluster.launch import Workers, failed
-from bow.cluster.processes import Processes
+from bow.cluster.processes import Bucket, Processes
 from bow.cluster.world import ALONE, World
 from bow.device import available_cores, physical_first
 from bow.errors import ClusterError, SettingError, reason
@@ -46,7 +46,7 @@ def was_restarted() -> bool:
 
 
 @contextlib.contextmanager
-def join(device: torch.device, count: int | None = None, bucket_mb: float | None = None) -> Iterator[World]:
+def join(device: torch.device, count: int | None = None, bucket_mb: Bucket = None) -> Iterator[World]:
     """Be one of the processes that torchrun started, or of the default process group where there is one already.
 
     Without either, the world is this process alone.
@@ -74,7 +74,7 @@ def join(device: torch.device, count: int | None = None, bucket_mb: float | None
 
 
 @contextlib.contextmanager
-def start(size: int, device: torch.device, job: Callable[[], Any], bucket_mb: float | None = None) -> Iterator[World]:
+def start(size: int, device: torch.device, job: Callable[[], Any], bucket_mb: Bucket = None) -> Iterator[World]:
     """Be rank 0 of several processes on this machine, and start the others.
 
     Args:
@@ -139,7 +139,7 @@ def share_of(cores: list[int], index: int, count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _joined(device: torch.device, bucket_mb: float | None) -> Iterator[World]:
+def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
     if dist.is_initialized():
         size, rank = dist.get_world_size(), dist.get_rank()
         where: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,24 @@ PATIENCE = datetime.timedelta(hours=24)
 """For a process that takes its time, as rank 0 does when it evaluates; one that hangs is noticed by its heartbeat."""
 
 BYTES_PER_MB = 2**20
+
+CPU = torch.device("cpu")
+
+Bucket: TypeAlias = float | Literal["variable"] | None
+"""MiB of which sums are parts, or one part a variable; None: one."""
+
+
+def check_bucket(bucket_mb: object) -> None:
+    """Refuse a size of buckets that is none.
+
+    Raises:
+        SettingError: neither None, nor `"variable"`, nor a number above 0.
+    """
+    is_number = isinstance(bucket_mb, (int, float)) and not isinstance(bucket_mb, bool)
+    if bucket_mb not in (None, "variable") and not (is_number and bucket_mb > 0):  # type: ignore[operator]
+        raise SettingError(
+            f'bucket_mb must be a number of MiB above 0, "variable", or None for one AllReduce, got {bucket_mb!r}'
+        )
 
 
 class Work(Pending):
@@ -51,8 +69,10 @@ class Processes(World):
         nodes: how many machines there are.
         store: where all of them meet, of which this has a connection of its own; None: they have met, and the default
             process group is left as it is at the end.
-        bucket_mb: a sum is split into parts of so many MiB (2^20 bytes); None: it is one call.
+        bucket_mb: a sum is split into parts of so many MiB (2^20 bytes), or with `"variable"` into the variables, as the
+            paper does (Budea, TensorBow, 2019, section 4.4); None: it is one call.
         heart: notices those that have gone or hang.
+        group: the process group; None: the default one.
 
     Raises:
         ClusterError: not all came in time.
@@ -69,18 +89,20 @@ class Processes(World):
         node: int = 0,
         nodes: int = 1,
         store: Store | None,
-        bucket_mb: float | None = None,
+        bucket_mb: Bucket = None,
         heart: Heart | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        if bucket_mb is not None and not bucket_mb > 0:
-            raise SettingError(f"bucket_mb must be above 0, or None for one AllReduce, got {bucket_mb}")
+        check_bucket(bucket_mb)
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
         self.local_size = local_size
-        self._bucket_bytes = None if bucket_mb is None else int(bucket_mb * BYTES_PER_MB)
+        self._bucket_mb = bucket_mb
         self._heart = heart
+        self._group = group
+        self._device = device
         self._owns_group = store is not None
         if store is not None:
             on_gpu = device.type == "cuda"
@@ -104,46 +126,68 @@ class Processes(World):
         self.sums += 1
         if tensor.is_cuda:  # on the current stream, which others need not wait for
             for part in self._buckets(tensor):
-                self._asked(dist.all_reduce, part)
+                self._asked(dist.all_reduce, part, group=self._group)
             return DONE
-        works = [self._asked(dist.all_reduce, part, async_op=True) for part in self._buckets(tensor)]
+        works = [self._asked(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
         return Work(works, self._asked)
 
     def sums_before(self, tensor: Tensor) -> Tensor | None:  # noqa: D102
         self.sums += 1
         all_of_them = tensor.new_empty(self.size, *tensor.shape)
-        self._asked(dist.all_gather, list(all_of_them), tensor)
+        self._asked(dist.all_gather, list(all_of_them), tensor, group=self._group)
         torch.sum(all_of_them, 0, out=tensor)
         return all_of_them[: self.rank].sum(0) if self.rank else None
 
     def add_up(self, values: Sequence[float]) -> list[float]:  # noqa: D102
         tensor = torch.tensor(values, dtype=torch.float64)
-        self._asked(dist.all_reduce, tensor)
+        self._asked(dist.all_reduce, tensor, group=self._group)
         return tensor.tolist()
 
     def everyone(self, value: T) -> list[T]:  # noqa: D102
         values: list[Any] = [None] * self.size
-        self._asked(dist.all_gather_object, values, value)
+        self._asked(dist.all_gather_object, values, value, group=self._group)
         return values
 
     def leaders(self, value: T) -> T:  # noqa: D102
         values = [value]
-        self._asked(dist.broadcast_object_list, values, 0, device=torch.device("cpu"))
+        self._asked(dist.broadcast_object_list, values, group=self._group, group_src=0, device=CPU)
         return values[0]
 
     def gathered(self, value: T) -> list[T] | None:  # noqa: D102
         values: list[Any] | None = [None] * self.size if self.leads else None
-        self._asked(dist.gather_object, value, values, 0)
+        self._asked(dist.gather_object, value, values, group=self._group, group_dst=0)
         return values
 
     def handed_out(self, values: Sequence[T] | None) -> T:  # noqa: D102
         got: list[Any] = [None]
-        self._asked(dist.scatter_object_list, got, None if values is None else list(values), 0)
+        given = None if values is None else list(values)
+        self._asked(dist.scatter_object_list, got, given, group=self._group, group_src=0)
         return got[0]  # type: ignore[no-any-return]
 
     def copy_leaders(self, tensors: Sequence[Tensor]) -> None:  # noqa: D102
         for tensor in tensors:
-            self._asked(dist.broadcast, tensor, 0)
+            self._asked(dist.broadcast, tensor, group=self._group, group_src=0)
+
+    def near(self) -> World:  # noqa: D102
+        if self.nodes == 1:
+            return self
+        own: World = World()
+        of_ranks = self.everyone(self.node)
+        for node in sorted(set(of_ranks)):
+            ranks = [rank for rank, of in enumerate(of_ranks) if of == node]
+            group = self._asked(dist.new_group, ranks, timeout=PATIENCE)  # by all, whether they are in it or not
+            if node == self.node and len(ranks) > 1:
+                own = Processes(
+                    self._device,
+                    rank=ranks.index(self.rank),
+                    size=len(ranks),
+                    local_rank=self.local_rank,
+                    local_size=self.local_size,
+                    store=None,
+                    bucket_mb=self._bucket_mb,
+                    group=group,
+                )
+        return own
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         """Leave, but not before the others do, if all went well: rank 0 may still be writing."""
@@ -160,9 +204,12 @@ class Processes(World):
             dist.destroy_process_group()
 
     def _buckets(self, tensor: Tensor) -> Sequence[Tensor]:
-        if self._bucket_bytes is None:
+        if self._bucket_mb is None:
             return [tensor]
-        return torch.split(tensor, max(1, self._bucket_bytes // tensor.element_size()))
+        if self._bucket_mb == "variable":
+            ends = [*self.variables[1:], tensor.numel()]
+            return torch.split(tensor, [end - begin for begin, end in zip(self.variables, ends, strict=True)])
+        return torch.split(tensor, max(1, int(self._bucket_mb * BYTES_PER_MB) // tensor.element_size()))
 
     def _asked(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Ask for something that needs the others.

@@ -31,6 +31,7 @@ class World:
         node: its machine among all, from 0.
         nodes: how many machines there are.
         sums: how often a sum over all was begun, of tensors of any length.
+        variables: where each variable begins in what is summed, for sums of one variable at a time.
     """
 
     rank = 0
@@ -42,6 +43,7 @@ class World:
 
     def __init__(self) -> None:
         self.sums = 0
+        self.variables: Sequence[int] = ()
 
     @property
     def is_one(self) -> bool:
@@ -88,6 +90,10 @@ class World:
 
     def copy_leaders(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
+
+    def near(self) -> "World":
+        """The processes of this machine as a world of their own; all processes ask for it."""
+        return self
 
     def close(self) -> None:
         """Leave the others; behind this nothing can be asked for."""

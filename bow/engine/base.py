@@ -22,7 +22,7 @@ from bow.replica import LearnerGroup
 from bow.scheduler import Dispatch
 from bow.seeds import derive_seed
 from bow.strategy import Span
-from bow.sync import DropRule, Synchroniser, Timing
+from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
 
 MAX_ROUNDS_TOGETHER = 64
 """Rounds that are handed to an engine at once, at most, so that not all batches of an epoch are in memory."""
@@ -170,7 +170,9 @@ class Engine(abc.ABC):
                 'use engine="graph" or "streams", or leave it out',
                 stacklevel=4,
             )
-        sync.check(self.num_learners)
+        self._near = group.world.near() if isinstance(sync, TwoLevel) else group.world
+        self._count()
+        sync.check(self.num_averaged, group.by_device)
         sync.start(group.matrix)
 
     @property
@@ -183,6 +185,12 @@ class Engine(abc.ABC):
         """Of the random numbers that this device's learners draw together in the coming round."""
         first = self.group.first
         return derive_seed(self.settings.seed, self.round_index, *([first] if first else []))
+
+    def _count(self) -> None:
+        """Learn how many learners average with this device's in every round: all of them, or those of its node."""
+        self.num_averaged = self.num_learners
+        if self._near is not self.group.world:
+            self.num_averaged = sum(self._near.everyone(len(self.group)))
 
     @property
     def description(self) -> str:
@@ -305,7 +313,7 @@ class Engine(abc.ABC):
         return outcomes
 
     def _due(self, round_index: int) -> bool:
-        return self.sync.due(round_index, self.num_learners)
+        return self.sync.due(round_index, self.num_averaged)
 
     def _observe_learning_rate(self) -> None:
         self.drop.observe(float(self.group.optimizer.optimizer.param_groups[0]["lr"]))
@@ -317,7 +325,7 @@ class Engine(abc.ABC):
             sync.prepare(rows)
         if due and sync.timing is Timing.WITH_STEP:
             self.contribute(learners)
-            self._summing = self.group.world.sum(rows.total)  # while the learners learn
+            self._summing = self._near.sum(rows.total)  # while the learners learn
 
     def _step(self, outcome: Outcome, due: bool) -> None:
         """The optimizer, and the rest of a synchronisation task."""
@@ -337,6 +345,15 @@ class Engine(abc.ABC):
         if due and sync.timing is Timing.WITH_STEP:
             self._summing.wait()
             self.apply(learners)
+            self._average_nodes()
+
+    def _average_nodes(self) -> None:
+        """Average with other nodes, if that is due."""
+        sync, world, rows = self.sync, self.group.world, self.group.matrix
+        if isinstance(sync, TwoLevel) and sync.outer_due(self.round_index):
+            sync.contribute_outer(rows, self.num_averaged, speaks=self._near.leads)
+            world.sum(rows.total).wait()
+            sync.apply_outer(rows, world.nodes)
 
     def _contributed(self, contributors: int) -> int:
         """Have the synchroniser's sum over all learners of all devices, and wait for it.
@@ -363,11 +380,11 @@ class Engine(abc.ABC):
 
     def contribute(self, contributors: int) -> None:
         """The synchroniser's sum over the learners of this device."""
-        self.sync.contribute(self.group.matrix, self.num_learners, contributors)
+        self.sync.contribute(self.group.matrix, self.num_averaged, contributors)
 
     def apply(self, contributors: int) -> None:
         """What the synchroniser does with the sum."""
-        self.sync.apply(self.group.matrix, self.num_learners, contributors)
+        self.sync.apply(self.group.matrix, self.num_averaged, contributors)
 
     def _end_round(self, outcome: Outcome, due: bool) -> None:
         """Restarts, of learners that diverged or of all."""
@@ -379,6 +396,7 @@ class Engine(abc.ABC):
             self.group.restart(outcome.diverged, weights=self._restarts_weights)
         if self.sync.restarts_on_drop and due and self.drop.take():
             self.group.restart_all()
+            self.sync.restarted(rows)
             self._note("restart", "the learning rate dropped: every learner starts again from the central model")
         self.round_index += 1
 
@@ -403,7 +421,8 @@ class Engine(abc.ABC):
             Exception: this device cannot have them; it has those by then that it can have, as others know.
         """
         wanted = self.group.world.everyone(learners)
-        self.sync.check(sum(wanted))
+        near = wanted if self._near is self.group.world else self._near.everyone(learners)
+        self.sync.check(sum(near), wanted)
         if sum(wanted) > self.num_learners:
             self.settle()
         failure: BaseException | None = None
@@ -412,6 +431,7 @@ class Engine(abc.ABC):
         except BaseException as error:
             failure = error
         self.group.count()
+        self._count()
         if failure is not None:
             raise failure
 

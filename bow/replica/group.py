@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -106,6 +106,8 @@ class LearnerGroup:
         self._frozen = frozen_parameters(template, self.layout, device)
         self._central = replicate(template, self.layout, self.matrix.z, device, self._frozen)
         self._central.eval()
+        if not world.is_one:
+            world.variables = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
         self._share_beginning()
         self.learners: list[Learner] = []
         for _ in range(learners):
@@ -127,7 +129,7 @@ class LearnerGroup:
 
     def count(self) -> None:
         """Learn how many learners each device has; all devices do so behind the same round."""
-        self.by_device = self.world.everyone(len(self))
+        self.by_device = self.matrix.by_device = self.world.everyone(len(self))
         self.first = sum(self.by_device[: self.world.rank])
 
     @property
@@ -235,18 +237,24 @@ class LearnerGroup:
             parameter.requires_grad_(flags[name])
         return exported.eval()
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self, own: Collection[str] = ()) -> dict[str, Any] | None:
         """Everything that the learners of all devices are, as tensors and plain values on the CPU.
 
         All devices ask for it behind the same round; rank 0 has it then, and the others None.
+
+        Args:
+            own: names of the synchroniser's tensors that differ from device to device.
         """
-        own = [self._state_of(index) for index in range(len(self))]
-        by_device = self.world.gathered(own)
-        if by_device is None:
+        learners = [self._state_of(index) for index in range(len(self))]
+        kept = {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name in own}
+        gathered = self.world.gathered((learners, kept))
+        if gathered is None:
             return None
+        by_device, own_states = zip(*gathered, strict=True)
         return {
             "z": on_cpu(self.matrix.z),
-            "synchroniser": {name: on_cpu(tensor) for name, tensor in self.matrix.state.items()},
+            "synchroniser": {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name not in own},
+            "devices": list(own_states),
             "optimizer": self.optimizer.settings,
             "learners": [learner for device in by_device for learner in device],
             "by_device": list(map(len, by_device)),
@@ -254,21 +262,25 @@ class LearnerGroup:
         }
 
     @torch.no_grad()
-    def load_state(self, state: dict[str, Any] | None) -> None:
+    def load_state(self, state: dict[str, Any] | None) -> bool:
         """Continue from `state()`, of which rank 0 has all and the others are given None.
 
         The learners that there are take theirs by their numbers; those that the state does not have start from its `z`.
+
+        Returns:
+            Whether the synchroniser's tensors of this device were there: not where the number of devices is another.
         """
         parts = None
         if state is not None:
-            shared = {name: value for name, value in state.items() if name != "learners"}
+            shared = {name: value for name, value in state.items() if name not in ("learners", "devices")}
             ends = list(itertools.accumulate(self.by_device))
             pieces = [state["learners"][end - n : end] for end, n in zip(ends, self.by_device, strict=True)]
             first = state["learners"][0]["buffers"]
-            parts = [(shared, first, piece) for piece in pieces]
-        shared, first, learners = self.world.handed_out(parts)
+            devices = state["devices"] if len(state["devices"]) == len(pieces) else [{}] * len(pieces)
+            parts = [(shared, first, *each) for each in zip(pieces, devices, strict=True)]
+        shared, first, learners, kept = self.world.handed_out(parts)
         self.matrix.z.copy_(shared["z"])
-        for name, tensor in shared["synchroniser"].items():
+        for name, tensor in {**shared["synchroniser"], **kept}.items():
             self.matrix.state[name].copy_(tensor)
         for name, parameter in self._named_frozen():
             parameter.data.copy_(shared["frozen"][name])
@@ -281,6 +293,7 @@ class LearnerGroup:
         states = [None if saved is None else saved["optimizer"] for saved in (*learners, *missing)]
         self.optimizer.load(shared["optimizer"], states)
         self.gather_buffers()
+        return bool(kept)
 
     def _state_of(self, index: int) -> dict[str, Any]:
         return {

@@ -1,5 +1,7 @@
 """The replica matrix: all learners of a device as the rows of one tensor."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -41,6 +43,7 @@ class ReplicaMatrix:
         self.total: Float[Tensor, " parameters"] = self.travelling[:-1]
         self.before: Float[Tensor, " parameters"] | None = None
         self.state: dict[str, Tensor] = {}
+        self.by_device: Sequence[int] = ()
         self._set_learners(0)
 
     @property

@@ -11,3 +11,4 @@ from bow.sync.local_sgd import LocalSGD as LocalSGD
 from bow.sync.restart import DropRule as DropRule
 from bow.sync.sma import SMA as SMA
 from bow.sync.ssgd import SSGD as SSGD
+from bow.sync.two_level import TwoLevel as TwoLevel

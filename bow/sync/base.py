@@ -2,6 +2,7 @@
 
 import abc
 import enum
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from jaxtyping import Float
@@ -35,6 +36,9 @@ class Rows(Protocol):
     """For a synchroniser that is `in_order`: the sum over the devices in front of this one; None: there are none."""
     state: dict[str, Tensor]
     """The synchroniser's own tensors (such as `z_prev`), made by `Synchroniser.start`."""
+
+    by_device: Sequence[int]
+    """How many learners each device has; of one device alone it may be empty."""
 
     @property
     def corrections(self) -> Float[Tensor, "learners parameters"]:
@@ -71,8 +75,15 @@ class Synchroniser(abc.ABC):
         """Whether a round of this many learners (over all devices) has a synchronisation task."""
         return (round_index + 1) % self.every == 0
 
-    def check(self, learners: int) -> None:  # noqa: B027 - most synchronisers work with any number
-        """Refuse a number of learners (over all devices) with which averaging would be unstable.
+    own_state: ClassVar[frozenset[str]] = frozenset()
+    """Names in `rows.state` that differ from device to device."""
+
+    def check(self, learners: int, by_device: Sequence[int] = ()) -> None:  # noqa: B027 - most work with any number
+        """Refuse a number of learners with which averaging would be unstable.
+
+        Args:
+            learners: over all devices.
+            by_device: how many each device has, where there are several.
 
         Raises:
             SettingError: with the limit in the message.
@@ -84,6 +95,9 @@ class Synchroniser(abc.ABC):
 
     def start(self, rows: Rows) -> None:  # noqa: B027 - most synchronisers keep nothing
         """Make the synchroniser's tensors in `rows.state`, at the start of the training."""
+
+    def restarted(self, rows: Rows) -> None:  # noqa: B027 - most keep nothing of a device's own
+        """All learners were set to z."""
 
     def prepare(self, rows: Rows) -> None:  # noqa: B027 - only some need it
         """Look at the rows before the learning tasks of a synchronising round."""

@@ -1,11 +1,13 @@
 """Synchronous model averaging, the synchroniser that bow is about."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from bow.errors import SettingError
+from bow.sync import levels as two_levels
 from bow.sync.base import Rows, Synchroniser, Timing
 
 
@@ -28,7 +30,9 @@ class SMA(Synchroniser):
         every: rounds between two synchronisation tasks.
         restart: `"drop"`: after the learning rate fell to half of its maximum since the last restart or lower,
             z is copied into every learner behind the next synchronisation task; `None`: never.
-        levels: 1; two levels need several devices.
+        levels: 1: all learners follow z. 2: those of a device follow a reference model of their device, and z averages
+            the reference models; alpha then is 1/(learners of the device + 1) in the device and 1/(devices + 1) between
+            them by default. With one device there is one level.
 
     Raises:
         SettingError: a value outside its range, or (from `check`) an `alpha` that is unstable for the number of
@@ -46,6 +50,7 @@ class SMA(Synchroniser):
     """
 
     timing = Timing.WITH_STEP
+    own_state = frozenset({two_levels.REFERENCE, two_levels.MOVE})
 
     def __init__(
         self,
@@ -62,8 +67,8 @@ class SMA(Synchroniser):
             raise SettingError(f"mu must be at least 0 and below 1, got {mu}")
         if restart not in ("drop", None):
             raise SettingError(f'restart must be "drop" or None, got {restart!r}')
-        if levels != 1:
-            raise SettingError(f"levels must be 1, got {levels}; averaging in two levels needs several devices")
+        if levels not in (1, 2):
+            raise SettingError(f"levels must be 1 or 2, got {levels!r}")
         self.alpha = alpha
         self.mu = mu
         self.restart = restart
@@ -78,8 +83,11 @@ class SMA(Synchroniser):
         """The value below which `alpha` must lie for this many learners."""
         return 2 * (1 + self.mu) / (1 + learners + self.mu)
 
-    def check(self, learners: int) -> None:
+    def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
         """Refuse an `alpha` at or above the stability limit."""
+        if self.levels == 2 and len(by_device) > 1:
+            two_levels.check(by_device, self.alpha, self.mu)
+            return
         limit = self.stability_limit(learners)
         if self.alpha is not None and self.alpha >= limit:
             raise SettingError(
@@ -101,9 +109,23 @@ class SMA(Synchroniser):
             rows.state["z_prev"].copy_(rows.z)  # in place: a captured graph goes on reading it there
         else:
             rows.state["z_prev"] = rows.z.clone()
+        if self.is_in_levels(rows):
+            two_levels.start(rows)
+
+    def is_in_levels(self, rows: Rows) -> bool:
+        """Whether learners follow the reference model of their device."""
+        return self.levels == 2 and len(rows.by_device) > 1
+
+    def restarted(self, rows: Rows) -> None:
+        """Learners were set to z."""
+        if self.is_in_levels(rows):
+            two_levels.restart(rows)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
         """`sum_j alpha (w_j - z)`; the corrections stay in `rows.corrections` until `apply`."""
+        if self.is_in_levels(rows):
+            two_levels.contribute(rows, self.alpha)
+            return
         alpha = 1 / learners if self.alpha is None else self.alpha
         corrections = rows.corrections
         torch.sub(rows.weights, rows.z, out=corrections)
@@ -112,7 +134,10 @@ class SMA(Synchroniser):
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
         """Pull the learners, move z."""
-        rows.weights.sub_(rows.corrections)
+        if self.is_in_levels(rows):
+            two_levels.apply(rows)
+        else:
+            rows.weights.sub_(rows.corrections)
         z, z_prev, total = rows.z, rows.state["z_prev"], rows.total
         total.add_(z)
         if self.mu:

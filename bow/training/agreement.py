@@ -28,7 +28,7 @@ class Agreement:
         self._last = seconds, round_index
         self.next_round = round_index + 1
 
-    def exchange(self, seconds: float, round_index: int, stop: bool) -> bool:
+    def exchange(self, seconds: float, round_index: int, stop: bool) -> tuple[bool, float]:
         """Tell the others, and hear, behind `next_round`.
 
         Args:
@@ -37,12 +37,12 @@ class Agreement:
             stop: whether this process wants the training to end.
 
         Returns:
-            Whether it is to end behind this round.
+            Whether it is to end behind this round, and the seconds on the clock of rank 0.
         """
         since, before = self._last
         per_round = max(seconds - since, 1e-6) / max(round_index - before, 1)
         wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
-        stops, rounds = self._world.add_up([float(stop), float(wanted)])
+        stops, rounds, leaders = self._world.add_up([float(stop), float(wanted), seconds * self._world.leads])
         self._last = seconds, round_index
         self.next_round = round_index + max(1, int(rounds / self._world.size))
-        return stops > 0
+        return stops > 0, leaders

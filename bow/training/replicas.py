@@ -171,6 +171,11 @@ class Replicas(nn.Module):
         return self._group.num_all
 
     @property
+    def by_device(self) -> Sequence[int]:
+        """Number of learners of each device."""
+        return self._group.by_device
+
+    @property
     def own(self) -> range:
         """The numbers of this device's learners among those of all devices."""
         return range(self._group.first, self._group.first + len(self._group))
@@ -440,7 +445,7 @@ class Replicas(nn.Module):
         engine = self._engine
         engine.catch_up()
         restarts = int(self.world.add_up([engine.num_restarts])[0])
-        group = self._group.state()
+        group = self._group.state(self.sync.own_state)
         if group is None:
             return None
         return {
@@ -473,7 +478,8 @@ class Replicas(nn.Module):
             raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
         self._engine.catch_up()
         self._engine.resize(_part(told["by_device"], world) if learners is None else learners)
-        self._group.load_state(None if state is None else state["group"])
+        if not self._group.load_state(None if state is None else state["group"]):
+            self.sync.restarted(self._group.matrix)
         self._engine.round_index = told["round"]
         self._engine.num_restarts = told["restarts"] if world.leads else 0
         self._engine.drop = DropRule(**told["drop"])

@@ -32,6 +32,7 @@ from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
 from bow.training.result import Result
 from bow.training.tuning import Tuned
 from bow.training.watch import Watch
+from bow.training.watch_devices import WatchDevices
 from bow.tuner import Tuner
 
 RECORD_INTERVAL_S = 0.5
@@ -157,9 +158,13 @@ class Run:
         self._evaluated: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
         self._evaluated_share = 0
         self._seconds = 0.0
-        self._watch = None
-        if plan.most_learners:
+        self._watch: Watch | None = None
+        self._watch_devices: WatchDevices | None = None
+        most = self._world.everyone(plan.most_learners)
+        if self._world.is_one and plan.most_learners:
             self._watch = Watch(replicas, plan.tuner, plan.most_learners, plan.tuned.signals)
+        elif not self._world.is_one and all(most) and plan.tuner.objective == "throughput":
+            self._watch_devices = WatchDevices(replicas, plan.tuner, most)
 
     @property
     def elapsed_s(self) -> float:
@@ -370,8 +375,10 @@ class Run:
         if self._world.is_one:
             self._stopped = self._stopped or wanted
         elif self.round >= self._agreement.next_round:
-            seconds = self._meter.now
-            self._stopped = self._agreement.exchange(seconds, self.round, wanted) or self._stopped
+            stop, seconds = self._agreement.exchange(self._meter.now, self.round, wanted)
+            self._stopped = self._stopped or stop
+            if self._watch_devices is not None and (change := self._watch_devices.heard(seconds, self._meter.samples)):
+                self._event("learners", change)
 
     def _save_checkpoint(self) -> None:
         if (state := self.state()) is not None:
@@ -442,7 +449,7 @@ class Run:
 
     def _evaluate_now(self) -> dict[str, float]:
         self.replicas.settle()
-        self._record_events()
+        self._gather_events()
         if self._plan.recalibrate_on is not None:
             seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
             recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
@@ -506,8 +513,20 @@ class Run:
         self._log(record)
 
     def _record_events(self) -> None:
+        if not self._world.leads:
+            return  # rank 0 asks for them when all meet
         for event in self.replicas.take_events():
             self._event(event.event, event.message, event.round)
+
+    def _gather_events(self) -> None:
+        """Record what has happened on all devices."""
+        self._record_events()
+        by_device = self._world.gathered(self.replicas.take_events()) or []
+        for device, events in enumerate(by_device):
+            for event in events:
+                self._event(event.event, f"device {device}: {event.message}", event.round)
+            if events:
+                warnings.warn(f"device {device}: {events[0].message}", stacklevel=2)
 
     def _position(self) -> dict[str, Any]:
         lr = float(self.replicas.optimizer.param_groups[0]["lr"])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bow.cluster import World, is_leader, is_member, join, start, was_restarted
+from bow.cluster import Bucket, World, check_bucket, is_leader, is_member, join, start, was_restarted
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
@@ -83,7 +83,7 @@ def train(
     resume: str | Path | None = None,
     strategy: None = None,
     compile: bool = False,
-    bucket_mb: float | None = None,
+    bucket_mb: Bucket = None,
     seed: int = 0,
     progress: bool = True,
 ) -> Result:
@@ -141,7 +141,8 @@ def train(
             Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
         strategy: None; there is no planner in this version.
         compile: compile the learning task (`fused` always does, `graph` for a long training).
-        bucket_mb: between devices, sums are split into parts of so many MiB; None: one AllReduce for all.
+        bucket_mb: between devices, sums are split into parts of so many MiB, or into variables (`"variable"`); None:
+            one AllReduce for all.
         seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function; a whole
             number of at most 64 bits.
         progress: show a progress bar, or plain lines away from a terminal.
@@ -172,6 +173,7 @@ def train(
     check_engine(engine)
     check_callbacks(callbacks)
     check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every, evaluate_every)
+    check_bucket(bucket_mb)
     check_target(target, validation, metrics if step is None else None)
     device, count = choose_devices(devices)
     template = prepare_template(model, seed)
@@ -234,7 +236,7 @@ def train(
             restore(state, learned, replicas, stream, scheduler, asked_for)
             started_with = state["started_with"]
         directory, fresh = _made_directory(path, type(template).__name__.lower(), goes_on, settings, world)
-        may_change = lr_interval == "epoch" and world.is_one
+        may_change = lr_interval == "epoch"
         most_learners = most_while_training(tuned, request, blueprint, chosen_tuner) if may_change else 0
         plan = Plan(
             epochs=epochs,
@@ -265,7 +267,7 @@ def train(
 
 
 def _world(
-    device: torch.device | StreamDevice, count: int | None, bucket_mb: float | None, settings: Mapping[str, Any]
+    device: torch.device | StreamDevice, count: int | None, bucket_mb: Bucket, settings: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[World]:
     """The processes of the training: those that are there, or new ones.
 

@@ -293,7 +293,8 @@ class StreamEngine(Engine):
     def contribute(self, contributors: int) -> None:
         """The synchroniser's sum: that of SMA in one pass over the rows."""
         matrix = self.group.matrix
-        if isinstance(self.sync, SMA) and type(self.sync) in (SMA, EASGD):
+        if self._averages_in_one_pass:
+            assert isinstance(self.sync, SMA)
             alpha = 1 / self.num_learners if self.sync.alpha is None else self.sync.alpha
             self.kernels.sma_contribute(matrix.weights, matrix.z, matrix.corrections, matrix.total, alpha)
         else:
@@ -302,11 +303,17 @@ class StreamEngine(Engine):
     def apply(self, contributors: int) -> None:
         """What the synchroniser does with the sum: SMA in one pass over the rows."""
         matrix = self.group.matrix
-        if isinstance(self.sync, SMA) and type(self.sync) in (SMA, EASGD):
+        if self._averages_in_one_pass:
+            assert isinstance(self.sync, SMA)
             z_prev = matrix.state["z_prev"]
             self.kernels.sma_apply(matrix.weights, matrix.corrections, matrix.z, z_prev, matrix.total, self.sync.mu)
         else:
             super().apply(contributors)
+
+    @property
+    def _averages_in_one_pass(self) -> bool:
+        sync = self.sync
+        return isinstance(sync, SMA) and type(sync) in (SMA, EASGD) and not sync.is_in_levels(self.group.matrix)
 
     def followed(self) -> None:
         """The central model was made of the only learner's weights, which must not be written before that."""
@@ -314,6 +321,7 @@ class StreamEngine(Engine):
     def _restart_on_drop(self, due: bool) -> None:
         if self.sync.restarts_on_drop and due and self.drop.take():
             self.group.restart_all()
+            self.sync.restarted(self.group.matrix)
             self.move()
             self._note("restart", "the learning rate dropped: every learner starts again from the central model")
 

@@ -1,0 +1,86 @@
+"""`bow train launcher=torchrun`: torchrun's agent, which starts the processes and starts them again."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from bow.errors import SettingError
+
+HERE = "localhost:0"
+FAILED = 1
+
+
+def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
+    """Have an agent run `bow train` in each process, and wait for it.
+
+    Args:
+        settings: of the run; those of the agent stand under `launcher`.
+        overrides: what the command line said.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SettingError: a setting of the agent cannot be carried out.
+    """
+    config = agent_settings(settings)
+    command = ["-u", "-m", "bow", "train", *(word for word in overrides if not word.startswith("launcher"))]
+    if not any(word.startswith("resume=") for word in overrides):
+        command.append("resume=auto")  # processes that are started again go on
+    try:
+        elastic_launch(config, sys.executable)(*command)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        print(f"bow: rank {failure.rank} ended with status {failure.exitcode}; see what it has said", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
+    """What torchrun is told.
+
+    Raises:
+        SettingError: a number of machines or processes that is none, or a run directory that each start would name anew.
+    """
+    own = settings["launcher"]
+    if settings["run_dir"] is None:
+        raise SettingError(
+            "launcher=torchrun needs a run_dir, got run_dir=null; name one, so that processes that are started again "
+            "find their checkpoints"
+        )
+    least, most = _nodes(own["nnodes"])
+    endpoint = own["rdzv_endpoint"]
+    if most > 1 and endpoint is None:
+        raise SettingError(
+            f"launcher.nnodes={own['nnodes']} needs launcher.rdzv_endpoint, got null; name one of the machines and a "
+            "free port of it, HOST:PORT, the same on all machines"
+        )
+    return LaunchConfig(
+        min_nodes=least,
+        max_nodes=most,
+        nproc_per_node=_processes(own["nproc_per_node"], settings["devices"]),
+        run_id=str(own["rdzv_id"]),
+        rdzv_backend="c10d",
+        rdzv_endpoint=HERE if endpoint is None else str(endpoint),
+        max_restarts=own["max_restarts"],
+        monitor_interval=0.2,
+    )
+
+
+def _nodes(given: Any) -> tuple[int, int]:
+    least, _, most = str(given).partition(":")
+    if not least.isdigit() or not (most or least).isdigit() or not 1 <= int(least) <= int(most or least):
+        raise SettingError(f"launcher.nnodes must be a number of machines, or MIN:MAX, got {given!r}")
+    return int(least), int(most or least)
+
+
+def _processes(given: Any, devices: Any) -> int:
+    if given == "auto":
+        return devices if isinstance(devices, int) else max(1, torch.cuda.device_count())
+    if not isinstance(given, int) or given < 1:
+        raise SettingError(f"launcher.nproc_per_node must be a number of processes, or auto, got {given!r}")
+    return given

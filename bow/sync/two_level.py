@@ -1,0 +1,157 @@
+"""Two synchronisers: one for the learners of a node, in every round, and one between nodes, now and then."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bow.errors import SettingError
+from bow.sync.base import Rows, Synchroniser, Timing
+
+CENTER = "node_z"
+INNER, OUTER = "inner_", "outer_"
+
+
+@dataclass
+class View:
+    """Some rows as another synchroniser sees them."""
+
+    weights: Tensor
+    gradients: Tensor
+    z: Tensor
+    total: Tensor
+    corrections: Tensor
+    state: dict[str, Tensor]
+    before: Tensor | None = None
+    by_device: Sequence[int] = ()
+
+
+class TwoLevel(Synchroniser):
+    """Averages the learners of a node with one synchroniser, and the nodes with another, over slower links.
+
+    Within a node, `inner` keeps a central model of the node. Every `outer.every` rounds, behind the steps, `outer` takes
+    that model for the weights of a learner, of which there are as many as nodes, and moves z, which does not move in
+    between. The node's learners, its central model and what `inner` remembers of it are then shifted together by what
+    `outer` has moved the node's model by, so that they go on as they stand to each other.
+
+    With one learner a node, `TwoLevel(SMA(), outer)` is `outer` alone.
+
+    Args:
+        inner: within a node, such as `SMA()`.
+        outer: between nodes: one that averages behind the steps, `DiLoCo()` or `LocalSGD()`.
+
+    Raises:
+        SettingError: `inner` averages gradients or nothing at all, or `outer` needs every round.
+
+    Example:
+        >>> from bow.sync import SMA, DiLoCo
+        >>> TwoLevel(SMA(), DiLoCo(every=32)).outer.every
+        32
+
+    References:
+        Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023.
+        Budea, TensorBow, 2019, section 2.1.4: two levels, for the difference in latency within and across GPUs.
+    """
+
+    timing = Timing.WITH_STEP
+    own_state = frozenset({CENTER, INNER + "z_prev"})
+
+    def __init__(self, inner: Synchroniser, outer: Synchroniser) -> None:
+        super().__init__(every=1)
+        for name, value in (("inner", inner), ("outer", outer)):
+            if not isinstance(value, Synchroniser) or isinstance(value, TwoLevel):
+                raise SettingError(f"{name} must be a synchroniser such as bow.SMA() or bow.DiLoCo(), got {value!r}")
+        if inner.timing is not Timing.WITH_STEP or inner.every != 1 or getattr(inner, "levels", 1) != 1:
+            raise SettingError(
+                f"inner must average with the step, in every round and in one level, got {inner!r}; use bow.SMA()"
+            )
+        if outer.timing is not Timing.AFTER_STEP or outer.in_order:
+            raise SettingError(f"outer must average behind the steps, got {outer!r}; use bow.DiLoCo(every=32)")
+        self.inner = inner
+        self.outer = outer
+
+    def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
+        """What `inner` has to say on the learners of a node."""
+        self.inner.check(learners)
+
+    def due(self, round_index: int, learners: int) -> bool:
+        """When `inner` is due, for the learners of the node, or `outer`."""
+        return self.inner.due(round_index, learners) or self.outer_due(round_index)
+
+    def outer_due(self, round_index: int) -> bool:
+        """Whether nodes average behind this round."""
+        return (round_index + 1) % self.outer.every == 0
+
+    def start(self, rows: Rows) -> None:
+        """The node's central model starts at z."""
+        if CENTER not in rows.state:
+            rows.state[CENTER] = rows.z.clone()
+        rows.state[CENTER].copy_(rows.z)
+        for prefix, sync, view in ((INNER, self.inner, self._near(rows)), (OUTER, self.outer, self._far(rows))):
+            sync.start(view)
+            rows.state.update({prefix + name: tensor for name, tensor in view.state.items()})
+
+    def prepare(self, rows: Rows) -> None:
+        """As `inner` does."""
+        self.inner.prepare(self._near(rows))
+
+    def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """What `inner` sums over the learners of the node."""
+        if self.inner.follows(learners):
+            rows.total.zero_()
+            return
+        self.inner.contribute(self._near(rows), learners, contributors)
+
+    def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Move the node's learners and its central model."""
+        if self.inner.follows(learners):
+            return
+        self.inner.apply(self._near(rows), learners, contributors)
+
+    def contribute_outer(self, rows: Rows, learners: int, speaks: bool) -> None:
+        """What `outer` sums over the nodes.
+
+        Args:
+            rows: the learners of this device.
+            learners: of this node.
+            speaks: whether this device is the one of its node that counts.
+        """
+        if self.inner.follows(learners):
+            rows.state[CENTER].copy_(rows.weights[0])
+        self.outer.contribute(self._far(rows), 1, 1)
+        if not speaks:
+            rows.total.zero_()
+
+    def apply_outer(self, rows: Rows, nodes: int) -> None:
+        """Move z, and shift all that belongs to the node."""
+        center = rows.state[CENTER]
+        before = center.clone()
+        self.outer.apply(self._far(rows), nodes, nodes)
+        shift = center - before
+        rows.weights.add_(shift)
+        z_prev = rows.state.get(INNER + "z_prev")
+        if z_prev is not None:
+            z_prev.add_(shift)
+
+    def restarted(self, rows: Rows) -> None:
+        """Learners were set to z: so is all that belongs to the node."""
+        rows.state[CENTER].copy_(rows.z)
+        self.inner.start(self._near(rows))
+
+    def _near(self, rows: Rows) -> View:
+        """The learners around the node's central model."""
+        state = _part(rows.state, INNER)
+        center = rows.state[CENTER]
+        return View(rows.weights, rows.gradients, center, rows.total, rows.corrections, state, rows.before)
+
+    def _far(self, rows: Rows) -> View:
+        """The node's central model as the only learner around z."""
+        center = rows.state[CENTER].unsqueeze(0)
+        return View(center, center, rows.z, rows.total, rows.corrections, _part(rows.state, OUTER))
+
+    def __repr__(self) -> str:
+        return f"TwoLevel({self.inner!r}, {self.outer!r})"
+
+
+def _part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
