@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Idle threads of OpenMP spin unless told not to, and take the other threads their cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help train test lint types layers check stress soak gpu wheel clean
+.PHONY: help train test lint types layers check stress soak gpu image-test wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make stress  the native runtime on 100,000 random graphs, under a thread sanitizer'
 	@echo 'make soak    ten minutes of training per engine while learners come and go'
 	@echo 'make gpu     tests and benchmark on a GPU, with what python3 has, into build/gpu (OUT=DIR)'
+	@echo 'make image-test  build the container image without a container engine, and run bow inside it'
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove the virtual environment and what builds left'
 
@@ -37,6 +38,7 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/hadolint Dockerfile
 
 types: $(VENV)/.dev
 	@$(BIN)/mypy
@@ -50,6 +52,9 @@ stress:
 	@mkdir -p build
 	@$${CXX:-g++} -std=c++20 -O1 -g -pthread -fsanitize=thread -Ikernels tests/runtime/race.cpp -o build/race
 	@build/race $(or $(ARGS),100000)
+
+image-test:
+	@docker/test_image.sh
 
 soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak $(ARGS)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from bow.bench.arguments import describe, parse
 from bow.errors import SettingError
 
-NAMES = ("engines", "sweep", "accuracy", "readme", "gpu", "peers", "figures", "tuner")
+NAMES = ("engines", "sweep", "accuracy", "readme", "gpu", "peers", "figures", "tuner", "allreduce")
 HELP = ("-h", "--help")
 
 

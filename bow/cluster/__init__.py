@@ -6,6 +6,7 @@ from bow.cluster.joining import join as join
 from bow.cluster.joining import start as start
 from bow.cluster.joining import was_restarted as was_restarted
 from bow.cluster.processes import Bucket as Bucket
+from bow.cluster.processes import Processes as Processes
 from bow.cluster.processes import check_bucket as check_bucket
 from bow.cluster.world import ALONE as ALONE
 from bow.cluster.world import DONE as DONE

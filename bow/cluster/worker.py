@@ -20,6 +20,8 @@ def main(folder: Path, rank: str) -> int:
         with (folder / "job").open("rb") as file:
             sys.path[:] = pickle.load(file)
             pickle.load(file)()
+    except (KeyboardInterrupt, SystemExit):
+        return 0  # asked to end from outside, as rank 0 was
     except BowError as error:
         (folder / f"failure_{rank}").write_text(str(error), encoding="utf-8")
         return 2

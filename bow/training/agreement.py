@@ -1,11 +1,28 @@
 """What the processes of a training decide together, behind the same round."""
 
+import signal
+from typing import NamedTuple
+
 from bow.cluster import World
 
 EVERY_S = 0.25
 """Seconds between two exchanges, about."""
 
 MOST_ROUNDS = 1000
+
+
+class Decision(NamedTuple):
+    """What all have heard.
+
+    Attributes:
+        stop: whether the training ends behind this round.
+        signal: what it was asked to end by from outside, if it was; SIGTERM where processes were asked differently.
+        seconds: on the clock of rank 0.
+    """
+
+    stop: bool
+    signal: int | None
+    seconds: float
 
 
 class Agreement:
@@ -28,21 +45,21 @@ class Agreement:
         self._last = seconds, round_index
         self.next_round = round_index + 1
 
-    def exchange(self, seconds: float, round_index: int, stop: bool) -> tuple[bool, float]:
+    def exchange(self, seconds: float, round_index: int, stop: bool, asked: int | None) -> Decision:
         """Tell the others, and hear, behind `next_round`.
 
         Args:
             seconds: on this process's clock.
             round_index: completed rounds.
             stop: whether this process wants the training to end.
-
-        Returns:
-            Whether it is to end behind this round, and the seconds on the clock of rank 0.
+            asked: the signal that it was asked to end by, if it was.
         """
         since, before = self._last
         per_round = max(seconds - since, 1e-6) / max(round_index - before, 1)
         wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
-        stops, rounds, leaders = self._world.add_up([float(stop), float(wanted), seconds * self._world.leads])
+        own = [stop, asked == signal.SIGTERM, asked == signal.SIGINT, wanted, seconds * self._world.leads]
+        stops, terminated, interrupted, rounds, leaders = self._world.add_up(list(map(float, own)))
         self._last = seconds, round_index
         self.next_round = round_index + max(1, int(rounds / self._world.size))
-        return stops > 0, leaders
+        by = signal.SIGTERM if terminated else signal.SIGINT if interrupted else None
+        return Decision(bool(stops) or by is not None, by, leaders)

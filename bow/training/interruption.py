@@ -33,13 +33,6 @@ class Interruption:
         finally:
             self._restore()
 
-    def end(self) -> None:
-        """Do behind the training what the signal asks for: raise `KeyboardInterrupt`, or end the process."""
-        if self.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.signal is not None:
-            raise SystemExit(128 + self.signal)
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         self._restore()
@@ -48,3 +41,11 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+
+
+def end_as_asked(number: int | None) -> None:
+    """Do behind the training what a signal asks for: raise `KeyboardInterrupt`, or end the process; None: nothing."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if number is not None:
+        raise SystemExit(128 + number)

@@ -117,6 +117,7 @@ class Run:
         samples: samples seen by all learners together.
         epoch: completed epochs.
         history: the records of kind `epoch` so far.
+        interrupted_by: the signal that the training ends by, if it does.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Run:
         self._hooks = hooks
         self._stopped = False
         self._asked_to_stop = False
+        self.interrupted_by: int | None = None
         self._meter = Meter()
         self._began = time.perf_counter()
         self._elapsed_before = 0.0
@@ -220,7 +222,6 @@ class Run:
             self._write(lambda: save_model(result.model, str(self._plan.directory.model_path)), "model")
             self._write(lambda: write_report(self.run_dir), "report")
         self._hooks.call("on_train_end", self, result)
-        self._interruption.end()
         return result
 
     def _write(self, write: Callable[[], object], what: str) -> None:
@@ -307,8 +308,8 @@ class Run:
                 if report := self.replicas.memory_report():
                     self._event("memory", report)
         self._meter.pause()
-        if self._interruption.signal is not None:
-            self._stop_behind_checkpoint()
+        if self.interrupted_by is not None:
+            self._keep(self.interrupted_by)
         if not self.history or self.history[-1]["round"] != self.round:
             self._end_epoch(self._stream_epoch())
         self._seconds = self.elapsed_s
@@ -363,21 +364,22 @@ class Run:
             self._meter.resume()
         self._agree_to_stop()
 
-    def _stop_behind_checkpoint(self) -> None:
+    def _keep(self, number: int) -> None:
         """Keep what was trained of a training that is asked to end from outside."""
-        number = self._interruption.signal
-        assert number is not None
         self._event("interrupted", f"{signal.Signals(number).name}: a checkpoint is written, and the training ends")
         self._save_checkpoint()
 
     def _agree_to_stop(self) -> None:
-        wanted = self._asked_to_stop or self._interruption.signal is not None
+        asked = self._interruption.signal
         if self._world.is_one:
-            self._stopped = self._stopped or wanted
+            self.interrupted_by = asked
+            self._stopped = self._stopped or self._asked_to_stop or asked is not None
         elif self.round >= self._agreement.next_round:
-            stop, seconds = self._agreement.exchange(self._meter.now, self.round, wanted)
-            self._stopped = self._stopped or stop
-            if self._watch_devices is not None and (change := self._watch_devices.heard(seconds, self._meter.samples)):
+            heard = self._agreement.exchange(self._meter.now, self.round, self._asked_to_stop, asked)
+            self.interrupted_by = heard.signal
+            self._stopped = self._stopped or heard.stop
+            watch = self._watch_devices
+            if watch is not None and (change := watch.heard(heard.seconds, self._meter.samples)):
                 self._event("learners", change)
 
     def _save_checkpoint(self) -> None:

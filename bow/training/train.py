@@ -37,6 +37,7 @@ from bow.training.checks import (
     warn_of_first_come,
 )
 from bow.training.evaluation import Evaluator
+from bow.training.interruption import end_as_asked
 from bow.training.metrics import Accuracy, Metric
 from bow.training.opened import Opened
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, check_step, check_sync
@@ -263,7 +264,9 @@ def train(
             if world.leads:
                 delete_checkpoints_after(directory.checkpoints, run.round)
         run.go()
-        return run.finish()
+        result = run.finish()
+    end_as_asked(run.interrupted_by)
+    return result
 
 
 def _world(

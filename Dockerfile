@@ -1,0 +1,37 @@
+# bow in a container: docker build -t bow . && docker run --gpus all --ipc=host --ulimit memlock=-1 bow train
+#
+# CUDA=13, 12 or none says for which CUDA torch and CuPy are installed. Without CUDA, learners run on cores, by a native
+# runtime that is compiled on the machine that it runs on: then, and only then, the image has a compiler.
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
+ARG CUDA=13
+WORKDIR /src
+RUN python3 -m venv /opt/bow
+COPY constraints.txt ./
+COPY docker/install.sh docker/
+# What changes seldom first: torch is most of the image.
+RUN sh docker/install.sh torch "${CUDA}"
+COPY pyproject.toml README.md LICENSE ./
+COPY kernels kernels
+COPY conf conf
+COPY bow bow
+RUN sh docker/install.sh bow "${CUDA}"
+
+FROM ${BASE}
+ARG CUDA=13
+COPY docker/install.sh /tmp/install.sh
+RUN sh /tmp/install.sh compiler "${CUDA}" && rm /tmp/install.sh \
+    && useradd --create-home --uid 1000 bow
+COPY --from=build /opt/bow /opt/bow
+COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/bow-entrypoint
+ENV PATH=/opt/bow/bin:${PATH} \
+    OMP_WAIT_POLICY=PASSIVE \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER bow
+WORKDIR /home/bow
+HEALTHCHECK --interval=5m --timeout=90s --start-period=30s CMD ["bow", "doctor"]
+ENTRYPOINT ["bow-entrypoint"]
+CMD ["train"]

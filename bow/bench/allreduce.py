@@ -1,0 +1,257 @@
+"""`bow bench allreduce`: what the sum between devices costs, and whether the learning tasks hide it.
+
+Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns within the same
+processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets, with one sum for each variable, as
+the paper's leader does it (Budea, TensorBow, 2019, sections 4.4 and 5.6), and with an AllReduce that arrives late by half of what a
+round takes without averaging.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bow.bench.arguments import check_positive, setting
+from bow.bench.environment import inspect_environment
+from bow.bench.measure import Spread
+from bow.bench.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
+from bow.bench.workloads import WORKLOADS
+from bow.cluster import Bucket, Pending, Processes, World, join, start
+from bow.engine import Stacked
+from bow.errors import SettingError
+from bow.sync import SMA, Independent, Synchroniser
+from bow.training import Replicas
+
+CPU = torch.device("cpu")
+
+LATE = 0.5
+"""A late AllReduce arrives behind this part of a round."""
+
+LIMIT = 1.1
+"""A round with a late AllReduce may take so many times what it takes without averaging."""
+
+WARM_UP_ROUNDS = 5
+
+BASE, WHOLE, BUCKETS, VARIABLES, DELAYED = (
+    "no averaging",
+    "one AllReduce",
+    "buckets",
+    "one sum a variable",
+    "one AllReduce, late",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the benchmark.
+
+    Raises:
+        SettingError: a value outside its range.
+    """
+
+    out: Path = setting(RESULTS, "folder for allreduce.json and allreduce.md")  # noqa: RUF009 - it is dataclasses.field
+    devices: int = setting(2, "processes")
+    learners: int = setting(1, "learners of each")
+    batch_size: int = setting(16, "samples per learner and round")
+    models: tuple[str, ...] = setting(("mlp", "lenet", "resnet8"), "what is trained", choices=tuple(WORKLOADS))
+    engine: str = setting("graph", "engine", choices=("eager", "graph", "streams"))
+    bucket_mb: float = setting(0.25, "MiB of a bucket")
+    turns: int = setting(11, "turns of everybody")
+    stint_s: float = setting(0.5, "seconds of each")
+    quick: bool = setting(False, "a small part, to see that it works: the MLP, three short turns")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "devices", "learners", "batch_size", "bucket_mb", "turns", "stint_s")
+        if self.devices < 2:
+            raise SettingError(f"devices must be at least 2, got {self.devices}; there is no sum with one")
+
+    def reduced(self) -> "Settings":
+        """What `quick` makes of the settings."""
+        return replace(self, models=("mlp",), turns=3, stint_s=0.1) if self.quick else self
+
+
+class Arriving(Pending):
+    """A sum that is there, but not before a moment.
+
+    Args:
+        sum: the sum.
+        at: the moment, on `time.perf_counter`.
+    """
+
+    def __init__(self, sum: Pending, at: float) -> None:
+        self._sum = sum
+        self._at = at
+
+    def wait(self) -> None:
+        """Wait for both."""
+        self._sum.wait()
+        time.sleep(max(0.0, self._at - time.perf_counter()))
+
+
+class Late(Processes):
+    """Processes whose sums arrive late.
+
+    Attributes:
+        delay_s: how many seconds behind their beginning.
+    """
+
+    delay_s = 0.0
+
+    def sum(self, tensor: Tensor) -> Pending:
+        """As ever, but it arrives later."""
+        at = time.perf_counter() + self.delay_s
+        return Arriving(super().sum(tensor), at)
+
+
+@dataclass
+class Runner:
+    """Learners that average in one of the ways."""
+
+    name: str
+    replicas: Replicas
+    batches: Stacked
+    sums: int = 0
+
+    def rounds(self, count: int) -> float:
+        """Run so many rounds; seconds a round."""
+        before, began = self.replicas.world.sums, time.perf_counter()
+        for _ in range(count):
+            self.replicas.round(self.batches)
+        seconds = time.perf_counter() - began
+        self.sums = self.replicas.world.sums - before
+        return seconds / count
+
+
+def run(settings: Settings, command: str) -> int:
+    """Measure, and write `allreduce.json` and `allreduce.md`; 1 where a late AllReduce is not hidden, else 0."""
+    settings = settings.reduced()
+    prepare_output(settings.out)
+    began = time.perf_counter()
+    measure = functools.partial(measure_all, settings=settings)
+    with start(settings.devices, CPU, functools.partial(_elsewhere, measure)) as world:
+        found = measure(world)
+    findings: dict[str, Any] = {
+        "fixed": f"SGD with momentum 0.9, {SMA()!r}, float32, Gloo on one machine",
+        "late": LATE,
+        "limit": LIMIT,
+        "models": found,
+    }
+    environment = inspect_environment()
+    values = Result("allreduce", command, environment, settings, time.perf_counter() - began, findings).as_dict()
+    write_json(settings.out / "allreduce.json", values)
+    write_text(settings.out / "allreduce.md", markdown(values, str(environment)))
+    table(found).show("a round, over one without averaging")
+    hidden = all(ways[DELAYED]["ratio"]["median"] <= LIMIT for ways in found.values())
+    console().print(f"A late AllReduce is {'' if hidden else 'not '}hidden.", highlight=False)
+    return 0 if hidden else 1
+
+
+def _elsewhere(measure: Callable[[World], object]) -> None:
+    with join(CPU) as world:
+        measure(world)
+
+
+def measure_all(world: World, settings: Settings) -> dict[str, Any]:
+    """All models, in every process; what rank 0 finds is what counts."""
+    return {model: measure_model(world, settings, model) for model in settings.models}
+
+
+def measure_model(world: World, settings: Settings, model: str) -> dict[str, Any]:
+    """Seconds a round of every way to average, and their ratios to none, turn by turn."""
+    runners = list(_runners(world, settings, model))
+    for runner in runners:
+        runner.rounds(WARM_UP_ROUNDS)
+    base_s = world.leaders(runners[0].rounds(WARM_UP_ROUNDS))
+    counts = max(1, round(settings.stint_s / base_s))
+    for runner in runners:
+        if isinstance(runner.replicas.world, Late):
+            runner.replicas.world.delay_s = LATE * world.leaders(runners[0].rounds(counts))
+    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
+    for turn in range(settings.turns):
+        for runner in runners if turn % 2 else reversed(runners):
+            world.add_up([0.0])  # all begin together
+            times[runner.name].append(runner.rounds(counts))
+    found = {
+        runner.name: {
+            "seconds_a_round": Spread.of(times[runner.name]).as_dict(digits=6),
+            "ratio": Spread.of(
+                [own / base for own, base in zip(times[runner.name], times[BASE], strict=True)]
+            ).as_dict(digits=3),
+            "sums_a_round": runner.sums / counts,
+        }
+        for runner in runners
+    }
+    for runner in runners:
+        runner.replicas.close()
+    return found
+
+
+def _runners(world: World, settings: Settings, model: str) -> Iterator[Runner]:
+    ways: tuple[tuple[str, Synchroniser, type[Processes], Bucket], ...] = (
+        (BASE, Independent(), Processes, None),
+        (WHOLE, SMA(), Processes, None),
+        (BUCKETS, SMA(), Processes, settings.bucket_mb),
+        (VARIABLES, SMA(), Processes, "variable"),
+        (DELAYED, SMA(), Late, None),
+    )
+    workload = WORKLOADS[model]
+    data = workload.make_data(settings.batch_size)
+    batches = Stacked(tuple(tensor.expand(settings.learners, *tensor.shape).contiguous() for tensor in data))
+    for name, sync, kind, bucket in ways:
+        own = kind(
+            CPU,
+            rank=world.rank,
+            size=world.size,
+            local_rank=world.local_rank,
+            local_size=world.local_size,
+            store=None,
+            bucket_mb=bucket,
+        )
+        torch.manual_seed(0)
+        replicas = Replicas(
+            workload.build(),
+            workload.loss,
+            optimizer=functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9),
+            learners=settings.learners,
+            engine=settings.engine,  # type: ignore[arg-type]
+            sync=sync,
+            device="cpu",
+            world=own,
+        )
+        yield Runner(name, replicas, batches)
+
+
+def table(found: dict[str, Any]) -> Table:
+    """By model and way: milliseconds a round, and how many times those without averaging."""
+    rows = [
+        [
+            WORKLOADS[model].title,
+            way,
+            f"{1000 * values['seconds_a_round']['median']:.2f}",
+            "{median:.2f} ({low:.2f} to {high:.2f})".format(**values["ratio"]),
+            f"{values['sums_a_round']:g}",
+        ]
+        for model, ways in found.items()
+        for way, values in ways.items()
+    ]
+    return Table(("model", "averaging", "ms a round", "over none", "sums a round"), rows, left=("model", "averaging"))
+
+
+def markdown(values: dict[str, Any], environment: str) -> str:
+    """The page."""
+    settings = values["settings"]
+    return f"""# What the sum between devices costs
+
+`{values["command"]}`, {environment}
+
+{settings["devices"]} processes on the cores of one machine, {settings["learners"]} learners each of batch {settings["batch_size"]}, engine
+{settings["engine"]}; {values["fixed"]}. Everybody in turns within the same processes, {settings["turns"]} times, every other time in reverse order. A ratio is that
+of a turn: a round over one without averaging; median (lowest to highest). Buckets are of {settings["bucket_mb"]} MiB. A late AllReduce arrives
+{values["late"]:g} of a round without averaging after it has begun, and is to cost at most {values["limit"]:g} times such a round.
+
+{table(values["models"]).markdown()}"""

@@ -1,0 +1,64 @@
+"""A training on two devices that is asked to end, and one whose disk is full."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cluster.job import STEPS, train
+
+SCRIPT = """
+import sys, warnings
+from pathlib import Path
+from tests.cluster.job import train
+train(Path(sys.argv[1]), learners=2, devices=2, checkpoint_every=1000, resume="auto")
+"""
+
+
+def begun(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + 100
+    while not (folder / "metrics.jsonl").exists():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    time.sleep(0.3)
+    return process
+
+
+@pytest.mark.parametrize("whom", ["rank 0", "rank 1"])
+def test_one_that_is_asked_to_end_ends_all(tmp_path: Path, whom: str) -> None:
+    folder = tmp_path / "run"
+    process = begun(folder)
+    if whom == "rank 0":
+        process.send_signal(signal.SIGTERM)
+    else:
+        found = subprocess.run(["pgrep", "-P", str(process.pid)], check=True, capture_output=True, text=True).stdout
+        subprocess.run(["kill", "-TERM", *found.split()], check=True)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    stopped = int(checkpoint.stem.removeprefix("round_"))
+    assert 0 < stopped < STEPS
+    resumed = train(folder, learners=2, devices=2, resume="auto")
+    assert resumed.history[-1]["round"] == STEPS
+    whole = train(tmp_path / "whole", learners=4)
+    pairs = zip(resumed.model.parameters(), whole.model.parameters(), strict=True)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
+
+
+def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoints").symlink_to("/dev/full")
+    with pytest.warns(UserWarning, match="cannot be written"):
+        result = train(folder, learners=2)
+    assert result.history[-1]["round"] == STEPS
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["kind"] == "end"
