@@ -1,7 +1,8 @@
 # bow in a container: docker build -t bow . && docker run --gpus all --ipc=host --ulimit memlock=-1 bow train
 #
 # CUDA=13, 12 or none says for which CUDA torch and CuPy are installed. Without CUDA, learners run on cores, by a native
-# runtime that is compiled on the machine that it runs on: then, and only then, the image has a compiler.
+# runtime that is compiled for the machine that it runs on: only then has the image a compiler. (compile=True on a GPU
+# needs one as well, for Triton: docker build --build-arg COMPILER=yes.)
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
@@ -20,9 +21,11 @@ RUN sh docker/install.sh bow "${CUDA}"
 
 FROM ${BASE}
 ARG CUDA=13
+ARG COMPILER=""
 COPY docker/install.sh /tmp/install.sh
-RUN sh /tmp/install.sh compiler "${CUDA}" && rm /tmp/install.sh \
-    && useradd --create-home --uid 1000 bow
+RUN sh /tmp/install.sh compiler "${COMPILER:-${CUDA}}" && rm /tmp/install.sh \
+    && useradd --create-home --uid 1000 bow \
+    && install --directory --owner=bow /home/bow/runs
 COPY --from=build /opt/bow /opt/bow
 COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/bow-entrypoint
 ENV PATH=/opt/bow/bin:${PATH} \
@@ -32,6 +35,6 @@ ENV PATH=/opt/bow/bin:${PATH} \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER bow
 WORKDIR /home/bow
-HEALTHCHECK --interval=5m --timeout=90s --start-period=30s CMD ["bow", "doctor"]
+HEALTHCHECK --interval=30m --timeout=90s --start-period=30s CMD ["bow", "doctor"]
 ENTRYPOINT ["bow-entrypoint"]
 CMD ["train"]

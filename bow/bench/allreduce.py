@@ -1,8 +1,7 @@
 """`bow bench allreduce`: what the sum between devices costs, and whether the learning tasks hide it.
 
 Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns within the same
-processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets, with one sum for each variable, as
-the paper's leader does it (Budea, TensorBow, 2019, sections 4.4 and 5.6), and with an AllReduce that arrives late by half of what a
+processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets, with one sum for each variable, and with an AllReduce that arrives late by half of what a
 round takes without averaging.
 """
 
@@ -21,7 +20,7 @@ from bow.bench.environment import inspect_environment
 from bow.bench.measure import Spread
 from bow.bench.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
 from bow.bench.workloads import WORKLOADS
-from bow.cluster import Bucket, Pending, Processes, World, join, start
+from bow.cluster import Bucket, Parcel, Pending, Processes, World, join, start
 from bow.engine import Stacked
 from bow.errors import SettingError
 from bow.sync import SMA, Independent, Synchroniser
@@ -133,7 +132,7 @@ def run(settings: Settings, command: str) -> int:
     prepare_output(settings.out)
     began = time.perf_counter()
     measure = functools.partial(measure_all, settings=settings)
-    with start(settings.devices, CPU, functools.partial(_elsewhere, measure)) as world:
+    with start(settings.devices, CPU, Parcel(functools.partial(_elsewhere, measure))) as world:
         found = measure(world)
     findings: dict[str, Any] = {
         "fixed": f"SGD with momentum 0.9, {SMA()!r}, float32, Gloo on one machine",

@@ -73,6 +73,8 @@ def _run(words: list[str]) -> int:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    if os.environ.get("RANK", "0") != "0":
+        return  # what there is to warn of, rank 0 says
     print(f"bow: warning: {_one_line(message)}", file=sys.stderr)
 
 

@@ -1,14 +1,17 @@
 """`bow train launcher=torchrun`: torchrun's agent, which starts the processes and starts them again."""
 
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from bow.errors import SettingError
+from bow.errors import ClusterError, SettingError, reason
 
 HERE = "localhost:0"
 FAILED = 1
@@ -28,7 +31,8 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
         SettingError: a setting of the agent cannot be carried out.
     """
     config = agent_settings(settings)
-    command = ["-u", "-m", "bow", "train", *(word for word in overrides if not word.startswith("launcher"))]
+    own = ("launcher", "devices=") if isinstance(settings["devices"], int) else ("launcher",)
+    command = ["-u", "-m", "bow", "train", *(word for word in overrides if not word.startswith(own))]
     if not any(word.startswith("resume=") for word in overrides):
         command.append("resume=auto")  # processes that are started again go on
     try:
@@ -37,6 +41,13 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
         _, failure = error.get_first_failure()
         print(f"bow: rank {failure.rank} ended with status {failure.exitcode}; see what it has said", file=sys.stderr)
         return FAILED
+    except SignalException as error:
+        print(f"bow: {signal.Signals(error.sigval).name}: all processes were asked to end", file=sys.stderr)
+        return 128 + int(error.sigval)
+    except (RendezvousError, RuntimeError, ValueError, OSError) as error:
+        raise ClusterError(
+            f"the machines did not find each other ({reason(error)}); look at launcher.rdzv_endpoint and at the others"
+        ) from error
     return 0
 
 

@@ -5,10 +5,12 @@ from bow.cluster.joining import is_member as is_member
 from bow.cluster.joining import join as join
 from bow.cluster.joining import start as start
 from bow.cluster.joining import was_restarted as was_restarted
+from bow.cluster.launch import Parcel as Parcel
 from bow.cluster.processes import Bucket as Bucket
 from bow.cluster.processes import Processes as Processes
 from bow.cluster.processes import check_bucket as check_bucket
 from bow.cluster.world import ALONE as ALONE
 from bow.cluster.world import DONE as DONE
 from bow.cluster.world import Pending as Pending
+from bow.cluster.world import StandIn as StandIn
 from bow.cluster.world import World as World

@@ -86,16 +86,21 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="bow heart", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def __enter__(self) -> "Heart":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         """Beat no more; the thread ends by itself."""
         self._stop.set()
 
     def _run(self) -> None:
         beats = Beats(self._others, MISSED_S, JOINING_S, time.monotonic())
-        count = 0
+        count, last = 0, time.monotonic()
         store: Store | None = None
         while not self._stop.wait(BEAT_S if count else 0):
             count += 1
+            if time.monotonic() - last > MISSED_S / 2:  # this process was stopped, and knows nothing of the others
+                beats = Beats(self._others, MISSED_S, MISSED_S, time.monotonic())
             with contextlib.suppress(RuntimeError):  # where all meet does not answer: then nobody is heard
                 if store is None:
                     store = self._connect()
@@ -112,6 +117,7 @@ class Heart:
                 )
                 self._on_silence(silent, why)
                 return
+            last = time.monotonic()
 
     def _end(self, rank: int, why: str) -> None:
         print(f"rank {self._rank}: {why}", file=sys.stderr, flush=True)

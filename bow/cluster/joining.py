@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -11,14 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from bow.cluster.heart import JOINING_S, Heart
-from bow.cluster.launch import Workers, failed
-from bow.cluster.processes import Bucket, Processes
+from bow.cluster.heart import EXIT_STATUS, JOINING_S, Heart
+from bow.cluster.launch import Parcel, Workers, failed
+from bow.cluster.meeting import meet
+from bow.cluster.processes import Bucket, Processes, backend_for
 from bow.cluster.world import ALONE, World
-from bow.device import available_cores, physical_first
+from bow.device import available_cores
+from bow.device.cores import siblings_of
 from bow.errors import ClusterError, SettingError, reason
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -74,34 +78,30 @@ def join(device: torch.device, count: int | None = None, bucket_mb: Bucket = Non
 
 
 @contextlib.contextmanager
-def start(size: int, device: torch.device, job: Callable[[], Any], bucket_mb: Bucket = None) -> Iterator[World]:
+def start(size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = None) -> Iterator[World]:
     """Be rank 0 of several processes on this machine, and start the others.
 
     Args:
         size: how many.
         device: what this process trains on.
-        job: what each of the others calls.
+        parcel: what each of the others calls.
         bucket_mb: as in `Processes`.
 
     Raises:
         ClusterError: one of them has ended or hangs; its own words, where it has left some.
     """
-    workers = Workers(size, job)
+    workers = Workers(size, parcel)
     in_peace = False
     try:
-        heart = Heart(workers.connect, 0, size, workers.kill)
-        world = Processes(
-            device,
-            rank=0,
-            size=size,
-            local_rank=0,
-            local_size=size,
-            store=workers.store,
-            bucket_mb=bucket_mb,
-            heart=heart,
-        )
-        with world, share_of_machine(world, device):
-            yield world
+        prefix = meet(workers.store, 0, size, JOINING_S, workers.failure)
+        workers.delivered()
+        with Heart(functools.partial(_below, prefix, workers.connect), 0, size, workers.kill):
+            store = PrefixStore(prefix, workers.store)
+            world = Processes(
+                device, rank=0, size=size, local_rank=0, local_size=size, store=store, bucket_mb=bucket_mb
+            )
+            with world, share_of_machine(world, device):
+                yield world
         in_peace = True
     except ClusterError as error:
         raise failed(workers, error) from error
@@ -116,7 +116,8 @@ def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
         yield
         return
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    own = share_of(physical_first(available_cores()), world.local_rank, world.local_size)
+    cores = sorted(available_cores(), key=lambda core: (siblings_of(core)[0], core))  # hardware threads of a core together
+    own = share_of(cores, world.local_rank, world.local_size)
     os.sched_setaffinity(0, own)
     torch.set_num_threads(len(own))
     try:
@@ -141,41 +142,63 @@ def share_of(cores: list[int], index: int, count: int) -> list[int]:
 @contextlib.contextmanager
 def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
     if dist.is_initialized():
-        size, rank = dist.get_world_size(), dist.get_rank()
-        where: dict[str, Any] = {
-            "local_rank": _number("LOCAL_RANK", rank),
-            "local_size": _number("LOCAL_WORLD_SIZE", size),
-        }
-        yield Processes(device, rank=rank, size=size, store=None, bucket_mb=bucket_mb, **where)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        group = dist.new_group(backend=backend_for(device))  # the caller's may know one kind of tensor only
+        hosts: list[Any] = [None] * size
+        dist.all_gather_object(hosts, socket.gethostname(), group=group)
+        places = list(dict.fromkeys(hosts))
+        same = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        yield Processes(
+            device,
+            rank=rank,
+            size=size,
+            local_rank=same.index(rank),
+            local_size=len(same),
+            node=places.index(hosts[rank]),
+            nodes=len(places),
+            store=None,
+            bucket_mb=bucket_mb,
+            group=group,
+        )
         return
+    _end_with_parent()
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=JOINING_S)))
+        common, *_ = next(rendezvous("env://", timeout=timedelta(seconds=JOINING_S)))
+        prefix = meet(common, rank, size, JOINING_S)
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
             f"the other processes cannot be reached at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
             f"({reason(error)}); look whether rank 0 runs and whether a firewall is between"
         ) from error
-    world = Processes(
-        device,
-        rank=rank,
-        size=size,
-        local_rank=_number("LOCAL_RANK", rank),
-        local_size=_number("LOCAL_WORLD_SIZE", size),
-        node=_number("GROUP_RANK", 0),
-        nodes=_number("GROUP_WORLD_SIZE", 1),
-        store=store,
-        bucket_mb=bucket_mb,
-        heart=Heart(_connect, rank, size),
-    )
-    _end_with_parent()
-    with world:
-        yield world
+    with Heart(functools.partial(_below, prefix, _connect), rank, size):
+        world = Processes(
+            device,
+            rank=rank,
+            size=size,
+            local_rank=_number("LOCAL_RANK", rank),
+            local_size=_number("LOCAL_WORLD_SIZE", size),
+            node=_number("GROUP_RANK", 0),
+            nodes=_number("GROUP_WORLD_SIZE", 1),
+            store=PrefixStore(prefix, common),
+            bucket_mb=bucket_mb,
+        )
+        with world:
+            yield world
+
+
+def _below(prefix: str, connect: Callable[[], Store]) -> Store:
+    """The same place by way of another connection."""
+    return PrefixStore(prefix, connect())
 
 
 def _end_with_parent() -> None:
     """End at once when torchrun's agent is killed, which cannot end its processes then; known to Linux only."""
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        parent = os.getppid()
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed in between
+            os._exit(EXIT_STATUS)
 
 
 def _connect() -> Store:

@@ -25,6 +25,46 @@ GRACE_S = 5.0
 
 HOST = "127.0.0.1"
 
+JOB = "job"
+
+CONSEQUENCE = 3
+"""Exit status of a process that ends since another one has ended."""
+
+
+class Parcel:
+    """What other processes are to call, on its way to them.
+
+    It is packed before rank 0 reads from the data, which may not begin anew.
+
+    Args:
+        job: what each of them calls; anything that `cloudpickle` can send.
+
+    Raises:
+        SettingError: the job cannot be sent.
+    """
+
+    def __init__(self, job: Callable[[], Any]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="bow-")
+        self.path = Path(self._folder.name)
+        try:
+            with (self.path / JOB).open("wb") as file:
+                pickle.dump(sys.path, file)
+                cloudpickle.dump(job, file)
+        except Exception as error:
+            self._folder.cleanup()
+            raise SettingError(
+                f"what is to be trained cannot be sent to other processes ({reason(error)}); leave out what holds open "
+                "files, locks or connections, or start the processes with torchrun"
+            ) from error
+
+    def delivered(self) -> None:
+        """All have read it: it may be large."""
+        (self.path / JOB).unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Delete everything."""
+        self._folder.cleanup()
+
 
 class Workers:
     """Processes of this machine that this one, which is rank 0, trains with.
@@ -34,38 +74,29 @@ class Workers:
 
     Args:
         size: processes in all, this one among them.
-        job: what each of them calls; anything that `cloudpickle` can send.
-
-    Raises:
-        SettingError: the job cannot be sent.
+        parcel: what each of them calls.
     """
 
-    def __init__(self, size: int, job: Callable[[], Any]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="bow-")
+    def __init__(self, size: int, parcel: Parcel) -> None:
+        self._parcel = parcel
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failure: str | None = None
         self._over = threading.Event()
-        folder = Path(self._folder.name)
-        try:
-            with (folder / "job").open("wb") as file:
-                pickle.dump(sys.path, file)
-                cloudpickle.dump(job, file)
-        except Exception as error:
-            self._folder.cleanup()
-            raise SettingError(
-                f"what is to be trained cannot be sent to other processes ({reason(error)}); leave out what holds open "
-                "files, locks or connections, or start the processes with torchrun"
-            ) from error
         self.store = TCPStore(HOST, 0, size, is_master=True, wait_for_workers=False)
         ranks = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": HOST, "MASTER_PORT": self.store.port}
-        for rank in range(1, size):
-            own = {**ranks, "RANK": rank, "LOCAL_RANK": rank}
-            environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
-            command = [sys.executable, "-m", "bow.cluster.worker", str(folder), str(rank)]
-            # Its standard input ends when this process does, however that may come.
-            self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         self._watching = threading.Thread(target=self._watch, name="bow workers", daemon=True)
         self._watching.start()
+        try:
+            for rank in range(1, size):
+                own = {**ranks, "RANK": rank, "LOCAL_RANK": rank}
+                environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
+                command = [sys.executable, *flags, "-m", "bow.cluster.worker", str(parcel.path), str(rank)]
+                # Its standard input ends when this process does, however that may come.
+                self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
+        except BaseException:
+            self.close(in_peace=False)
+            raise
 
     def connect(self) -> Store:
         """A further connection to where all meet."""
@@ -77,12 +108,16 @@ class Workers:
         with contextlib.suppress(ProcessLookupError):
             self._processes[rank - 1].send_signal(signal.SIGKILL)
 
-    def failure(self, within_s: float = GRACE_S) -> str | None:
-        """Why one of them has ended before its time; None where none has within so many seconds."""
+    def failure(self, within_s: float = 0.0) -> str | None:
+        """Why one of them has ended before its time; None where none has, or will have within so many seconds."""
         give_up = time.monotonic() + within_s
         while self._failure is None and time.monotonic() < give_up:
             time.sleep(POLL_S / 2)
         return self._failure
+
+    def delivered(self) -> None:
+        """All have begun."""
+        self._parcel.delivered()
 
     def close(self, in_peace: bool) -> None:
         """Wait for all to end.
@@ -91,10 +126,11 @@ class Workers:
             in_peace: they end by themselves; else they are ended.
         """
         self._over.set()
+        if not in_peace:
+            for process in self._processes:
+                process.terminate()
         give_up = time.monotonic() + GRACE_S
         for process in self._processes:
-            if not in_peace:
-                process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, give_up - time.monotonic()))
             process.kill()
@@ -102,24 +138,31 @@ class Workers:
             if process.stdin is not None:
                 process.stdin.close()
         self._watching.join()
-        self._folder.cleanup()
+        self._parcel.discard()
 
     def _watch(self) -> None:
+        """Find out which of them ends before its time: others do so because of it."""
+        since: float | None = None
         while not self._over.wait(POLL_S):
-            for rank, process in enumerate(self._processes, 1):
-                status = process.poll()
-                if status not in (None, 0) and self._failure is None:
-                    self._failure = self._explain(rank, status)
+            ended = {rank: status for rank, each in enumerate(self._processes, 1) if (status := each.poll()) is not None}
+            causes = [rank for rank, status in ended.items() if status != CONSEQUENCE]
+            if ended and since is None:
+                since = time.monotonic()
+            if self._failure is None and since is not None and (causes or time.monotonic() - since > GRACE_S):
+                rank = min(causes or ended, key=lambda each: not self._message(each).exists())
+                self._failure = self._explain(rank, ended[rank])
+
+    def _message(self, rank: int) -> Path:
+        return self._parcel.path / f"failure_{rank}"
 
     def _explain(self, rank: int, status: int) -> str:
-        message = Path(self._folder.name) / f"failure_{rank}"
-        if message.exists():
-            return f"rank {rank}: {message.read_text(encoding='utf-8')}"
+        if self._message(rank).exists():
+            return f"rank {rank}: {self._message(rank).read_text(encoding='utf-8')}"
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         return f'rank {rank} ended with {how} in the middle of the training; go on with resume="auto"'
 
 
 def failed(workers: Workers, error: ClusterError) -> ClusterError:
     """The same error, with what the process that caused it has said, if it has said something."""
-    why = workers.failure()
+    why = workers.failure(within_s=GRACE_S)
     return error if why is None else ClusterError(why)

@@ -9,14 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from bow.cluster.heart import Heart
 from bow.cluster.world import DONE, Pending, World
 from bow.errors import ClusterError, SettingError, reason
 
 T = TypeVar("T")
 
-PATIENCE = datetime.timedelta(hours=24)
-"""For a process that takes its time, as rank 0 does when it evaluates; one that hangs is noticed by its heartbeat."""
+PATIENCE = datetime.timedelta(hours=1)
+"""For a process that takes its time, as rank 0 does when it evaluates; one that is stopped is noticed by its heart."""
 
 BYTES_PER_MB = 2**20
 
@@ -37,6 +36,11 @@ def check_bucket(bucket_mb: object) -> None:
         raise SettingError(
             f'bucket_mb must be a number of MiB above 0, "variable", or None for one AllReduce, got {bucket_mb!r}'
         )
+
+
+def backend_for(device: torch.device) -> str:
+    """NCCL for what lies on GPUs, Gloo for all else."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 class Work(Pending):
@@ -69,9 +73,8 @@ class Processes(World):
         nodes: how many machines there are.
         store: where all of them meet, of which this has a connection of its own; None: they have met, and the default
             process group is left as it is at the end.
-        bucket_mb: a sum is split into parts of so many MiB (2^20 bytes), or with `"variable"` into the variables, as the
-            paper does (Budea, TensorBow, 2019, section 4.4); None: it is one call.
-        heart: notices those that have gone or hang.
+        bucket_mb: a sum is split into parts of so many MiB (2^20 bytes), or with `"variable"` into the variables;
+            None: it is one call.
         group: the process group; None: the default one.
 
     Raises:
@@ -90,7 +93,6 @@ class Processes(World):
         nodes: int = 1,
         store: Store | None,
         bucket_mb: Bucket = None,
-        heart: Heart | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
@@ -100,20 +102,18 @@ class Processes(World):
         self.local_rank = local_rank
         self.local_size = local_size
         self._bucket_mb = bucket_mb
-        self._heart = heart
         self._group = group
         self._device = device
         self._owns_group = store is not None
         if store is not None:
-            on_gpu = device.type == "cuda"
             self._asked(
                 dist.init_process_group,
-                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                backend_for(device),
                 store=store,
                 rank=rank,
                 world_size=size,
                 timeout=PATIENCE,
-                device_id=device if on_gpu else None,
+                device_id=device if device.type == "cuda" else None,
             )
         self.node, self.nodes = node, nodes
 
@@ -187,6 +187,7 @@ class Processes(World):
                     bucket_mb=self._bucket_mb,
                     group=group,
                 )
+                own.variables = self.variables
         return own
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
@@ -198,8 +199,6 @@ class Processes(World):
             self.close()
 
     def close(self) -> None:  # noqa: D102
-        if self._heart is not None:
-            self._heart.stop()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -207,8 +206,10 @@ class Processes(World):
         if self._bucket_mb is None:
             return [tensor]
         if self._bucket_mb == "variable":
-            ends = [*self.variables[1:], tensor.numel()]
-            return torch.split(tensor, [end - begin for begin, end in zip(self.variables, ends, strict=True)])
+            if not 0 <= tensor.numel() - sum(self.variables) <= 1:  # no row, nor one with a number behind it
+                return [tensor]
+            *others, last = self.variables
+            return torch.split(tensor, [*others, last + tensor.numel() - sum(self.variables)])
         return torch.split(tensor, max(1, int(self._bucket_mb * BYTES_PER_MB) // tensor.element_size()))
 
     def _asked(self, function: Callable[..., T], *args: Any, **options: Any) -> T:

@@ -5,10 +5,14 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from pathlib import Path
 
-from bow.errors import BowError
+from bow.cluster.launch import CONSEQUENCE, JOB
+from bow.errors import BowError, ClusterError, reason
+
+FAILED = 2
 
 
 def main(folder: Path, rank: str) -> int:
@@ -17,14 +21,19 @@ def main(folder: Path, rank: str) -> int:
     threading.Thread(target=_end_with_rank_0, name="bow rank 0", daemon=True).start()
     warnings.simplefilter("ignore")  # what there is to warn of, rank 0 hears
     try:
-        with (folder / "job").open("rb") as file:
+        with (folder / JOB).open("rb") as file:
             sys.path[:] = pickle.load(file)
             pickle.load(file)()
+    except ClusterError:
+        return CONSEQUENCE
+    except Exception as error:
+        message = str(error) if isinstance(error, BowError) else f"{type(error).__name__}: {reason(error)}"
+        if not isinstance(error, BowError):
+            traceback.print_exc()
+        (folder / f"failure_{rank}").write_text(message, encoding="utf-8")
+        return FAILED
     except (KeyboardInterrupt, SystemExit):
-        return 0  # asked to end from outside, as rank 0 was
-    except BowError as error:
-        (folder / f"failure_{rank}").write_text(str(error), encoding="utf-8")
-        return 2
+        pass  # asked to end from outside, as rank 0 was
     return 0
 
 

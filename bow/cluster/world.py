@@ -31,7 +31,7 @@ class World:
         node: its machine among all, from 0.
         nodes: how many machines there are.
         sums: how often a sum over all was begun, of tensors of any length.
-        variables: where each variable begins in what is summed, for sums of one variable at a time.
+        variables: how many numbers each variable has in a row, padding included, for sums of one variable at a time.
     """
 
     rank = 0
@@ -106,3 +106,12 @@ class World:
 
 
 ALONE = World()
+
+
+class StandIn(World):
+    """A world of one that goes the way of several, for trials beside which nobody else runs."""
+
+    @property
+    def is_one(self) -> bool:
+        """Never."""
+        return False

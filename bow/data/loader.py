@@ -1,6 +1,8 @@
 """Streaming a `DataLoader`: its batches are dealt as they come."""
 
-from collections.abc import Iterator, Mapping
+import functools
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -95,12 +97,29 @@ def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
     batches: Iterator[Batch] | None = None
     while True:
         with random.active():
-            batches = iter(loader) if batches is None else batches
+            batches = _begun(loader) if batches is None else batches
             try:
                 batch = next(batches)
             except StopIteration:
                 return
         yield batch
+
+
+def _begun(loader: DataLoader[Any]) -> Iterator[Batch]:
+    """A pass over the loader, whose processes leave Ctrl-C to this one: it may need their batches for a while."""
+    given = loader.worker_init_fn
+    if loader.num_workers:
+        loader.worker_init_fn = functools.partial(_shielded, given)
+    try:
+        return iter(loader)
+    finally:
+        loader.worker_init_fn = given
+
+
+def _shielded(given: Callable[[int], None] | None, worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if given is not None:
+        given(worker)
 
 
 def count_samples(batch: Batch) -> int:

@@ -171,8 +171,7 @@ class Engine(abc.ABC):
                 stacklevel=4,
             )
         self._near = group.world.near() if isinstance(sync, TwoLevel) else group.world
-        self._count()
-        sync.check(self.num_averaged, group.by_device)
+        self._check(group.by_device)
         sync.start(group.matrix)
 
     @property
@@ -186,11 +185,21 @@ class Engine(abc.ABC):
         first = self.group.first
         return derive_seed(self.settings.seed, self.round_index, *([first] if first else []))
 
-    def _count(self) -> None:
-        """Learn how many learners average with this device's in every round: all of them, or those of its node."""
-        self.num_averaged = self.num_learners
-        if self._near is not self.group.world:
-            self.num_averaged = sum(self._near.everyone(len(self.group)))
+    @property
+    def num_averaged(self) -> int:
+        """How many learners average with this device's in every round: all of them, or those of its node."""
+        group = self.group
+        if not isinstance(self.sync, TwoLevel):
+            return group.num_all
+        return group.by_node(group.by_device)[group.world.node] if not group.is_alone else len(group)
+
+    def _check(self, by_device: Sequence[int]) -> None:
+        """Refuse numbers of learners by device with which averaging would be unstable, on any device."""
+        averaged = [sum(by_device)]
+        if isinstance(self.sync, TwoLevel):
+            averaged = list(self.group.by_node(by_device).values())
+        for learners in averaged:
+            self.sync.check(learners, by_device)
 
     @property
     def description(self) -> str:
@@ -266,7 +275,7 @@ class Engine(abc.ABC):
             self._clip(self.group.matrix.gradients[learner : learner + 1])
             self.group.optimizer.step([j == learner for j in learners])
         else:
-            self.group.restart([j == learner for j in learners], gather=False)
+            self._restart([j == learner for j in learners], gather=False)
 
     @torch.no_grad()
     def round(self, batches: Batches) -> Outcome:
@@ -393,12 +402,16 @@ class Engine(abc.ABC):
             rows.z.copy_(rows.weights[0])
         self._count_divergence(outcome, self.round_index)
         if outcome.any_diverged:
-            self.group.restart(outcome.diverged, weights=self._restarts_weights)
+            self._restart(outcome.diverged)
         if self.sync.restarts_on_drop and due and self.drop.take():
-            self.group.restart_all()
-            self.sync.restarted(rows)
+            self.sync.restart_all(rows)
             self._note("restart", "the learning rate dropped: every learner starts again from the central model")
         self.round_index += 1
+
+    def _restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
+        """Start learners again that have left the finite numbers."""
+        center = self.sync.center(self.group.matrix)
+        self.group.restart(diverged, center, weights=weights and self._restarts_weights, gather=gather)
 
     def add_learner(self) -> None:
         """Add a learner that starts from `z`; the synchroniser must be stable with it.
@@ -421,17 +434,16 @@ class Engine(abc.ABC):
             Exception: this device cannot have them; it has those by then that it can have, as others know.
         """
         wanted = self.group.world.everyone(learners)
-        near = wanted if self._near is self.group.world else self._near.everyone(learners)
-        self.sync.check(sum(near), wanted)
-        if sum(wanted) > self.num_learners:
+        self._check(wanted)
+        if any(more > now for more, now in zip(wanted, self.group.by_device, strict=True)):
             self.settle()
+            self.sync.grow(self.group.matrix, self.num_averaged)
         failure: BaseException | None = None
         try:
             self._resize_own(learners)
         except BaseException as error:
             failure = error
         self.group.count()
-        self._count()
         if failure is not None:
             raise failure
 
@@ -439,9 +451,14 @@ class Engine(abc.ABC):
         while len(self.group) > learners:
             self._resize(self.group.remove)
         while len(self.group) < learners:
-            self._resize(self.group.add, undo=self.group.remove)
+            self._resize(self._add, undo=self.group.remove)
             if self.sync.timing is Timing.BEFORE_STEP:  # equal gradients keep learners equal only from equal states
                 self.group.optimizer.copy_state(source=0, target=len(self.group) - 1)
+
+    def _add(self) -> None:
+        self.group.add()
+        rows = self.group.matrix
+        rows.weights[len(self.group) - 1].copy_(self.sync.center(rows))
 
     def settle(self) -> None:
         """Make `z` what the training has reached, for synchronisers that do not move it as they go."""
@@ -490,11 +507,12 @@ class Engine(abc.ABC):
         loss = float(outcome.losses[which])
         quantity = "gradient was not finite" if math.isfinite(loss) else f"loss was {loss:g}"
         learner = which if outcome.taken_by is None else outcome.taken_by[which]
-        cause = f"learner {learner}'s {quantity} in round {round_index}"
+        cause = f"learner {self.group.first + learner}'s {quantity} in round {round_index}"
         if self.settings.on_nan == "error":
             raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
         self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
-        if self._hopeless_rounds >= HOPELESS_ROUNDS or not self._central_is_finite():
+        hopeless = self._hopeless_rounds >= HOPELESS_ROUNDS and self.group.is_alone  # others may have healthy ones
+        if hopeless or not self._central_is_finite():
             raise DivergenceError(f"training diverged: {cause}, and so did every other; lower the learning rate")
         what = "starts again from the central model" if self._restarts_weights else "is left out of the mean"
         message = f"{cause}: it {what}"

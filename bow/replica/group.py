@@ -64,6 +64,7 @@ class LearnerGroup:
 
     Attributes:
         by_device: how many learners each device has.
+        nodes: on which machine each device is.
         first: the number of this device's first learner among those of all devices.
 
     Raises:
@@ -107,7 +108,8 @@ class LearnerGroup:
         self._central = replicate(template, self.layout, self.matrix.z, device, self._frozen)
         self._central.eval()
         if not world.is_one:
-            world.variables = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
+            begins = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
+            world.variables = [end - at for at, end in zip(begins, [*begins[1:], self.layout.row_length], strict=True)]
         self._share_beginning()
         self.learners: list[Learner] = []
         for _ in range(learners):
@@ -127,9 +129,18 @@ class LearnerGroup:
         """Whether no other device averages with this one."""
         return self.world.is_one
 
+    def by_node(self, learners: Sequence[int]) -> dict[int, int]:
+        """How many learners each machine has where the devices have so many."""
+        totals: dict[int, int] = {}
+        for count, node in zip(learners, self.nodes, strict=True):
+            totals[node] = totals.get(node, 0) + count
+        return totals
+
     def count(self) -> None:
         """Learn how many learners each device has; all devices do so behind the same round."""
-        self.by_device = self.matrix.by_device = self.world.everyone(len(self))
+        counted = self.world.everyone((len(self), self.world.node))
+        self.by_device = self.matrix.by_device = [learners for learners, _ in counted]
+        self.nodes = [node for _, node in counted]
         self.first = sum(self.by_device[: self.world.rank])
 
     @property
@@ -204,12 +215,15 @@ class LearnerGroup:
         self.matrix.remove_row()
 
     @torch.no_grad()
-    def restart(self, diverged: Sequence[bool], *, weights: bool = True, gather: bool = True) -> None:
+    def restart(
+        self, diverged: Sequence[bool], center: Tensor | None = None, *, weights: bool = True, gather: bool = True
+    ) -> None:
         """Set learners that have left the finite numbers back to the central model.
 
         Args:
             diverged: which ones. Their buffers are made from those of the others; where there are none, they are
                 what the central model's were last.
+            center: the weights that they start from; None: those of the central model.
             weights: whether weights and optimizer state are set back too.
             gather: whether the buffers of the others are looked at; else they are as the central model's were last.
         """
@@ -220,7 +234,7 @@ class LearnerGroup:
             if bad:
                 copy_buffers(self._central, self.learners[index].module)
             if bad and weights:
-                self.matrix.weights_of(index).copy_(self.matrix.z)
+                self.matrix.weights_of(index).copy_(self.matrix.z if center is None else center)
                 self.optimizer.reset(index)
 
     @torch.no_grad()
@@ -258,39 +272,48 @@ class LearnerGroup:
             "optimizer": self.optimizer.settings,
             "learners": [learner for device in by_device for learner in device],
             "by_device": list(map(len, by_device)),
+            "nodes": self.nodes,
             "frozen": {name: on_cpu(parameter) for name, parameter in self._named_frozen()},
         }
 
     @torch.no_grad()
-    def load_state(self, state: dict[str, Any] | None) -> bool:
+    def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> bool:
         """Continue from `state()`, of which rank 0 has all and the others are given None.
 
         The learners that there are take theirs by their numbers; those that the state does not have start from its `z`.
+
+        Args:
+            state: what `state()` gave.
+            alike: learners are equal: those that the state does not have get the optimizer state of the first one.
 
         Returns:
             Whether the synchroniser's tensors of this device were there: not where the number of devices is another.
         """
         parts = None
         if state is not None:
-            shared = {name: value for name, value in state.items() if name not in ("learners", "devices")}
+            left_out = ("learners", "devices")
+            shared = {name: value for name, value in state.items() if name not in left_out}
             ends = list(itertools.accumulate(self.by_device))
             pieces = [state["learners"][end - n : end] for end, n in zip(ends, self.by_device, strict=True)]
-            first = state["learners"][0]["buffers"]
-            devices = state["devices"] if len(state["devices"]) == len(pieces) else [{}] * len(pieces)
+            leading = state["learners"][0]
+            first = {"buffers": leading["buffers"], "optimizer": leading["optimizer"] if alike else None}
+            as_before = state["nodes"] == self.nodes and len(state["devices"]) == len(pieces)
+            devices = state["devices"] if as_before else [{}] * len(pieces)
             parts = [(shared, first, *each) for each in zip(pieces, devices, strict=True)]
         shared, first, learners, kept = self.world.handed_out(parts)
         self.matrix.z.copy_(shared["z"])
         for name, tensor in {**shared["synchroniser"], **kept}.items():
-            self.matrix.state[name].copy_(tensor)
+            if name in self.matrix.state:
+                self.matrix.state[name].copy_(tensor)
         for name, parameter in self._named_frozen():
             parameter.data.copy_(shared["frozen"][name])
         missing = [None] * (len(self) - len(learners))
         for index, saved in enumerate([*learners, *missing]):
             self.matrix.weights_of(index).copy_(shared["z"] if saved is None else saved["weights"])
-            load_buffers(self.learners[index].module, first if saved is None else saved["buffers"])
+            load_buffers(self.learners[index].module, first["buffers"] if saved is None else saved["buffers"])
             if saved is None:
                 self.optimizer.reset(index)
-        states = [None if saved is None else saved["optimizer"] for saved in (*learners, *missing)]
+        states = [first["optimizer"] if saved is None else saved["optimizer"] for saved in (*learners, *missing)]
         self.optimizer.load(shared["optimizer"], states)
         self.gather_buffers()
         return bool(kept)

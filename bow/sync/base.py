@@ -67,6 +67,11 @@ class Synchroniser(abc.ABC):
         self.every = every
 
     @property
+    def kind(self) -> str:
+        """What must be the same where a state is loaded."""
+        return type(self).__name__
+
+    @property
     def restarts_on_drop(self) -> bool:
         """Whether learners are set to z when the learning rate drops."""
         return False
@@ -96,8 +101,19 @@ class Synchroniser(abc.ABC):
     def start(self, rows: Rows) -> None:  # noqa: B027 - most synchronisers keep nothing
         """Make the synchroniser's tensors in `rows.state`, at the start of the training."""
 
-    def restarted(self, rows: Rows) -> None:  # noqa: B027 - most keep nothing of a device's own
-        """All learners were set to z."""
+    def start_own(self, rows: Rows) -> None:  # noqa: B027 - most keep nothing of a device's own
+        """Make what differs from device to device anew, for devices that are others than before."""
+
+    def center(self, rows: Rows) -> Float[Tensor, " parameters"]:
+        """Where a learner starts that is new, or starts again: z, for most."""
+        return rows.z
+
+    def restart_all(self, rows: Rows) -> None:
+        """Have all learners start again, weights only."""
+        rows.weights.copy_(self.center(rows).expand_as(rows.weights))
+
+    def grow(self, rows: Rows, learners: int) -> None:  # noqa: B027 - most keep nothing of a device's own
+        """Learners are about to come, to so many that average in every round."""
 
     def prepare(self, rows: Rows) -> None:  # noqa: B027 - only some need it
         """Look at the rows before the learning tasks of a synchronising round."""

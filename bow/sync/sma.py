@@ -116,8 +116,14 @@ class SMA(Synchroniser):
         """Whether learners follow the reference model of their device."""
         return self.levels == 2 and len(rows.by_device) > 1
 
-    def restarted(self, rows: Rows) -> None:
-        """Learners were set to z."""
+    def start_own(self, rows: Rows) -> None:
+        """The reference model starts at z."""
+        if self.is_in_levels(rows):
+            two_levels.restart(rows)
+
+    def restart_all(self, rows: Rows) -> None:
+        """All learners start again from z, and so do reference models."""
+        super().restart_all(rows)
         if self.is_in_levels(rows):
             two_levels.restart(rows)
 

@@ -57,7 +57,6 @@ class TwoLevel(Synchroniser):
     own_state = frozenset({CENTER, INNER + "z_prev"})
 
     def __init__(self, inner: Synchroniser, outer: Synchroniser) -> None:
-        super().__init__(every=1)
         for name, value in (("inner", inner), ("outer", outer)):
             if not isinstance(value, Synchroniser) or isinstance(value, TwoLevel):
                 raise SettingError(f"{name} must be a synchroniser such as bow.SMA() or bow.DiLoCo(), got {value!r}")
@@ -67,8 +66,34 @@ class TwoLevel(Synchroniser):
             )
         if outer.timing is not Timing.AFTER_STEP or outer.in_order:
             raise SettingError(f"outer must average behind the steps, got {outer!r}; use bow.DiLoCo(every=32)")
+        super().__init__(every=outer.every)  # z does not move more often
         self.inner = inner
         self.outer = outer
+
+    @property
+    def kind(self) -> str:
+        """Both kinds."""
+        return f"TwoLevel({self.inner.kind}, {self.outer.kind})"
+
+    @property
+    def restarts_on_drop(self) -> bool:
+        """As for `inner`: learners start again from the central model of their node."""
+        return self.inner.restarts_on_drop
+
+    def start_own(self, rows: Rows) -> None:
+        """The node's central model starts at z."""
+        rows.state[CENTER].copy_(rows.z)
+        self.inner.start(self._near(rows))
+
+    def center(self, rows: Rows) -> Tensor:
+        """The node's central model."""
+        return rows.state[CENTER]
+
+    def grow(self, rows: Rows, learners: int) -> None:
+        """The node's central model has moved with its only learner: averaging starts there, at rest."""
+        if self.inner.follows(learners):
+            rows.state[CENTER].copy_(rows.weights[0])
+            self.inner.start(self._near(rows))
 
     def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
         """What `inner` has to say on the learners of a node."""
@@ -132,11 +157,6 @@ class TwoLevel(Synchroniser):
         z_prev = rows.state.get(INNER + "z_prev")
         if z_prev is not None:
             z_prev.add_(shift)
-
-    def restarted(self, rows: Rows) -> None:
-        """Learners were set to z: so is all that belongs to the node."""
-        rows.state[CENTER].copy_(rows.z)
-        self.inner.start(self._near(rows))
 
     def _near(self, rows: Rows) -> View:
         """The learners around the node's central model."""

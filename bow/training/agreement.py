@@ -1,6 +1,5 @@
 """What the processes of a training decide together, behind the same round."""
 
-import signal
 from typing import NamedTuple
 
 from bow.cluster import World
@@ -16,12 +15,10 @@ class Decision(NamedTuple):
 
     Attributes:
         stop: whether the training ends behind this round.
-        signal: what it was asked to end by from outside, if it was; SIGTERM where processes were asked differently.
         seconds: on the clock of rank 0.
     """
 
     stop: bool
-    signal: int | None
     seconds: float
 
 
@@ -45,21 +42,24 @@ class Agreement:
         self._last = seconds, round_index
         self.next_round = round_index + 1
 
-    def exchange(self, seconds: float, round_index: int, stop: bool, asked: int | None) -> Decision:
+    def exchange(self, seconds: float, round_index: int, stop: bool) -> Decision:
         """Tell the others, and hear, behind `next_round`.
 
         Args:
             seconds: on this process's clock.
             round_index: completed rounds.
             stop: whether this process wants the training to end.
-            asked: the signal that it was asked to end by, if it was.
         """
         since, before = self._last
         per_round = max(seconds - since, 1e-6) / max(round_index - before, 1)
         wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
-        own = [stop, asked == signal.SIGTERM, asked == signal.SIGINT, wanted, seconds * self._world.leads]
-        stops, terminated, interrupted, rounds, leaders = self._world.add_up(list(map(float, own)))
+        own = [stop, wanted, seconds * self._world.leads]
+        stops, rounds, leaders = self._world.add_up(list(map(float, own)))
         self._last = seconds, round_index
         self.next_round = round_index + max(1, int(rounds / self._world.size))
-        by = signal.SIGTERM if terminated else signal.SIGINT if interrupted else None
-        return Decision(bool(stops) or by is not None, by, leaders)
+        return Decision(bool(stops), leaders)
+
+    def signal_of(self, own: int | None) -> int | None:
+        """The signal that any process was asked to end by, which all ask behind the last round; SIGTERM before SIGINT."""
+        asked = [number for number in self._world.everyone(own) if number is not None]
+        return max(asked, default=None)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from bow.cluster import ALONE, World
+from bow.cluster import ALONE, StandIn, World
 from bow.device import StreamDevice
 from bow.engine import Batch, EngineName, Step
 from bow.engine.memory import is_cpu
@@ -38,6 +38,7 @@ class Blueprint:
         buffers: as in `Replicas`.
         seed: as in `Replicas`.
         example: a batch of one learner, where memory is to be predicted from it; None where there is a `step`.
+        is_several: whether there are other devices, so that trials go the way that the training will go.
     """
 
     model: nn.Module
@@ -53,6 +54,7 @@ class Blueprint:
     buffers: BufferPolicy
     seed: int
     example: Batch | None
+    is_several: bool = False
 
     @functools.cached_property
     def on_cpu(self) -> bool:
@@ -66,7 +68,7 @@ class Blueprint:
         *,
         compile: bool = False,
         expected_rounds: int | None = None,
-        world: World = ALONE,
+        world: World | None = None,
     ) -> Replicas:
         """Make learners.
 
@@ -75,7 +77,7 @@ class Blueprint:
             learners: how many.
             compile: compile the learning task, where the engine has a choice.
             expected_rounds: how long the training will be, for engines that decide by themselves whether to compile.
-            world: the processes of the training; that of trials is this one alone.
+            world: the processes of the training; None, for trials: this one alone.
 
         Raises:
             BowError: as `Replicas`.
@@ -98,7 +100,7 @@ class Blueprint:
             seed=self.seed,
             expected_rounds=expected_rounds,
             example=self.example,
-            world=world,
+            world=world or (StandIn() if self.is_several else ALONE),
         )
 
     def most_learners(self, engine: str, wanted: int) -> int:

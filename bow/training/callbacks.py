@@ -100,7 +100,9 @@ class TraceRounds(Callback):
             self._began = run.round
 
     def _write(self, run: "Run") -> None:
-        run.replicas.take_timeline().save(run.run_dir / self.FILE)
+        timeline = run.replicas.take_timeline()
+        if run.replicas.world.leads:
+            timeline.save(run.run_dir / self.FILE)
         self._began, self._ended = None, True
 
     def __repr__(self) -> str:

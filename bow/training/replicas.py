@@ -37,7 +37,7 @@ from bow.errors import CheckpointError, ModelError, SettingError
 from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.scheduler import Dispatch
 from bow.strategy import Timeline
-from bow.sync import SMA, DropRule, Synchroniser
+from bow.sync import SMA, DropRule, Synchroniser, Timing
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -379,7 +379,14 @@ class Replicas(nn.Module):
         Raises:
             SettingError: averaging would be unstable with it, no row is left, or there is no memory for it.
         """
-        self._room.check_one_more(self.learners)
+        refusal: str | None = None
+        try:
+            self._room.check_one_more(self.learners)
+        except SettingError as error:
+            refusal = str(error)
+        refusals = [each for each in self.world.everyone(refusal) if each is not None]
+        if refusals:
+            raise SettingError(refusals[0])
         self._engine.add_learner()
 
     def remove_learner(self) -> None:
@@ -477,9 +484,10 @@ class Replicas(nn.Module):
         if problem or not told:
             raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
         self._engine.catch_up()
-        self._engine.resize(_part(told["by_device"], world) if learners is None else learners)
-        if not self._group.load_state(None if state is None else state["group"]):
-            self.sync.restarted(self._group.matrix)
+        self._engine.resize(part_of(told["by_device"], world) if learners is None else learners)
+        alike = self.sync.timing is Timing.BEFORE_STEP
+        if not self._group.load_state(None if state is None else state["group"], alike):
+            self.sync.start_own(self._group.matrix)
         self._engine.round_index = told["round"]
         self._engine.num_restarts = told["restarts"] if world.leads else 0
         self._engine.drop = DropRule(**told["drop"])
@@ -517,7 +525,7 @@ class Replicas(nn.Module):
             "parameters": self.num_parameters,
             "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in groups],
             "optimizer": type(self.optimizer).__name__,
-            "sync": type(self.sync).__name__,
+            "sync": self.sync.kind,
         }
 
     def _mismatch(self, state: Mapping[str, Any]) -> str | None:
@@ -573,7 +581,7 @@ def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _part(by_device: Sequence[int], world: World) -> int:
+def part_of(by_device: Sequence[int], world: World) -> int:
     """How many learners of a state a device goes on with: its own, or with other devices than before an even part."""
     if len(by_device) == world.size:
         return by_device[world.rank]

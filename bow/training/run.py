@@ -1,5 +1,6 @@
 """One training as it goes: rounds, epochs, records, evaluation, checkpoints."""
 
+import math
 import signal
 import time
 import warnings
@@ -15,8 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from bow.cluster import World
 from bow.data import BatchStream, Deal
 from bow.engine import Outcome, Stacked
+from bow.engine.base import MAX_ROUNDS_TOGETHER
 from bow.engine.place import num_threads
 from bow.errors import CheckpointError, DeviceMemoryError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
@@ -28,7 +31,7 @@ from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.interruption import Interruption
 from bow.training.metrics import Metric, mean_of, reached
 from bow.training.opened import dealt_again
-from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
+from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes, part_of
 from bow.training.result import Result
 from bow.training.tuning import Tuned
 from bow.training.watch import Watch
@@ -178,6 +181,11 @@ class Run:
         """Samples per second over the steady part, warm-up and evaluation left out."""
         return self._meter.throughput
 
+    @property
+    def asked_to_end_by(self) -> int | None:
+        """The signal that it was asked to end by from outside, even behind its last round; None: it was not."""
+        return self.interrupted_by if self.interrupted_by is not None else self._interruption.signal
+
     def stop(self) -> None:
         """End the training after this round; with `dispatch="first_come"`, after those that ran as one with it.
 
@@ -196,7 +204,7 @@ class Run:
             with self._interruption.watched():
                 self._train()
         except Exception:
-            if not self._meter.samples and self._plan.fresh:
+            if not self._meter.samples and self._plan.fresh and self._world.leads:
                 self._plan.directory.discard()
             raise
         finally:
@@ -257,6 +265,7 @@ class Run:
             "stream": self._stream.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "learners": self._plan.tuned.learners,
+            "by_device": list(self.replicas.by_device),
             "tuned": self._plan.tuned.setting,
             "started_with": self._plan.started_with,
             "round": self.round,
@@ -308,6 +317,7 @@ class Run:
                 if report := self.replicas.memory_report():
                     self._event("memory", report)
         self._meter.pause()
+        self.interrupted_by = self._agreement.signal_of(self._interruption.signal)
         if self.interrupted_by is not None:
             self._keep(self.interrupted_by)
         if not self.history or self.history[-1]["round"] != self.round:
@@ -339,8 +349,18 @@ class Run:
         if self._plan.checkpoint_every is not None:
             limits.append(self._plan.checkpoint_every - self.round % self._plan.checkpoint_every)
         if not self._world.is_one:
-            limits.append(self._agreement.next_round - self.round)
+            limits += [self._agreement.next_round - self.round, self._rounds_to_evaluation()]
         return min(limits)
+
+    def _rounds_to_evaluation(self) -> int:
+        """How many rounds, at least, until an evaluation within the epoch is due, which all devices make together."""
+        per_epoch, batch = self._stream.samples_per_epoch, self._stream.batch_size
+        if self._plan.evaluate_every >= 1 or self._plan.evaluate is None or per_epoch is None:
+            return MAX_ROUNDS_TOGETHER
+        if batch is None:
+            return 1
+        left = (self._share() + 1) * self._plan.evaluate_every * per_epoch - self.samples
+        return max(1, math.ceil(left / (batch * self.replicas.learners_in_all)))
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
         before = self.round
@@ -372,11 +392,10 @@ class Run:
     def _agree_to_stop(self) -> None:
         asked = self._interruption.signal
         if self._world.is_one:
-            self.interrupted_by = asked
             self._stopped = self._stopped or self._asked_to_stop or asked is not None
         elif self.round >= self._agreement.next_round:
-            heard = self._agreement.exchange(self._meter.now, self.round, self._asked_to_stop, asked)
-            self.interrupted_by = heard.signal
+            wants = self._asked_to_stop or asked is not None
+            heard = self._agreement.exchange(self._meter.now, self.round, wants)
             self._stopped = self._stopped or heard.stop
             watch = self._watch_devices
             if watch is not None and (change := watch.heard(heard.seconds, self._meter.samples)):
@@ -413,7 +432,7 @@ class Run:
         self.replicas.remember(outcome)
         self._hooks.call("on_round_end", self)
         if self._plan.lr_interval == "round":
-            self._step_scheduler([outcome.losses])
+            self._step_scheduler(self._mean_loss([outcome.losses]) if self._needs_loss else math.nan)
 
     def _end_epoch(self, epoch: float) -> None:
         """Evaluate, tell everybody, and step the scheduler."""
@@ -422,7 +441,7 @@ class Run:
             "kind": "epoch",
             "epoch": epoch,
             **self._position(),
-            "train_loss": self._mean_loss(),
+            "train_loss": self._mean_loss(self._epoch_losses),
             "samples_per_s": self._meter.throughput,
         }
         values = self._evaluate()
@@ -431,7 +450,7 @@ class Run:
         self._check_target(values)
         self._hooks.call("on_epoch_end", self, self.history[-1])
         if self._plan.lr_interval == "epoch":
-            self._step_scheduler(self._epoch_losses, values.get("loss"))
+            self._step_scheduler(values.get("loss", record["train_loss"]))
         self._epoch_losses = []
 
     def _evaluate_within_epoch(self) -> None:
@@ -458,11 +477,11 @@ class Run:
         evaluate = self._plan.evaluate
         return self._world.leaders(evaluate(self.replicas) if evaluate is not None and self._world.leads else {})
 
-    def _mean_loss(self) -> float:
-        """Over the learning tasks of all learners since the last epoch."""
+    def _mean_loss(self, by_round: list[Tensor]) -> float:
+        """Over the learning tasks of the learners of all devices."""
         if self._world.is_one:
-            return mean_of(self._epoch_losses)
-        losses = torch.cat([loss.reshape(-1) for loss in self._epoch_losses]) if self._epoch_losses else torch.empty(0)
+            return mean_of(by_round)
+        losses = torch.cat([loss.reshape(-1) for loss in by_round]) if by_round else torch.empty(0)
         there = losses[~losses.isnan()].double()
         total, count = self._world.add_up([float(there.sum()), float(len(there))])
         return total / count if count else float("nan")
@@ -478,9 +497,14 @@ class Run:
             return 0
         return int(self.samples / (every * per_epoch) + 1e-9)
 
-    def _step_scheduler(self, losses: list[Tensor], validation_loss: float | None = None) -> None:
+    @property
+    def _needs_loss(self) -> bool:
+        """Whether the scheduler goes by a loss."""
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    def _step_scheduler(self, loss: float) -> None:
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(mean_of(losses) if validation_loss is None else validation_loss)
+            self._scheduler.step(loss)
         elif self._scheduler is not None:
             self._scheduler.step()
 
@@ -593,25 +617,39 @@ class Run:
         return self._plan.steps is not None and self.round >= self._plan.steps
 
 
+def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
+    """With how many learners this device goes on.
+
+    As many as it had; or an even part of all, where there are other devices than before. Where a number is asked for
+    that the training was not started with, or that is for other devices, it is that.
+
+    Args:
+        state: the plain values that the checkpoint holds.
+        asked_for: on each device; None: nothing is.
+        world: the processes.
+    """
+    by_device = state.get("by_device", [state["learners"]])
+    if asked_for is not None and (asked_for != state["learners"] or len(by_device) != world.size):
+        return asked_for
+    return part_of(by_device, world)
+
+
 def restore(
     state: Mapping[str, Any],
     learned: Mapping[str, Any] | None,
     replicas: Replicas,
     stream: BatchStream,
     scheduler: LRScheduler | None,
-    learners: int | None,
 ) -> None:
     """Put learners, stream and scheduler where a checkpoint's training was.
 
     Args:
         state: the plain values that the checkpoint holds.
         learned: the state of the learners; on several devices rank 0 has it, and the others None.
-        replicas: of the same model, optimizer and synchroniser.
+        replicas: of the same model, optimizer and synchroniser; those that the checkpoint does not have start from its
+            central model.
         stream: over the same data.
         scheduler: of the same kind.
-        learners: how many are asked for on each device. If that is another number than the checkpoint's training was
-            started with, so many go on, new ones from the central model; otherwise, and with None, as many as there
-            were.
 
     Warns:
         UserWarning: the optimizer was made with other settings than the checkpoint's; those of the checkpoint, which
@@ -621,7 +659,7 @@ def restore(
         BowError: the checkpoint is of another model, optimizer, synchroniser, seed or data.
     """
     given = optimizer_settings(replicas.optimizer)
-    replicas.load_training_state(learned, None if learners == state["learners"] else learners)
+    replicas.load_training_state(learned, replicas.learners)
     _warn_of_other_settings(state["started_with"], given)
     stream.load_state_dict(state["stream"])
     if scheduler is not None and state["scheduler"] is not None:

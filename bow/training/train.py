@@ -1,6 +1,7 @@
 """`bow.train`: from a model and data to a trained central model and a run directory."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bow.cluster import Bucket, World, check_bucket, is_leader, is_member, join, start, was_restarted
+from bow.cluster import Bucket, Parcel, World, check_bucket, is_leader, is_member, join, start, was_restarted
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
@@ -42,8 +43,8 @@ from bow.training.metrics import Accuracy, Metric
 from bow.training.opened import Opened
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, check_step, check_sync
 from bow.training.result import Result
-from bow.training.run import Plan, Run, optimizer_settings, restore
-from bow.training.tuning import balanced, build, check_tuner, make_request, most_while_training, tune, tuned_before
+from bow.training.run import Plan, Run, learners_to_resume, optimizer_settings, restore
+from bow.training.tuning import balanced, build, check_tuner, make_request, most_while_training, part_of_training, tune, tuned_before
 from bow.tuner import Tuner
 
 DEFAULT_METRICS = (Accuracy(),)
@@ -180,6 +181,7 @@ def train(
     template = prepare_template(model, seed)
     if learners != "auto":
         check_learners(learners)
+    parcel = _packed(count, settings)  # before anything is read from the data
     opened = Opened(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
     stream = opened.stream
     check_evaluate_every(evaluate_every, stream)
@@ -215,26 +217,33 @@ def train(
     if path is not None and is_leader():
         RunDirectory(path).check(goes_on)
     with contextlib.ExitStack() as at_the_end:
-        world = at_the_end.enter_context(_world(device, count, bucket_mb, settings))
+        place = device.torch_device if isinstance(device, StreamDevice) else device
+        joined = join(place, count, bucket_mb) if parcel is None else start(count or 1, place, parcel, bucket_mb)
+        world = at_the_end.enter_context(joined)
         threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)
         shown = Progress(enabled=progress and world.leads)
         state, learned, epoch_losses = _divided(state, world)
+        if not world.is_one:
+            blueprint = dataclasses.replace(blueprint, is_several=True)
+            request = part_of_training(request, world.size)
         if state is None:
             tuned = tune(request, blueprint, opened, chosen_tuner, loss=loss or chosen_step, rule=rule, say=shown.say)
         else:
             tuned = tuned_before(state, request, blueprint, chosen_tuner)
         tuned = balanced(tuned, request, world)
-        in_all = sum(world.everyone(tuned.learners))
-        replicas = build(tuned, blueprint, steps if steps is not None else stream.rounds_left(in_all), world)
+        asked_for = None if learners == "auto" and tuned.source != "pinned" else tuned.learners
+        own = tuned.learners if state is None else learners_to_resume(state, asked_for, world)
+        in_all = sum(world.everyone(own))
+        rounds = steps if steps is not None else stream.rounds_left(in_all)
+        replicas = build(tuned, blueprint, rounds, world, learners=own)
         at_the_end.callback(replicas.close)
         replicas.reside(stream)
         warn_of_first_come(dispatch, sync, tuned.learners)
         scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
         started_with = optimizer_settings(replicas.optimizer)
         if state is not None:
-            asked_for = None if learners == "auto" and tuned.source != "pinned" else tuned.learners
-            restore(state, learned, replicas, stream, scheduler, asked_for)
+            restore(state, learned, replicas, stream, scheduler)
             started_with = state["started_with"]
         directory, fresh = _made_directory(path, type(template).__name__.lower(), goes_on, settings, world)
         may_change = lr_interval == "epoch"
@@ -265,26 +274,20 @@ def train(
                 delete_checkpoints_after(directory.checkpoints, run.round)
         run.go()
         result = run.finish()
-    end_as_asked(run.interrupted_by)
+    end_as_asked(run.asked_to_end_by)
     return result
 
 
-def _world(
-    device: torch.device | StreamDevice, count: int | None, bucket_mb: Bucket, settings: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[World]:
-    """The processes of the training: those that are there, or new ones.
+def _packed(count: int | None, settings: Mapping[str, Any]) -> Parcel | None:
+    """The same call for the other processes; None where this one starts none.
 
     Args:
-        device: of this process.
         count: of devices; None: as many as there are processes.
-        bucket_mb: as in `train`.
         settings: the arguments of `train`.
     """
-    place = device.torch_device if isinstance(device, StreamDevice) else device
     if count in (None, 1) or is_member():
-        return join(place, count, bucket_mb)
-    own = {**settings, "loggers": (), "progress": False}
-    return start(count, place, functools.partial(train, **own), bucket_mb)
+        return None
+    return Parcel(functools.partial(train, **{**settings, "loggers": (), "progress": False}))
 
 
 def _divided(

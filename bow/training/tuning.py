@@ -1,6 +1,7 @@
 """What a training begins with where engine or number of learners are left open: the tuner, carried out."""
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -247,6 +248,13 @@ def make_request(
     return Request(engine, learners, compile, batch, most, samples, rounds)
 
 
+def part_of_training(request: Request, devices: int) -> Request:
+    """What one of several devices that are alike has of a training."""
+    samples = None if request.samples is None else math.ceil(request.samples / devices)
+    rounds = None if request.rounds is None else math.ceil(request.rounds / devices)
+    return dataclasses.replace(request, samples=samples, rounds=rounds)
+
+
 def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
     """The user's tuner, or one with the defaults.
 
@@ -317,7 +325,7 @@ def _is_like(row: Mapping[str, Any], tuned: Tuned) -> bool:
     return bool(same and row["samples_per_s"])
 
 
-def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None, world: World) -> Replicas:
+def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None, world: World, learners: int) -> Replicas:
     """The learners of a training, and torch's threads as they are to be.
 
     Args:
@@ -325,11 +333,12 @@ def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None, world: World) 
         blueprint: of the learners.
         rounds: how many it will have; engines that nobody measured decide by it whether to compile.
         world: the processes of the training.
+        learners: how many this device has to begin with; a training that is resumed may have others than it began with.
     """
     if tuned.threads is not None and blueprint.on_cpu:
         torch.set_num_threads(tuned.threads)
     expected = rounds if tuned.source in ("given", "rule") else None
-    return blueprint.build(tuned.engine, tuned.learners, compile=tuned.compile, expected_rounds=expected, world=world)
+    return blueprint.build(tuned.engine, learners, compile=tuned.compile, expected_rounds=expected, world=world)
 
 
 def most_while_training(tuned: Tuned, request: Request, blueprint: Blueprint, tuner: Tuner) -> int:

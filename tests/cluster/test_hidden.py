@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.cluster import Pending, World
+from bow.cluster import Pending, StandIn
 
 EVENTS: list[str] = []
 
@@ -20,10 +20,8 @@ class Noted(Pending):
         EVENTS.append("waited for the sum")
 
 
-class NotingWorld(World):
-    """A world of one that is treated as several, and notes what it is asked for."""
-
-    is_one = False  # type: ignore[assignment]
+class NotingWorld(StandIn):
+    """Notes what it is asked for."""
 
     def sum(self, tensor: Tensor) -> Pending:
         self.sums += 1

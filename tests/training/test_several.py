@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
+import signal
 from typing import Any
 
 import pytest
 from torch import nn
 
 import bow
-from bow.cluster import World
+from bow.cluster import StandIn, World
 from bow.training.agreement import Agreement
 from bow.training.watch_devices import WatchDevices
 from bow.tuner import Tuner
 from tests.cluster.worlds import in_world
 
 
-class Two(World):
+class Two(StandIn):
     """Two processes, of which the other one says what it is told to."""
 
-    is_one = False  # type: ignore[assignment]
     size = 2
 
     def __init__(self, others: list[float]) -> None:
@@ -31,24 +31,26 @@ class Two(World):
 
 
 def test_one_that_wants_to_stop_is_enough() -> None:
-    agreement = Agreement(Two([1.0, 0.0, 0.0, 10.0, 0.0]))
+    agreement = Agreement(Two([1.0, 10.0, 0.0]))
     agreement.begin(0.0, 40)
     assert agreement.next_round == 41
-    assert agreement.exchange(0.025, 41, stop=False, asked=None) == (True, None, 0.025)
+    assert agreement.exchange(0.025, 41, stop=False) == (True, 0.025)
 
 
-@pytest.mark.parametrize(("others", "asked", "by"), [([1, 0], None, 15), ([0, 0], 2, 2), ([1, 0], 2, 15)])
-def test_all_hear_of_a_signal(others: list[float], asked: int | None, by: int) -> None:
-    agreement = Agreement(Two([0.0, *others, 10.0, 0.0]))
-    heard = agreement.exchange(0.025, 1, stop=False, asked=asked)
-    assert heard.stop
-    assert heard.signal == by
+@pytest.mark.parametrize(
+    ("own", "other", "by"),
+    [(None, None, None), (signal.SIGINT, None, signal.SIGINT), (signal.SIGINT, signal.SIGTERM, signal.SIGTERM)],
+)
+def test_all_hear_of_a_signal(own: int | None, other: int | None, by: int | None) -> None:
+    world = Two([])
+    world.everyone = lambda value: [value, other]  # type: ignore[method-assign]
+    assert Agreement(world).signal_of(own) == by
 
 
 def test_exchanges_come_four_times_a_second_by_the_mean_of_what_rounds_take() -> None:
-    agreement = Agreement(Two([0.0, 0.0, 0.0, 20.0, 0.0]))
+    agreement = Agreement(Two([0.0, 20.0, 0.0]))
     agreement.begin(1.0, 0)
-    assert agreement.exchange(1.025, 1, stop=False, asked=None) == (False, None, 1.025)
+    assert agreement.exchange(1.025, 1, stop=False) == (False, 1.025)
     assert agreement.next_round == 1 + 15  # here 10 rounds of 25 ms, there 20
 
 

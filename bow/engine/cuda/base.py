@@ -320,8 +320,7 @@ class StreamEngine(Engine):
 
     def _restart_on_drop(self, due: bool) -> None:
         if self.sync.restarts_on_drop and due and self.drop.take():
-            self.group.restart_all()
-            self.sync.restarted(self.group.matrix)
+            self.sync.restart_all(self.group.matrix)
             self.move()
             self._note("restart", "the learning rate dropped: every learner starts again from the central model")
 
@@ -375,7 +374,7 @@ class StreamEngine(Engine):
         if diverged:
             which = [learner in diverged for learner in range(len(self.group))]
             with self.device.on(self.sync_stream):
-                self.group.restart(which, weights=self._restarts_weights and not restarted)
+                self._restart(which, weights=not restarted)
             self.move()
 
     def _central_is_finite(self) -> bool:
