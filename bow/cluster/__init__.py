@@ -2,6 +2,7 @@
 
 from bow.cluster.joining import is_leader as is_leader
 from bow.cluster.joining import is_member as is_member
+from bow.cluster.joining import job_name as job_name
 from bow.cluster.joining import join as join
 from bow.cluster.joining import start as start
 from bow.cluster.joining import was_restarted as was_restarted

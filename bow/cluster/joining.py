@@ -44,6 +44,12 @@ def is_leader() -> bool:
     return not is_member() or _number("RANK", 0) == 0
 
 
+def job_name() -> str | None:
+    """What torchrun calls all processes of a job, however often it starts them; None where there is no name."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    return name if is_member() and name not in (None, "none") else None
+
+
 def was_restarted() -> bool:
     """Whether torchrun has started this process again, since one had ended."""
     return is_member() and _number("TORCHELASTIC_RESTART_COUNT", 0) > 0

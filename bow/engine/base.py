@@ -1,6 +1,7 @@
 """How one round runs on one device, whatever the engine: learning tasks, step, synchronisation task, restarts."""
 
 import abc
+import contextlib
 import functools
 import math
 import time
@@ -17,7 +18,7 @@ from bow.cluster import DONE, Pending
 from bow.engine.room import out_of_memory_explained
 from bow.engine.swap import Memory, check_memory_setting
 from bow.engine.task import Batch, Metrics, Step, check_precision
-from bow.errors import DivergenceError, SettingError
+from bow.errors import ClusterError, DivergenceError, SettingError
 from bow.replica import LearnerGroup
 from bow.scheduler import Dispatch
 from bow.seeds import derive_seed
@@ -291,7 +292,12 @@ class Engine(abc.ABC):
         """Learning tasks, optimizer and, when it is `due`, the synchronisation task, in the order of its timing."""
         self._before_step(due)
         began = time.perf_counter_ns()
-        outcome = self.learn(batches)
+        try:
+            outcome = self.learn(batches)
+        except BaseException:  # others have their part of the sum; the next one must not be taken for it
+            with contextlib.suppress(ClusterError):
+                self._summing.wait()
+            raise
         self.record("learning tasks", "round", began)
         began = time.perf_counter_ns()
         self._step(outcome, due)
@@ -353,6 +359,7 @@ class Engine(abc.ABC):
             self.apply(learners)
         if due and sync.timing is Timing.WITH_STEP:
             self._summing.wait()
+            self._summing = DONE
             self.apply(learners)
             self._average_nodes()
 

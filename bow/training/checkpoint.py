@@ -48,6 +48,7 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(directory)
         for old in _checkpoints(directory)[:-KEEP]:
             old.unlink()
     except (OSError, RuntimeError) as error:  # torch's writer raises the latter where the disk is full
@@ -140,6 +141,16 @@ def delete_checkpoints_after(directory: Path, round_index: int) -> None:
 def run_of(checkpoint: Path) -> Path | None:
     """The run directory that a checkpoint lies in; None where it was copied elsewhere."""
     return checkpoint.parent.parent if checkpoint.parent.name == DIRECTORY else None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the disk know of a new name, for a power cut; where a file system cannot, it does without."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _check_whole(path: Path) -> None:

@@ -12,7 +12,18 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from bow.cluster import Bucket, Parcel, World, check_bucket, is_leader, is_member, join, start, was_restarted
+from bow.cluster import (
+    Bucket,
+    Parcel,
+    World,
+    check_bucket,
+    is_leader,
+    is_member,
+    job_name,
+    join,
+    start,
+    was_restarted,
+)
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
@@ -48,6 +59,9 @@ from bow.training.tuning import balanced, build, check_tuner, make_request, most
 from bow.tuner import Tuner
 
 DEFAULT_METRICS = (Accuracy(),)
+
+JOB = ".torchrun"
+"""File of a run directory with the name of torchrun's job, if it was one."""
 
 
 def train(
@@ -187,7 +201,7 @@ def train(
     check_evaluate_every(evaluate_every, stream)
     rule = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
     check_round(stream, rule)
-    if resume is None and run_dir is not None and was_restarted():
+    if resume is None and run_dir is not None and (was_restarted() or _is_of_job(Path(run_dir))):
         resume = "auto"
     checkpoint, state = open_checkpoint(resume, run_dir) if is_leader() else (None, None)
     check_first_batch(template, opened.example, loss, chosen_step, all_labels(data))
@@ -290,6 +304,12 @@ def _packed(count: int | None, settings: Mapping[str, Any]) -> Parcel | None:
     return Parcel(functools.partial(train, **{**settings, "loggers": (), "progress": False}))
 
 
+def _is_of_job(run_dir: Path) -> bool:
+    """Whether the run there is of the same job of torchrun, which has started its processes again."""
+    file = run_dir / JOB
+    return file.exists() and file.read_text(encoding="utf-8") == job_name()
+
+
 def _divided(
     state: dict[str, Any] | None, world: World
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None, torch.Tensor | None]:
@@ -309,6 +329,8 @@ def _made_directory(
         directory = RunDirectory.create(path, name, resume=goes_on)
         made = str(directory.path), not directory.holds_run
         directory.write_config(settings)
+        if job := job_name():
+            (directory.path / JOB).write_text(job, encoding="utf-8")
     where, fresh = world.leaders(made)
     return RunDirectory(Path(where)), fresh
 
