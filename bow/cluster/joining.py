@@ -172,6 +172,8 @@ def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
     try:
         common, *_ = next(rendezvous("env://", timeout=timedelta(seconds=JOINING_S)))
         prefix = meet(common, rank, size, JOINING_S)
+    except ClusterError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
             f"the other processes cannot be reached at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
