@@ -1,8 +1,9 @@
 """`bow bench allreduce`: what the sum between devices costs, and whether the learning tasks hide it.
 
-Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns within the same
-processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets, with one sum for each variable, and with an AllReduce that arrives late by half of what a
-round takes without averaging.
+Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns
+within the same processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets,
+with one sum for each variable, and with an AllReduce that arrives late by half of what a round takes without
+averaging.
 """
 
 import functools
@@ -178,9 +179,9 @@ def measure_model(world: World, settings: Settings, model: str) -> dict[str, Any
     found = {
         runner.name: {
             "seconds_a_round": Spread.of(times[runner.name]).as_dict(digits=6),
-            "ratio": Spread.of(
-                [own / base for own, base in zip(times[runner.name], times[BASE], strict=True)]
-            ).as_dict(digits=3),
+            "ratio": Spread.of([own / base for own, base in zip(times[runner.name], times[BASE], strict=True)]).as_dict(
+                digits=3
+            ),
             "sums_a_round": runner.sums / counts,
         }
         for runner in runners
@@ -244,13 +245,15 @@ def table(found: dict[str, Any]) -> Table:
 def markdown(values: dict[str, Any], environment: str) -> str:
     """The page."""
     settings = values["settings"]
+    sized = f"{settings['devices']} processes on the cores of one machine, {settings['learners']} learners each"
     return f"""# What the sum between devices costs
 
 `{values["command"]}`, {environment}
 
-{settings["devices"]} processes on the cores of one machine, {settings["learners"]} learners each of batch {settings["batch_size"]}, engine
-{settings["engine"]}; {values["fixed"]}. Everybody in turns within the same processes, {settings["turns"]} times, every other time in reverse order. A ratio is that
-of a turn: a round over one without averaging; median (lowest to highest). Buckets are of {settings["bucket_mb"]} MiB. A late AllReduce arrives
-{values["late"]:g} of a round without averaging after it has begun, and is to cost at most {values["limit"]:g} times such a round.
+{sized} of batch {settings["batch_size"]}, engine {settings["engine"]};
+{values["fixed"]}. Everybody in turns within the same processes, {settings["turns"]} times, every other
+time in reverse order. A ratio is that of a turn: a round over one without averaging; median (lowest to highest). Buckets
+are of {settings["bucket_mb"]} MiB. A late AllReduce arrives {values["late"]:g} of a round without averaging
+after it has begun, and is to cost at most {values["limit"]:g} times such a round.
 
 {table(values["models"]).markdown()}"""

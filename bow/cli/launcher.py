@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -38,8 +38,8 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        print(f"bow: rank {failure.rank} ended with status {failure.exitcode}; see what it has said", file=sys.stderr)
+        rank, failure = error.get_first_failure()
+        print(f"bow: rank {rank} ended with status {failure.exitcode}; see what it has said", file=sys.stderr)
         return FAILED
     except SignalException as error:
         print(f"bow: {signal.Signals(error.sigval).name}: all processes were asked to end", file=sys.stderr)
@@ -55,7 +55,7 @@ def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
     """What torchrun is told.
 
     Raises:
-        SettingError: a number of machines or processes that is none, or a run directory that each start would name anew.
+        SettingError: a number of machines or processes that is none, or a run directory without a name.
     """
     own = settings["launcher"]
     if settings["run_dir"] is None:

@@ -99,7 +99,9 @@ class Heart:
         store: Store | None = None
         while not self._stop.wait(BEAT_S if count else 0):
             count += 1
-            if time.monotonic() - last > MISSED_S / 2:  # this process was stopped, and knows nothing of the others
+            if (
+                time.monotonic() - last > BEAT_S + MISSED_S / 2
+            ):  # this process was stopped, and knows nothing of the others
                 beats = Beats(self._others, MISSED_S, MISSED_S, time.monotonic())
             with contextlib.suppress(RuntimeError):  # where all meet does not answer: then nobody is heard
                 if store is None:

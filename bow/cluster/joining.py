@@ -122,7 +122,9 @@ def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
         yield
         return
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    cores = sorted(available_cores(), key=lambda core: (siblings_of(core)[0], core))  # hardware threads of a core together
+    cores = sorted(
+        available_cores(), key=lambda core: (siblings_of(core)[0], core)
+    )  # hardware threads of a core together
     own = share_of(cores, world.local_rank, world.local_size)
     os.sched_setaffinity(0, own)
     torch.set_num_threads(len(own))

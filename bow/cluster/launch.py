@@ -144,7 +144,9 @@ class Workers:
         """Find out which of them ends before its time: others do so because of it."""
         since: float | None = None
         while not self._over.wait(POLL_S):
-            ended = {rank: status for rank, each in enumerate(self._processes, 1) if (status := each.poll()) is not None}
+            ended = {
+                rank: status for rank, each in enumerate(self._processes, 1) if (status := each.poll()) is not None
+            }
             causes = [rank for rank, status in ended.items() if status != CONSEQUENCE]
             if ended and since is None:
                 since = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who trains together finds each other, although those of an earlier attempt may have left their traces where they meet."""
+"""Who trains together finds each other, although those of an earlier attempt may have left traces where they meet."""
 
 import json
 import time
@@ -12,9 +12,7 @@ from bow.errors import ClusterError
 POLL_S = 0.05
 
 
-def meet(
-    store: Store, rank: int, size: int, within_s: float, failure: Callable[[], str | None] = lambda: None
-) -> str:
+def meet(store: Store, rank: int, size: int, within_s: float, failure: Callable[[], str | None] = lambda: None) -> str:
     """Wait until all have come, and agree on a prefix for keys that nobody has used before.
 
     torchrun keeps its store when it starts processes again, and so do several trainings of one script: what lies there

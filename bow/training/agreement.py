@@ -60,6 +60,6 @@ class Agreement:
         return Decision(bool(stops), leaders)
 
     def signal_of(self, own: int | None) -> int | None:
-        """The signal that any process was asked to end by, which all ask behind the last round; SIGTERM before SIGINT."""
+        """The signal that any process was asked to end by, for all behind the last round; SIGTERM before SIGINT."""
         asked = [number for number in self._world.everyone(own) if number is not None]
         return max(asked, default=None)

@@ -55,7 +55,16 @@ from bow.training.opened import Opened
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, check_step, check_sync
 from bow.training.result import Result
 from bow.training.run import Plan, Run, learners_to_resume, optimizer_settings, restore
-from bow.training.tuning import balanced, build, check_tuner, make_request, most_while_training, part_of_training, tune, tuned_before
+from bow.training.tuning import (
+    balanced,
+    build,
+    check_tuner,
+    make_request,
+    most_while_training,
+    part_of_training,
+    tune,
+    tuned_before,
+)
 from bow.tuner import Tuner
 
 DEFAULT_METRICS = (Accuracy(),)

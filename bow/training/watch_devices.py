@@ -19,7 +19,10 @@ class WatchDevices:
         self._window_s = tuner.window_s
         begun = zip(replicas.by_device, most, strict=True)
         self._devices = DeviceTuners(
-            [OnlineTuner(count, max(count, limit), threshold=tuner.threshold, calibrated=True) for count, limit in begun]
+            [
+                OnlineTuner(count, max(count, limit), threshold=tuner.threshold, calibrated=True)
+                for count, limit in begun
+            ]
         )
         self._began: tuple[float, int] | None = None
 

@@ -1,4 +1,4 @@
-"""What torchrun runs in the tests: `python -m tests.cluster.job RUN_DIR FAULT AT`, the fault in one process behind a round."""
+"""What torchrun runs in the tests: `python -m tests.cluster.job RUN_DIR FAULT AT`, a fault behind a round."""
 
 from __future__ import annotations
 

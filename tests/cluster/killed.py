@@ -35,7 +35,7 @@ class Tell:
 
     def on_train_start(self, run: Any) -> None:
         if run.replicas.world.leads:
-            print("begins", run.round, flush=True)  # noqa: T201
+            print("begins", run.round, flush=True)
 
     def on_round_end(self, run: Any) -> None:
         time.sleep(0.01)
@@ -128,7 +128,7 @@ def check(kills: int, processes: int) -> None:
         began = time.monotonic()
         assert process.wait() == 0
         training_s, starting_s = time.monotonic() - began, began - begun
-        print(f"a training of {training_s:.1f} s, after {starting_s:.1f} s to start", flush=True)  # noqa: T201
+        print(f"a training of {training_s:.1f} s, after {starting_s:.1f} s to start", flush=True)
         killed = 0
         while True:
             behind = last_checkpoint(parts)
@@ -145,12 +145,12 @@ def check(kills: int, processes: int) -> None:
                 killed += 1
                 left = list(parts.glob("checkpoints/*.tmp"))
                 writing = ", while a checkpoint was written" if left else ""
-                print(f"killed {killed} at round {last_checkpoint(parts)} or later{writing}", flush=True)  # noqa: T201
+                print(f"killed {killed} at round {last_checkpoint(parts)} or later{writing}", flush=True)
         assert process.wait() == 0
         assert killed == kills, f"it ended after {killed} kills"
         models = [(folder / "model.safetensors").read_bytes() for folder in (whole, parts)]
         assert models[0] == models[1], "the central models differ"
-    print(f"killed {killed} times, and the central model is the same")  # noqa: T201
+    print(f"killed {killed} times, and the central model is the same")
 
 
 if __name__ == "__main__":

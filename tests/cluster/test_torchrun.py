@@ -42,9 +42,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor
 def test_processes_are_started_again_and_go_on(tmp_path: Path, fault: str, expected: dict[str, torch.Tensor]) -> None:
     folder = tmp_path / "run"
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=2", "-m", "tests.cluster.job"]
-    ran = subprocess.run(
-        [*command, str(folder), fault, "23"], check=False, capture_output=True, text=True, timeout=240
-    )
+    ran = subprocess.run([*command, str(folder), fault, "23"], check=False, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr[-3000:]
     if fault == "stop":
         assert "rank 1 was not heard of for 4 s" in ran.stderr
