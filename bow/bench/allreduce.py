@@ -252,8 +252,8 @@ def markdown(values: dict[str, Any], environment: str) -> str:
 
 {sized} of batch {settings["batch_size"]}, engine {settings["engine"]};
 {values["fixed"]}. Everybody in turns within the same processes, {settings["turns"]} times, every other
-time in reverse order. A ratio is that of a turn: a round over one without averaging; median (lowest to highest). Buckets
-are of {settings["bucket_mb"]} MiB. A late AllReduce arrives {values["late"]:g} of a round without averaging
+time in reverse order. A ratio is that of a turn: a round over one without averaging; median (lowest to highest).
+Buckets are of {settings["bucket_mb"]} MiB. A late AllReduce arrives {values["late"]:g} of a round without averaging
 after it has begun, and is to cost at most {values["limit"]:g} times such a round.
 
 {table(values["models"]).markdown()}"""

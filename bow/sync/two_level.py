@@ -31,8 +31,8 @@ class TwoLevel(Synchroniser):
 
     Within a node, `inner` keeps a central model of the node. Every `outer.every` rounds, behind the steps, `outer`
     takes that model for the weights of a learner, of which there are as many as nodes, and moves z, which does not move
-    in between. The node's learners, its central model and what `inner` remembers of it are then shifted together by what
-    `outer` has moved the node's model by, so that they go on as they stand to each other.
+    in between. The node's learners, its central model and what `inner` remembers of it are then shifted together by
+    what `outer` has moved the node's model by, so that they go on as they stand to each other.
 
     With one learner a node, `TwoLevel(SMA(), outer)` is `outer` alone.
 

@@ -29,7 +29,7 @@ class Agreement:
         world: the processes.
 
     Attributes:
-        next_round: behind which round the next exchange is.
+        next_round: behind which round the next exchange is; the first one is before the first round.
     """
 
     def __init__(self, world: World) -> None:
@@ -40,7 +40,7 @@ class Agreement:
     def begin(self, seconds: float, round_index: int) -> None:
         """Training starts, or goes on, behind so many rounds."""
         self._last = seconds, round_index
-        self.next_round = round_index + 1
+        self.next_round = round_index
 
     def exchange(self, seconds: float, round_index: int, stop: bool) -> Decision:
         """Tell the others, and hear, behind `next_round`.
@@ -51,8 +51,10 @@ class Agreement:
             stop: whether this process wants the training to end.
         """
         since, before = self._last
-        per_round = max(seconds - since, 1e-6) / max(round_index - before, 1)
-        wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
+        wanted = 1  # as long as nobody knows what a round takes
+        if round_index > before:
+            per_round = max(seconds - since, 1e-6) / (round_index - before)
+            wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
         own = [stop, wanted, seconds * self._world.leads]
         stops, rounds, leaders = self._world.add_up(list(map(float, own)))
         self._last = seconds, round_index

@@ -156,8 +156,8 @@ def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | St
         device = resolve_device("auto")
     else:
         device = resolve_device(devices)
-        count = gpus if device.type == "cuda" and device.index in (None, 0) and ":" not in devices else None
-        count = None if is_member() or count == 1 else count
+        wants_all = device.type == "cuda" and ":" not in devices and not is_member()
+        count = gpus if wants_all and gpus > 1 else None
     if device.type == "cuda" and is_member():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % max(gpus, 1))
     return device, count

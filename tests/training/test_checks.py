@@ -60,7 +60,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
         DataError,
         "48 samples and one round of 4 learners with batch_size=16 takes 64",
     ),
-    ({"devices": 2}, SettingError, "devices must be 1, got 2"),
+    ({"devices": 0}, SettingError, "devices must be at least 1, got 0"),
     ({"devices": "tpu"}, SettingError, 'device must be "auto", "cpu" or "cuda", got \'tpu\''),
     ({"sync": "sma"}, SettingError, r"sync must be a synchroniser such as bow.SMA\(\), got 'sma'"),
     ({"sync": bow.SMA(alpha=0.99), "learners": 4}, SettingError, "alpha=0.99 is unstable with 4 learners"),

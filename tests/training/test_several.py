@@ -33,7 +33,7 @@ class Two(StandIn):
 def test_one_that_wants_to_stop_is_enough() -> None:
     agreement = Agreement(Two([1.0, 10.0, 0.0]))
     agreement.begin(0.0, 40)
-    assert agreement.next_round == 41
+    assert agreement.next_round == 40
     assert agreement.exchange(0.025, 41, stop=False) == (True, 0.025)
 
 

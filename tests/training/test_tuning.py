@@ -19,6 +19,7 @@ from training.blueprints import blueprint, linear, opened, request
 import bow
 import bow.training.lanes as lanes_module
 import bow.training.tuning as module
+from bow.cluster import ALONE
 from bow.errors import SettingError
 from bow.training.blueprint import Blueprint
 from bow.training.description import describe
@@ -528,9 +529,9 @@ def test_checkpoints_are_gone_on_from(
 def test_builds_what_was_chosen() -> None:
     threads = torch.get_num_threads()
     try:
-        replicas = build(Tuned("eager", 2, threads + 1, False, "calibration"), blueprint(), 100)
+        replicas = build(Tuned("eager", 2, threads + 1, False, "calibration"), blueprint(), 100, ALONE, learners=3)
         assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)
-    assert (replicas.engine, replicas.learners) == ("eager", 2)
+    assert (replicas.engine, replicas.learners) == ("eager", 3)
     assert dataclasses.asdict(Setting("eager", 2)) == {"engine": "eager", "learners": 2, "threads": 1}
