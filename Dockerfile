@@ -33,7 +33,7 @@ ENV PATH=/opt/bow/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-USER bow
+USER 1000
 WORKDIR /home/bow
 HEALTHCHECK --interval=30m --timeout=90s --start-period=30s CMD ["bow", "doctor"]
 ENTRYPOINT ["bow-entrypoint"]
