@@ -94,8 +94,10 @@ def began_with(process: subprocess.Popen[str]) -> int:
 
 def children(process: int) -> list[int]:
     """The processes that one has started."""
-    found = subprocess.run(["pgrep", "-P", str(process)], check=False, capture_output=True, text=True).stdout
-    return [int(word) for word in found.split()]
+    try:
+        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except FileNotFoundError:  # it has ended
+        return []
 
 
 def kill(process: subprocess.Popen[str], chosen: random.Random) -> None:

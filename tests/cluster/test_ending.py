@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from tests.cluster.job import STEPS, train
+from tests.cluster.killed import children
 
 SCRIPT = """
 import sys, warnings
@@ -39,8 +41,8 @@ def test_one_that_is_asked_to_end_ends_all(tmp_path: Path, whom: str) -> None:
     if whom == "rank 0":
         process.send_signal(signal.SIGTERM)
     else:
-        found = subprocess.run(["pgrep", "-P", str(process.pid)], check=True, capture_output=True, text=True).stdout
-        subprocess.run(["kill", "-TERM", *found.split()], check=True)
+        (worker,) = children(process.pid)
+        os.kill(worker, signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, said
     (checkpoint,) = (folder / "checkpoints").iterdir()
