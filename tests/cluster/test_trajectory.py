@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -15,19 +13,9 @@ import bow
 from bow.cluster import ALONE, World
 from bow.data import open_stream
 from tests.cluster.worlds import in_world
+from tests.synchronisers import SYNCHRONISERS
 
 CLASSES, FEATURES, BATCH, ROUNDS = 3, 6, 4, 7
-
-SYNCHRONISERS: dict[str, Callable[[], Any]] = {
-    "sma": lambda: bow.SMA(mu=0.5),
-    "sma-every-2": lambda: bow.SMA(alpha=0.1, mu=0.9, every=2),
-    "ssgd": bow.SSGD,
-    "easgd": lambda: bow.EASGD(alpha=0.1),
-    "local-sgd": lambda: bow.LocalSGD(every=3),
-    "diloco": lambda: bow.DiLoCo(every=3),
-    "asgd": bow.ASGD,
-    "independent": bow.Independent,
-}
 
 
 @dataclass(frozen=True)

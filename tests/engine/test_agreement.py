@@ -14,8 +14,8 @@ import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-import bow
 from tests.engine.pairs import FAKE, OPTIMIZERS, OTHERS, Pair
+from tests.synchronisers import SYNCHRONISERS
 
 # The compiler, when it is first imported, uses what torch itself has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
@@ -69,17 +69,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "conv": functools.partial(conv_net, norm=False),
     "conv-batch-norm": functools.partial(conv_net, norm=True),
     "tied": Tied,
-}
-
-SYNCHRONISERS: dict[str, Callable[[], Any]] = {
-    "sma": lambda: bow.SMA(mu=0.5),
-    "sma-every-2": lambda: bow.SMA(alpha=0.2, mu=0.9, every=2),
-    "ssgd": bow.SSGD,
-    "easgd": lambda: bow.EASGD(alpha=0.2),
-    "local-sgd": lambda: bow.LocalSGD(every=3),
-    "diloco": lambda: bow.DiLoCo(every=3),
-    "asgd": bow.ASGD,
-    "independent": bow.Independent,
 }
 
 

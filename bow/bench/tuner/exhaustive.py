@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bow.bench.tuner.turns import take_turns
 from bow.device import available_cores, share_cores
 from bow.errors import SettingError
 from bow.training.lanes import ENGINES_CPU
@@ -101,12 +102,8 @@ def try_all(
             failures[setting] = measured.failure
     highest = max(map(max, rates.values()))
     close = [setting for setting in rates if max(rates[setting]) >= CLOSE * highest]
-    for number in range(1, passes):
-        for setting in close if number % 2 == 0 else reversed(close):
-            if setting in failures:
-                continue
-            measured = trials.run(Trial(setting, stint_s, 1, "exhaustive trial"))
-            rates[setting] += measured.rates
-            if measured.failure is not None:
-                failures[setting] = measured.failure
+    more, failed = take_turns(trials, close, turns=passes - 1, stint_s=stint_s)
+    failures.update(failed)
+    for setting, found in more.items():
+        rates[setting] += found
     return Tried({setting: found for setting, found in rates.items() if setting not in failures}, failures, left_out)
