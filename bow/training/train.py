@@ -54,7 +54,8 @@ from bow.training.metrics import Accuracy, Metric
 from bow.training.opened import Opened
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, check_step, check_sync
 from bow.training.result import Result
-from bow.training.run import Plan, Run, learners_to_resume, optimizer_settings, restore
+from bow.training.resuming import learners_to_resume, optimizer_settings, restore
+from bow.training.run import Plan, Run
 from bow.training.tuning import (
     balanced,
     build,
