@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 REQUIRED = {
     "torch": "training",
+    "cloudpickle": "several devices",
     "numpy": "arrays",
     "safetensors": "saved models",
     "scikit-learn": "the digits data set",

@@ -68,20 +68,8 @@ def test_a_training_goes_on_with_other_devices(tmp_path: Path) -> None:
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in pairs)
 
 
-SCRIPT = """
-import sys
-import bow
-from pathlib import Path
-from tests.cluster.test_train import train
-result = train(Path(sys.argv[1]), learners=2)
-print(f"rank done with {result.learners} learners")
-"""
-
-
 def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", __name__]
     ran = subprocess.run([*command, str(tmp_path / "run")], check=False, capture_output=True, text=True, timeout=200)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("rank done with 2 learners") == 2
@@ -89,3 +77,7 @@ def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
     alone = train(tmp_path / "one", devices=1, learners=4)
     epochs = [record for record in records if record["kind"] == "epoch"]
     assert [epoch["loss"] for epoch in epochs] == pytest.approx([epoch["loss"] for epoch in alone.history], rel=1e-9)
+
+
+if __name__ == "__main__":
+    print(f"rank done with {train(Path(sys.argv[1]), learners=2).learners} learners")
