@@ -16,9 +16,6 @@ BEAT_S = 2.0
 MISSED_S = 30.0
 """Seconds without a beat after which a process hangs, or its machine has gone."""
 
-JOINING_S = 300.0
-"""Until all processes must have come."""
-
 EXIT_STATUS = 75
 """Of a process that ends since another one hangs: it may be started again (EX_TEMPFAIL of sysexits.h)."""
 
@@ -28,21 +25,20 @@ class Beats:
 
     Args:
         names: of the counters.
-        missed_s: seconds without a change after which one has stopped.
-        joining_s: seconds until each must have begun.
+        missed_s: seconds without a change, or without a first beat, after which one has stopped.
         now: seconds, on a clock that only goes up.
 
     Example:
-        >>> beats = Beats([0, 1], missed_s=30, joining_s=300, now=0)
+        >>> beats = Beats([0, 1], missed_s=30, now=0)
         >>> beats.hear({0: 1, 1: 1}, now=10)
         >>> beats.hear({0: 2, 1: 1}, now=35)
         >>> beats.stopped(now=41)
         1
     """
 
-    def __init__(self, names: Sequence[int], missed_s: float, joining_s: float, now: float) -> None:
+    def __init__(self, names: Sequence[int], missed_s: float, now: float) -> None:
         self._missed_s = missed_s
-        self._last = dict.fromkeys(names, (-1, now + joining_s - missed_s))
+        self._last = dict.fromkeys(names, (-1, now))
 
     def hear(self, counters: dict[int, int], now: float) -> None:
         """Take in what the counters are by now."""
@@ -57,7 +53,7 @@ class Beats:
 
 
 class Heart:
-    """A thread that beats for this process and listens for others.
+    """A thread that beats for this process and listens for others, once all have met.
 
     Rank 0 listens for all, and they for it: that is as many messages as there are processes, and enough, since all end
     when rank 0 does. A process that is stopped, or whose machine has gone, is noticed within `MISSED_S` and a beat.
@@ -94,7 +90,7 @@ class Heart:
         self._stop.set()
 
     def _run(self) -> None:
-        beats = Beats(self._others, MISSED_S, JOINING_S, time.monotonic())
+        beats = Beats(self._others, MISSED_S, time.monotonic())
         count, last = 0, time.monotonic()
         store: Store | None = None
         while not self._stop.wait(BEAT_S if count else 0):
@@ -102,7 +98,7 @@ class Heart:
             if (
                 time.monotonic() - last > BEAT_S + MISSED_S / 2
             ):  # this process was stopped, and knows nothing of the others
-                beats = Beats(self._others, MISSED_S, MISSED_S, time.monotonic())
+                beats = Beats(self._others, MISSED_S, time.monotonic())
             with contextlib.suppress(RuntimeError):  # where all meet does not answer: then nobody is heard
                 if store is None:
                     store = self._connect()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from bow.cluster.heart import EXIT_STATUS, JOINING_S, Heart
+from bow.cluster.heart import EXIT_STATUS, Heart
 from bow.cluster.launch import Parcel, Workers, failed
 from bow.cluster.meeting import meet
 from bow.cluster.processes import Bucket, Processes, backend_for
@@ -27,6 +27,9 @@ from bow.errors import ClusterError, SettingError, reason
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells each process."""
+
+JOINING_S = 300.0
+"""Seconds until all processes must have come."""
 
 SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
