@@ -6,6 +6,9 @@
 //     w_j = w_j - step_j - c_j
 //     z'  = z + sum_j c_j + mu * (z - z_prev);     z_prev = z;     z = z'
 //
+// Where other devices average too, the sum over all their learners is made before the learning tasks (`contribution`),
+// travels while they run, and is given.
+//
 // Layout: w and v are rows `[learners, stride]`; a gradient is one piece of memory per parameter, as the learning task
 // left it, so that it is never copied into a row. Columns are independent of each other: executors share them out.
 // Moved per column and learner: w and v read and written, g read; per column z and z_prev read and written.
@@ -97,11 +100,13 @@ void move_central(T* __restrict__ z, T* __restrict__ z_prev, const T* __restrict
   }
 }
 
-// Columns `begin` to `end` of all learners. `z_prev` is only touched when synchronising. The padding at the end of a
-// row belongs to no parameter: it is zero everywhere and stays so.
+// Columns `begin` to `end` of all learners. `z_prev` is only touched when synchronising. `total` is the sum of the
+// corrections of all devices, null where there is one. The padding at the end of a row belongs to no parameter: it is
+// zero everywhere and stays so.
 template <typename T>
 void average_columns(
-    const std::vector<LearnerRow<T>>& learners, T* z, T* z_prev, int64_t begin, int64_t end, const Averaging& a) {
+    const std::vector<LearnerRow<T>>& learners, T* z, T* z_prev, const T* total, int64_t begin, int64_t end,
+    const Averaging& a) {
   T sums[kBlock];
   const auto step = step_kernel<T>(a);
   for (int64_t from = begin; from < end; from += kBlock) {
@@ -121,7 +126,25 @@ void average_columns(
             sums + (first - from), last - first, a);
       }
     }
-    if (a.synchronise) move_central(z + from, z_prev + from, sums, to - from, static_cast<T>(a.mu));
+    const T* moves = total == nullptr ? sums : total + from;
+    if (a.synchronise) move_central(z + from, z_prev + from, moves, to - from, static_cast<T>(a.mu));
+  }
+}
+
+// Columns `begin` to `end` of `total`: the sum of the corrections of `learners` rows that are `stride` apart.
+template <typename T>
+void contribution(
+    const T* weights, int64_t stride, int64_t learners, const T* z, T* total, int64_t begin, int64_t end, double alpha) {
+  const T a = static_cast<T>(alpha);
+  for (int64_t from = begin; from < end; from += kBlock) {
+    const int64_t to = std::min(from + kBlock, end);
+    std::fill(total + from, total + to, T(0));
+    for (int64_t j = 0; j < learners; ++j) {
+      const T* __restrict__ w = weights + j * stride;
+      const T* __restrict__ center = z;
+      T* __restrict__ sums = total;
+      for (int64_t i = from; i < to; ++i) sums[i] += a * (w[i] - center[i]);
+    }
   }
 }
 

@@ -55,7 +55,7 @@ class TorchTeam {
   ~TorchTeam() { close(); }
 
   // Raises what Ctrl-C raised; what a node raised stays with the execution.
-  void run(Execution& execution, bool record) {
+  void run(Execution& execution, bool record, Stage stage) {
     bool interrupted = false;
     {
       py::gil_scoped_release no_gil;
@@ -66,7 +66,7 @@ class TorchTeam {
         // What the handler raised stays with this thread until the run has ended; a second look would not see it.
         interrupted = interrupted || PyErr_CheckSignals() != 0;
         return interrupted;
-      });
+      }, stage);
     }
     if (interrupted) throw py::error_already_set();
   }
@@ -306,9 +306,15 @@ class Job : public Work {
     return before;
   }
 
-  void run(TorchTeam& team, bool record) {
+  void run(TorchTeam& team, bool record, bool commits) {
     reset_uses();
-    team.run(execution(), record);
+    team.run(execution(), record, commits ? Stage::kAll : Stage::kOrder);
+    raise_failure();
+  }
+
+  // What `run` has left out.
+  void commit(TorchTeam& team, bool record) {
+    team.run(execution(), record, Stage::kCommit);
     raise_failure();
   }
 
@@ -365,11 +371,13 @@ class Job : public Work {
   // What the rows are stepped and averaged with in the next run.
   void set_rows(
       at::Tensor weights, std::optional<at::Tensor> momenta, at::Tensor z, std::optional<at::Tensor> z_prev, double lr,
-      double momentum, double weight_decay, bool nesterov, double alpha, double mu, bool synchronise) {
+      double momentum, double weight_decay, bool nesterov, double alpha, double mu, bool synchronise,
+      std::optional<at::Tensor> total) {
     rows_->weights = std::move(weights);
     rows_->momenta = momenta.value_or(at::Tensor());
     rows_->z = std::move(z);
     rows_->z_prev = z_prev.value_or(at::Tensor());
+    rows_->total = total.value_or(at::Tensor());
     rows_->numbers = {lr, momentum, weight_decay, nesterov, alpha, mu, synchronise};
     rows_->outcomes.clear();
     rows_->offsets.clear();
@@ -568,7 +576,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(
           "schedule", &Job::schedule, py::arg("order"), py::arg("priority"), py::arg("num_lanes"),
           py::arg("commit") = std::vector<std::vector<int>>())
-      .def("run", &Job::run, py::arg("team"), py::arg("record") = false)
+      .def("run", &Job::run, py::arg("team"), py::arg("record") = false, py::arg("commits") = true)
+      .def("commit", &Job::commit, py::arg("team"), py::arg("record") = false)
       .def("post", &Job::post, py::arg("team"), py::arg("executor"), py::arg("record") = false)
       .def("raise_failure", &Job::raise_failure)
       .def_property_readonly("failed_node", &Job::failed_node)
@@ -576,12 +585,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(
           "set_rows", &Job::set_rows, py::arg("weights"), py::arg("momenta"), py::arg("z"), py::arg("z_prev"),
           py::arg("lr"), py::arg("momentum"), py::arg("weight_decay"), py::arg("nesterov"), py::arg("alpha"),
-          py::arg("mu"), py::arg("synchronise"))
+          py::arg("mu"), py::arg("synchronise"), py::arg("total") = std::nullopt)
       .def("value", &Job::value, py::arg("slot"))
       .def("release", &Job::release, py::arg("slots"))
       .def("spans", &Job::spans)
       .def_property_readonly("num_nodes", &Job::num_nodes);
 
+  m.def("contribute", [](const at::Tensor& weights, const at::Tensor& z, const at::Tensor& total, double alpha) {
+    py::gil_scoped_release no_gil;
+    contribute(weights, z, total, alpha);
+  }, py::arg("weights"), py::arg("z"), py::arg("total"), py::arg("alpha"));
   m.def("derive_seed", [](uint64_t seed, uint64_t index) { return derive_seed({seed, index}); });
 }
 

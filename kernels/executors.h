@@ -165,6 +165,10 @@ class Watch {
   int64_t next_;
 };
 
+// What is run of a plan: all of it, or what lies before the commit and the commit apart, for a caller who has something
+// to wait for between them.
+enum class Stage { kAll, kOrder, kCommit };
+
 // A plan that is run again and again: what its lanes share while they run it.
 class Execution {
  public:
@@ -179,14 +183,17 @@ class Execution {
   const Plan& plan() const { return plan_; }
 
   // Before the lanes run; no lane of the last run may still be running.
-  void begin(bool record) {
+  void begin(bool record, Stage stage = Stage::kAll) {
     ++epoch_;
     record_ = record;
+    stage_ = stage;
     phase_.store(Phase::kRunning, std::memory_order_relaxed);
     num_arrived_.store(0, std::memory_order_relaxed);
     failed_node_ = -1;
     error_ = nullptr;
-    for (auto& spans : spans_) spans.clear();
+    if (stage != Stage::kCommit) {
+      for (auto& spans : spans_) spans.clear();
+    }
     if (plan_.by_priority()) begin_by_priority();
   }
 
@@ -221,17 +228,22 @@ class Execution {
   };
 
   void run_in_order(int lane, Watch* watch) {
-    for (int node : plan_.order[lane]) {
-      for (int before : plan_.awaited[node]) {
-        if (!await(before, watch)) return;
-      }
-      if (stopped() || (watch != nullptr && interrupted(*watch))) return;
-      if (!run_node(node, lane)) return;
-      if (plan_.announced[node]) done_[node].store(epoch_, std::memory_order_release);  // orders its results before it
-    }
-    if (!plan_.commit.empty() && all_arrived(watch)) {
+    if (stage_ != Stage::kCommit && !run_order(lane, watch)) return;
+    if (stage_ != Stage::kOrder && !plan_.commit.empty() && all_arrived(watch)) {
       for (int node : plan_.commit[lane]) run_node(node, lane);
     }
+  }
+
+  bool run_order(int lane, Watch* watch) {
+    for (int node : plan_.order[lane]) {
+      for (int before : plan_.awaited[node]) {
+        if (!await(before, watch)) return false;
+      }
+      if (stopped() || (watch != nullptr && interrupted(*watch))) return false;
+      if (!run_node(node, lane)) return false;
+      if (plan_.announced[node]) done_[node].store(epoch_, std::memory_order_release);  // orders its results before it
+    }
+    return true;
   }
 
   // Whether every lane has come to its commit: the last one decides it for all. A lane that was stopped does not come.
@@ -349,6 +361,7 @@ class Execution {
   Work& work_;
   uint32_t epoch_ = 0;
   bool record_ = false;
+  Stage stage_ = Stage::kAll;
   std::vector<std::atomic<uint32_t>> done_;  // by node: the last run in which it was done
   std::atomic<Phase> phase_{Phase::kRunning};
   std::atomic<int> num_arrived_{0};  // lanes that wait to commit
@@ -428,11 +441,12 @@ class Team {
   }
 
   // Runs all lanes and returns when they are done; lane i on executor i.
-  void run(Execution& execution, bool record, const std::function<bool()>& interrupted) {
+  void run(
+      Execution& execution, bool record, const std::function<bool()>& interrupted, Stage stage = Stage::kAll) {
     const int lanes = execution.plan().num_lanes;
     if (lanes > size()) throw std::invalid_argument("the plan has more lanes than the team has executors");
     Watch watch(interrupted);
-    execution.begin(record);
+    execution.begin(record, stage);
     const int first = caller_takes_part_ ? 1 : 0;
     for (int lane = first; lane < lanes; ++lane) ensure_thread(lane);  // before any lane runs: it may fail
     for (int lane = first; lane < lanes; ++lane) post(lane, execution, lane);

@@ -356,6 +356,7 @@ class Commit : public Node {
 struct RowState {
   Averaging numbers;
   at::Tensor weights, momenta, z, z_prev;  // rows [learners, parameters]; momenta undefined where momentum is 0
+  at::Tensor total;                        // of the corrections of all devices; undefined where there is one
   std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
   std::vector<std::vector<int64_t>> offsets;           // by learner: of the pieces of its gradient
 };
@@ -398,12 +399,33 @@ class Average : public Node {
       rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps});
     }
     T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
-    average_columns<T>(rows, state.z.mutable_data_ptr<T>(), z_prev, begin, end, state.numbers);
+    const T* total = state.total.defined() ? state.total.const_data_ptr<T>() : nullptr;
+    average_columns<T>(rows, state.z.mutable_data_ptr<T>(), z_prev, total, begin, end, state.numbers);
   }
 
   std::shared_ptr<RowState> state_;
   int part_;
   int parts_;
 };
+
+// The sum of the corrections of all rows [learners, parameters], into `total`, with as many threads as operators have.
+inline void contribute(const at::Tensor& weights, const at::Tensor& z, const at::Tensor& total, double alpha) {
+  constexpr int64_t kGrain = 16;  // blocks that are worth a thread
+  const int64_t blocks = (z.numel() + kBlock - 1) / kBlock;
+  const auto run = [&]<typename T>(T) {
+    const T *w = weights.const_data_ptr<T>(), *center = z.const_data_ptr<T>();
+    T* sums = total.mutable_data_ptr<T>();
+    at::parallel_for(0, blocks, kGrain, [&](int64_t begin, int64_t end) {
+      const int64_t last = std::min(end * kBlock, z.numel());
+      contribution<T>(w, weights.stride(0), weights.size(0), center, sums, begin * kBlock, last, alpha);
+    });
+  };
+  if (weights.scalar_type() == at::kFloat) {
+    run(float());
+  } else {
+    TORCH_CHECK(weights.scalar_type() == at::kDouble, "rows must be float32 or float64");
+    run(double());
+  }
+}
 
 }  // namespace bow

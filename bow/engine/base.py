@@ -6,7 +6,7 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -292,17 +292,28 @@ class Engine(abc.ABC):
         """Learning tasks, optimizer and, when it is `due`, the synchronisation task, in the order of its timing."""
         self._before_step(due)
         began = time.perf_counter_ns()
-        try:
+        with self._beside_the_sum():
             outcome = self.learn(batches)
-        except BaseException:  # others have their part of the sum; the next one must not be taken for it
-            with contextlib.suppress(ClusterError):
-                self._summing.wait()
-            raise
         self.record("learning tasks", "round", began)
         began = time.perf_counter_ns()
         self._step(outcome, due)
         self.record("step and averaging" if due else "step", "round", began)
         return outcome
+
+    @contextlib.contextmanager
+    def _beside_the_sum(self) -> Iterator[None]:
+        """Learn while a sum is under way: others have their part of it, and the next must not be taken for it."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(ClusterError):
+                self._have_sum()
+            raise
+
+    def _have_sum(self) -> None:
+        """Wait for the sum that is under way."""
+        summing, self._summing = self._summing, DONE
+        summing.wait()
 
     def record(self, name: str, category: str, began_ns: int, place: str = "caller", **details: str | float) -> None:
         """Remember what has run from `began_ns` until now, if somebody wants to know."""
@@ -358,8 +369,7 @@ class Engine(abc.ABC):
             self._contributed(learners)
             self.apply(learners)
         if due and sync.timing is Timing.WITH_STEP:
-            self._summing.wait()
-            self._summing = DONE
+            self._have_sum()
             self.apply(learners)
             self._average_nodes()
 

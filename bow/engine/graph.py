@@ -78,7 +78,7 @@ class Graph(Engine):
         """Build the jobs anew for the learners that there are now."""
         self._in_turn.resized()
         self._forget_rounds()
-        stepping = fits(self.group, self.sync, self.settings) and self.group.matrix.z.dtype != torch.bfloat16
+        stepping = self._can_step() and self.group.matrix.z.dtype != torch.bfloat16
         self._sgd = SgdState(self.group, cast(SMA, self.sync)) if stepping else None
 
     def _forget_rounds(self) -> None:
@@ -101,7 +101,9 @@ class Graph(Engine):
     def learn_and_step(self, batches: Batches, due: bool) -> Outcome:
         """Run the whole round on the executors where optimizer and synchroniser are of the kind that fits."""
         ready = self._fed(batches) if self._stepping is not None else None
-        return super().learn_and_step(batches, due) if ready is None else self._run(ready, due)
+        if ready is None:
+            return super().learn_and_step(batches, due)
+        return self._run(ready, due) if self.group.is_alone or not due else self._run_beside_the_sum(ready)
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks on the executors, or in turn where they have no step graph."""
@@ -184,6 +186,18 @@ class Graph(Engine):
             self.spans += ready.spans()
         return outcome
 
+    def _run_beside_the_sum(self, ready: GraphRound) -> Outcome:
+        """Run a round with a synchronisation task in which other devices take part."""
+        matrix, sgd = self.group.matrix, cast(SgdState, self._sgd)
+        native().contribute(matrix.weights, matrix.z, matrix.total, sgd.numbers().alpha)
+        self._summing = self.group.world.sum(matrix.total)
+        ready.begin(True, matrix.total)
+        with self._beside_the_sum(), _indices_are_data():
+            outcome = ready.run(self._team, self.spans is not None, between=self._have_sum)
+        if self.spans is not None:
+            self.spans += ready.spans()
+        return outcome
+
     def _fed(self, batches: Batches) -> GraphRound | None:
         """What runs these batches, which it has been given; None where they are to be run in turn."""
         if self._failed:
@@ -204,7 +218,10 @@ class Graph(Engine):
     @property
     def _stepping(self) -> SgdState | None:
         """What steps on the executors, if optimizer and synchroniser are of the kind; hooks and flags may change."""
-        return self._sgd if self._sgd is not None and fits(self.group, self.sync, self.settings) else None
+        return self._sgd if self._sgd is not None and self._can_step() else None
+
+    def _can_step(self) -> bool:
+        return fits(self.group, self.sync, self.settings, alone=False)
 
     def _is_captured(self, batches: Batches) -> bool:
         different = 1 if isinstance(batches, Stacked) else len(self.group)

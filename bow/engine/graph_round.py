@@ -4,7 +4,7 @@ Each learner's learning task is a copy of the step graph; behind all of them com
 allow it, SGD and the synchronisation task, of which every executor has its columns, in one pass over the rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -90,30 +90,40 @@ class GraphRound:
         self._active = [batch is not None for batch in batches]
         return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
 
-    def begin(self, due: bool) -> None:
-        """Say whether a synchronisation task is part of what is run next."""
+    def begin(self, due: bool, total: Tensor | None = None) -> None:
+        """Say whether a synchronisation task is part of what is run next.
+
+        Args:
+            due: whether it is.
+            total: where other devices average too, what has the sum over all of them by the time of `commit`.
+        """
         if self._sgd is None:
             return
         matrix, rows, sgd = self._group.matrix, self._rows, self._sgd
         sgd.begin_round()
         self._builder.job.set_rows(
-            matrix.weights[rows], sgd.momenta[rows], matrix.z, matrix.state["z_prev"], *sgd.numbers(), due
+            matrix.weights[rows], sgd.momenta[rows], matrix.z, matrix.state["z_prev"], *sgd.numbers(), due, total
         )
 
-    def run(self, team: NativeTeam, record: bool = False) -> Outcome:
+    def run(self, team: NativeTeam, record: bool = False, between: Callable[[], None] | None = None) -> Outcome:
         """Run it on as many executors as it has lanes, and wait for it.
 
         Args:
             team: the executors.
             record: whether `spans` shall have start and end of every operator.
+            between: called when the learning tasks have ended and nothing has changed yet.
 
         Raises:
             GraphError, RuntimeError: a learning task fails; no row and no buffer of any learner has changed by then.
         """
+        job = self._builder.job
         try:
-            self._builder.job.run(team, record)
+            job.run(team, record, commits=between is None)
         except Exception as error:
             self._explain(error)
+        if between is not None:
+            between()
+            job.commit(team, record)
         return self._outcome()
 
     def post(self, team: NativeTeam, executor: int, record: bool = False) -> None:

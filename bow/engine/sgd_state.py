@@ -59,7 +59,7 @@ class SgdState:
     def numbers(self) -> Numbers:
         """The numbers of the coming round."""
         settings = self.settings
-        alpha = 1 / len(self._group) if self._sync.alpha is None else self._sync.alpha
+        alpha = 1 / self._group.num_all if self._sync.alpha is None else self._sync.alpha
         return Numbers(
             float(settings["lr"]),
             float(settings["momentum"]),
@@ -74,15 +74,23 @@ class SgdState:
         self._group.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> bool:
+def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, *, alone: bool = True) -> bool:
     """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
 
-    Not where other devices average as well: their part of the sum comes between what is read and what is written.
+    Where other devices average as well, their part of the sum comes between what is read and what is written.
+
+    Args:
+        group: the learners.
+        sync: what averages them.
+        settings: of their learning tasks.
+        alone: whether it has to be the only device.
     """
+    if not group.is_alone and (alone or (isinstance(sync, SMA) and sync.levels > 1)):
+        return False
     optimizer = group.optimizer.optimizer
     plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1
     hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if not group.is_alone or not plain or hooked or type(sync) not in (SMA, EASGD) or settings.clip_norm is not None:
+    if not plain or hooked or type(sync) not in (SMA, EASGD) or settings.clip_norm is not None:
         return False
     only = optimizer.param_groups[0]
     return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)
