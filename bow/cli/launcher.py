@@ -11,9 +11,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from bow.cluster.network import address_towards, is_ours
 from bow.errors import ClusterError, SettingError, reason
 
-HERE = "localhost:0"
 FAILED = 1
 
 
@@ -70,16 +70,26 @@ def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
             f"launcher.nnodes={own['nnodes']} needs launcher.rdzv_endpoint, got null; name one of the machines and a "
             "free port of it, HOST:PORT, the same on all machines"
         )
+    host, port = _meeting_place(str(endpoint)) if endpoint is not None else ("localhost", 0)
     return LaunchConfig(
         min_nodes=least,
         max_nodes=most,
         nproc_per_node=_processes(own["nproc_per_node"], settings["devices"]),
         run_id=str(own["rdzv_id"]),
         rdzv_backend="c10d",
-        rdzv_endpoint=HERE if endpoint is None else str(endpoint),
+        rdzv_endpoint=f"{host}:{port}",
+        rdzv_configs={"is_host": True} if address_towards(host, port) and is_ours(host, port) else {},
+        local_addr=address_towards(host, port),
         max_restarts=own["max_restarts"],
         monitor_interval=0.2,
     )
+
+
+def _meeting_place(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise SettingError(f"launcher.rdzv_endpoint must be HOST:PORT, as in server:29400, got {endpoint!r}")
+    return host, int(port)
 
 
 def _nodes(given: Any) -> tuple[int, int]:

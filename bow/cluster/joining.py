@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from bow.cluster.heart import EXIT_STATUS, Heart
 from bow.cluster.launch import Parcel, Workers, failed
 from bow.cluster.meeting import meet
+from bow.cluster.network import reachable_by
 from bow.cluster.processes import Bucket, Processes, backend_for
 from bow.cluster.world import ALONE, World
 from bow.device import available_cores
@@ -184,7 +185,9 @@ def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
             f"the other processes cannot be reached at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
             f"({reason(error)}); look whether rank 0 runs and whether a firewall is between"
         ) from error
-    with Heart(functools.partial(_below, prefix, _connect), rank, size):
+    nodes = _number("GROUP_WORLD_SIZE", 1)
+    way = reachable_by(*_meeting_place()) if nodes > 1 else contextlib.nullcontext()
+    with way, Heart(functools.partial(_below, prefix, _connect), rank, size):
         world = Processes(
             device,
             rank=rank,
@@ -192,7 +195,7 @@ def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
             local_rank=_number("LOCAL_RANK", rank),
             local_size=_number("LOCAL_WORLD_SIZE", size),
             node=_number("GROUP_RANK", 0),
-            nodes=_number("GROUP_WORLD_SIZE", 1),
+            nodes=nodes,
             store=PrefixStore(prefix, common),
             bucket_mb=bucket_mb,
         )
@@ -215,8 +218,12 @@ def _end_with_parent() -> None:
 
 
 def _connect() -> Store:
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host, port = _meeting_place()
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
+
+
+def _meeting_place() -> tuple[str, int]:
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 
 def _number(variable: str, otherwise: int) -> int:
