@@ -17,7 +17,9 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 namespace bow {
@@ -44,19 +46,29 @@ struct LearnerRow {
   T* momenta;                     // unused where momentum is 0
   const std::vector<Piece<T>>* pieces;  // by offset, without gaps up to the padding of the row
   bool steps;                     // false: sat out or diverged, takes part in the averaging only
+  bool* left_finite;              // set where its step takes it out of the finite numbers
 };
+
+// Whether a number is infinite or not a number, by its exponent, and not by a branch: loops over it are vectorised.
+template <typename T>
+inline auto not_finite(T x) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  constexpr Bits kExponent = sizeof(T) == 4 ? Bits(0x7f800000) : Bits(0x7ff0000000000000);
+  return static_cast<Bits>((std::bit_cast<Bits>(x) & kExponent) == kExponent);
+}
 
 constexpr int64_t kBlock = 1024;  // columns whose central model and sums stay in the first-level cache
 
 // `n` columns of one learner that takes its step; `c` adds up the corrections. Without momentum or without averaging,
-// memory that is not needed is not touched.
+// memory that is not needed is not touched. Returns whether the weights have left the finite numbers.
 template <bool kMomentum, bool kAverage, typename T>
-void step_and_correct(
+bool step_and_correct(
     T* __restrict__ w, T* __restrict__ v, const T* __restrict__ g, const T* __restrict__ z, T* __restrict__ c, int64_t n,
     const Averaging& a) {
   const T lr = static_cast<T>(a.lr), momentum = static_cast<T>(a.momentum), decay = static_cast<T>(a.weight_decay);
   const T alpha = static_cast<T>(a.alpha);
   const T look_ahead = a.nesterov ? momentum : T(1), own = a.nesterov ? T(1) : T(0);
+  decltype(not_finite(T())) left = 0;
   for (int64_t i = 0; i < n; ++i) {
     T step = g[i] + decay * w[i];
     if constexpr (kMomentum) {
@@ -71,7 +83,9 @@ void step_and_correct(
       moved -= correction;
     }
     w[i] = moved;
+    left |= not_finite(moved);
   }
+  return left != 0;
 }
 
 template <typename T>
@@ -121,7 +135,7 @@ void average_columns(
       auto piece = std::upper_bound(learner.pieces->begin(), learner.pieces->end(), from, after);
       for (; piece != learner.pieces->end() && piece->offset < to; ++piece) {
         const int64_t first = std::max(from, piece->offset), last = std::min(to, piece->offset + piece->numel);
-        step(
+        *learner.left_finite |= step(
             learner.weights + first, learner.momenta + first, piece->gradient + (first - piece->offset), z + first,
             sums + (first - from), last - first, a);
       }

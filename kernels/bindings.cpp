@@ -339,8 +339,8 @@ class Job : public Work {
 
   int failed_node() { return execution().failed_node(); }
 
-  // Losses [learners], which of them are finite with their gradients, whether all active ones are, and metrics
-  // [names, learners].
+  // Losses [learners], which of them are finite with their gradients and weights, whether all active ones are, and
+  // metrics [names, learners].
   std::tuple<at::Tensor, at::Tensor, bool, std::optional<at::Tensor>> outcome(at::ScalarType dtype, int num_metrics) {
     const int64_t n = static_cast<int64_t>(learners_.size());
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -354,8 +354,9 @@ class Job : public Work {
       } else {
         losses[j].fill_(loss);
       }
-      finite.mutable_data_ptr<bool>()[j] = own.active && own.finite;
-      all = all && (!own.active || own.finite);
+      const bool stays = own.finite && !rows_->has_left_finite(j);
+      finite.mutable_data_ptr<bool>()[j] = own.active && stays;
+      all = all && (!own.active || stays);
     }
     if (num_metrics == 0) return {losses, finite, all, std::nullopt};
     at::Tensor metrics = at::empty({num_metrics, n}, at::kFloat);

@@ -359,12 +359,19 @@ struct RowState {
   at::Tensor total;                        // of the corrections of all devices; undefined where there is one
   std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
   std::vector<std::vector<int64_t>> offsets;           // by learner: of the pieces of its gradient
+  std::vector<std::unique_ptr<bool[]>> left_finite;    // by part, by learner: whether its step led to infinity
+
+  bool has_left_finite(size_t learner) const {
+    return std::any_of(left_finite.begin(), left_finite.end(), [&](const auto& part) { return part[learner]; });
+  }
 };
 
 class Average : public Node {
  public:
   Average(std::shared_ptr<RowState> state, int part, int parts)
-      : Node({}, {}), state_(std::move(state)), part_(part), parts_(parts) {}
+      : Node({}, {}), state_(std::move(state)), part_(part), parts_(parts) {
+    state_->left_finite.resize(parts);
+  }
 
   void run(Slots&) override {
     if (state_->weights.scalar_type() == at::kFloat) {
@@ -389,6 +396,8 @@ class Average : public Node {
     const int64_t momenta_stride = state.momenta.defined() ? state.momenta.stride(0) : stride;
     std::vector<std::vector<Piece<T>>> pieces(state.outcomes.size());
     std::vector<LearnerRow<T>> rows;
+    std::unique_ptr<bool[]>& left_finite = state_->left_finite[part_];
+    left_finite = std::make_unique<bool[]>(state.outcomes.size());
     for (size_t j = 0; j < state.outcomes.size(); ++j) {
       const TaskOutcome& outcome = *state.outcomes[j];
       const bool steps = outcome.active && outcome.finite;
@@ -396,7 +405,7 @@ class Average : public Node {
         const at::Tensor& gradient = outcome.gradients[i];
         pieces[j].push_back({state.offsets[j][i], gradient.numel(), gradient.const_data_ptr<T>()});
       }
-      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps});
+      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps, &left_finite[j]});
     }
     T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
     const T* total = state.total.defined() ? state.total.const_data_ptr<T>() : nullptr;

@@ -105,7 +105,7 @@ class Outcome:
 
     Attributes:
         losses: before the step; NaN for learners without a batch.
-        finite: whether loss and gradient are finite.
+        finite: whether loss and gradient are finite, and behind the step the weights.
         active: which learners had a batch.
         metrics: what the step returned besides the loss, one value per learner.
         taken_by: by batch, the learner that took it, where that is not the batch's own.
@@ -123,6 +123,11 @@ class Outcome:
         if bool(self.finite.all()):
             return self.active
         return [active and finite for active, finite in zip(self.active, self.finite.tolist(), strict=True)]
+
+    def take_out(self, finite: Bool[Tensor, " learners"]) -> None:
+        """Count learners as diverged that are not finite for a further reason."""
+        self.finite = self.finite & finite
+        self.__dict__.pop("healthy", None)
 
     @property
     def diverged(self) -> list[bool]:
@@ -365,6 +370,7 @@ class Engine(abc.ABC):
             stepping = [contributors > 0] * len(stepping)
         self._clip(rows.gradients)
         self.group.optimizer.step(stepping)
+        self._look_at_weights(outcome)
         if due and sync.timing is Timing.AFTER_STEP:
             self._contributed(learners)
             self.apply(learners)
@@ -372,6 +378,13 @@ class Engine(abc.ABC):
             self._have_sum()
             self.apply(learners)
             self._average_nodes()
+
+    def _look_at_weights(self, outcome: Outcome) -> None:
+        """Learners whose step led out of the finite numbers start again before others average with them."""
+        finite = torch.isfinite(self.group.matrix.weights.sum(1))
+        if not bool(finite.all()):
+            outcome.take_out(finite)
+            self._restart(outcome.diverged)
 
     def _average_nodes(self) -> None:
         """Average with other nodes, if that is due."""
@@ -522,7 +535,7 @@ class Engine(abc.ABC):
             return
         which = outcome.diverged.index(True)
         loss = float(outcome.losses[which])
-        quantity = "gradient was not finite" if math.isfinite(loss) else f"loss was {loss:g}"
+        quantity = "gradient or weights were not finite" if math.isfinite(loss) else f"loss was {loss:g}"
         learner = which if outcome.taken_by is None else outcome.taken_by[which]
         cause = f"learner {self.group.first + learner}'s {quantity} in round {round_index}"
         if self.settings.on_nan == "error":

@@ -80,7 +80,7 @@ class SgdRound:
             weights.copy_(moved)
             for name, buffer in result.buffers.items():
                 buffers[name].copy_(buffer)
-            return result.loss, result.finite, result.metrics, z_next
+            return result.loss, result.finite & torch.isfinite(moved.sum(1)), result.metrics, z_next
 
         return compiled(run)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import statistics
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.cluster import Pending, StandIn
+from bow.cluster import Pending, StandIn, World
+from bow.engine.graph_round import GraphRound
+from tests.cluster.worlds import in_world
 
 EVENTS: list[str] = []
 
@@ -33,12 +37,16 @@ class NotingWorld(StandIn):
         return None
 
 
-def step(model: nn.Module, batch: Any) -> Tensor:
-    EVENTS.append("learning task")
+def silent_step(model: nn.Module, batch: Any) -> Tensor:
     return model(batch).square().mean()
 
 
-def rounds(sync: Any, engine: str, count: int = 4) -> tuple[NotingWorld, bow.Replicas]:
+def step(model: nn.Module, batch: Any) -> Tensor:
+    EVENTS.append("learning task")
+    return silent_step(model, batch)
+
+
+def rounds(sync: Any, engine: str, count: int = 4, step: Any = step) -> tuple[NotingWorld, bow.Replicas]:
     EVENTS.clear()
     world = NotingWorld()
     replicas = bow.Replicas(
@@ -64,6 +72,73 @@ def test_the_sum_travels_while_the_learners_learn(engine: str) -> None:
     expected = [f"sum of {model} begun", *["learning task"] * 3, "waited for the sum"]
     assert expected * 4 == EVENTS
     assert world.sums == 4
+
+
+def test_the_sum_travels_while_executors_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = GraphRound.run
+
+    def noted(self: GraphRound, team: Any, record: bool = False, between: Any = None) -> Any:
+        EVENTS.append("learning tasks begun")
+        outcome = run(self, team, record, between)
+        EVENTS.append("stepped and averaged")
+        return outcome
+
+    monkeypatch.setattr(GraphRound, "run", noted)
+    _, replicas = rounds(bow.SMA(), "graph", step=silent_step)
+    sum_begun = f"sum of {replicas.z.numel()} begun"
+    assert EVENTS[-4:] == [sum_begun, "learning tasks begun", "waited for the sum", "stepped and averaged"]
+
+
+LEARNING_S, LATE_S = 0.06, 0.03
+
+
+def slow_step(model: nn.Module, batch: Any) -> Tensor:
+    time.sleep(LEARNING_S)
+    return silent_step(model, batch)
+
+
+class Late(Pending):
+    """A sum that arrives late."""
+
+    def __init__(self, sum: Pending) -> None:
+        self._sum = sum
+        self._at = time.perf_counter() + LATE_S
+
+    def wait(self) -> None:
+        self._sum.wait()
+        time.sleep(max(0.0, self._at - time.perf_counter()))
+
+
+def seconds_a_round(world: World, sync: Any) -> float:
+    """The median, where every sum arrives late."""
+    on_time = world.sum
+    world.sum = lambda tensor: Late(on_time(tensor))  # type: ignore[method-assign]
+    replicas = bow.Replicas(
+        nn.Linear(300, 200),
+        step=slow_step,
+        optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+        learners=1,
+        engine="eager",
+        sync=sync,
+        device="cpu",
+        world=world,
+    )
+    times = []
+    for _ in range(12):
+        began = time.perf_counter()
+        replicas.round([torch.ones(2, 300)])
+        times.append(time.perf_counter() - began)
+    world.sum = on_time  # type: ignore[method-assign]
+    return statistics.median(times)
+
+
+def test_a_sum_that_arrives_late_is_hidden() -> None:
+    def measure(world: World) -> list[float]:
+        return [seconds_a_round(world, sync) for sync in (bow.Independent(), bow.SMA(), bow.LocalSGD(every=1))]
+
+    for alone, beside, behind in in_world(2, measure):
+        assert beside <= 1.1 * alone
+        assert behind >= alone + 0.9 * LATE_S  # what a sum costs that cannot begin before the step
 
 
 @pytest.mark.parametrize(

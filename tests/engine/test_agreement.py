@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+import bow
 from tests.engine.pairs import FAKE, OPTIMIZERS, OTHERS, Pair
 from tests.synchronisers import SYNCHRONISERS
 
@@ -170,6 +172,33 @@ def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, s
             pair.round(batches)
         assert [training.num_restarts for training in pair.trainings] == [2, 2]
         assert pair.engine == engine
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.parametrize("sync", ["sma", "easgd", "local-sgd", "diloco", "asgd"])
+@pytest.mark.parametrize("engine", ["eager", *(name for name in OTHERS if FAKE not in name)])
+def test_a_learner_starts_again_whose_step_leads_to_infinity(engine: str, sync: str) -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).mean()
+
+    replicas = bow.Replicas(
+        nn.Linear(3, 1, bias=False).double(),
+        step=step,
+        optimizer=functools.partial(torch.optim.SGD, lr=1e10, momentum=0.5),
+        learners=3,
+        engine=engine,  # type: ignore[arg-type]
+        sync=SYNCHRONISERS[sync](),
+        device="cpu",
+    )
+    with contextlib.closing(replicas):
+        for t in range(6):
+            sizes = (1e-10, 1e300 if t == 2 else 1e-10, 1e-10)  # the gradient is finite; ten powers of ten more are not
+            replicas.round([torch.full((2, 3), size, dtype=torch.float64) for size in sizes])
+            assert replicas.num_restarts == (t >= 2)
+            assert replicas.W.abs().max() < 100
+            assert replicas.z.abs().max() < 100
+        assert replicas.engine.startswith(engine)
 
 
 CAPTURES = [

@@ -290,6 +290,9 @@ class StreamEngine(Engine):
         self._step(outcome, due)
         self.move()
 
+    def _look_at_weights(self, outcome: Outcome) -> None:
+        """Nobody looks: the host would wait. Infinite weights show in the next round's loss, or in the central model."""
+
     def contribute(self, contributors: int) -> None:
         """The synchroniser's sum: that of SMA in one pass over the rows."""
         matrix = self.group.matrix
