@@ -1,9 +1,12 @@
-# bow in a container: docker build -t bow . && docker run --gpus all --ipc=host --ulimit memlock=-1 bow train
+# bow in a container: docker build -t bow . && docker run --gpus all --init --ipc=host --ulimit memlock=-1 bow train
+# docs/docker.md says what each flag is for, and what of this has been run.
 #
 # CUDA=13, 12 or none says for which CUDA torch and CuPy are installed. Without CUDA, learners run on cores, by a native
 # runtime that is compiled for the machine that it runs on: only then has the image a compiler. (compile=True on a GPU
 # needs one as well, for Triton: docker build --build-arg COMPILER=yes.)
-ARG BASE=python:3.12-slim
+#
+# The base has the Python and the Debian that bow is tested with.
+ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
 ARG CUDA=13
@@ -11,13 +14,13 @@ WORKDIR /src
 RUN python3 -m venv /opt/bow
 COPY constraints.txt ./
 COPY docker/install.sh docker/
-# What changes seldom first: torch is most of the image.
-RUN sh docker/install.sh torch "${CUDA}"
+# What changes seldom first: torch is most of the image. A pip.conf may be lent as a secret, which is kept nowhere.
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh docker/install.sh torch "${CUDA}"
 COPY pyproject.toml README.md LICENSE ./
 COPY kernels kernels
 COPY conf conf
 COPY bow bow
-RUN sh docker/install.sh bow "${CUDA}"
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh docker/install.sh bow "${CUDA}"
 
 FROM ${BASE}
 ARG CUDA=13
@@ -25,12 +28,15 @@ ARG COMPILER=""
 COPY docker/install.sh /tmp/install.sh
 RUN sh /tmp/install.sh compiler "${COMPILER:-${CUDA}}" && rm /tmp/install.sh \
     && useradd --create-home --uid 1000 bow \
-    && install --directory --owner=bow /home/bow/runs
+    && install --directory --owner=bow --group=bow /home/bow/runs /home/bow/.cache /home/bow/.cache/bow
 COPY --from=build /opt/bow /opt/bow
 COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/bow-entrypoint
+# All that is compiled or measured lies in one folder, for a volume to keep.
 ENV PATH=/opt/bow/bin:${PATH} \
     OMP_WAIT_POLICY=PASSIVE \
     PYTHONUNBUFFERED=1 \
+    CUPY_CACHE_DIR=/home/bow/.cache/bow/cupy \
+    TORCHINDUCTOR_CACHE_DIR=/home/bow/.cache/bow/inductor \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000

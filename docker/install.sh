@@ -3,33 +3,42 @@
 set -eu
 
 pip=/opt/bow/bin/pip
-options="--no-cache-dir --disable-pip-version-check"
+install() { "$pip" install --no-cache-dir --disable-pip-version-check --constraint constraints.txt "$@"; }
 
-# torch's wheels are built for CUDA 12 up to 2.10 and for CUDA 13 from 2.11 on; constraints.txt pins the tested versions.
-torch="" extra="" constraints=""
-case "$2" in
-    13) torch="torch>=2.11" extra="[cu13]" constraints="-c constraints.txt" ;;
-    12) torch="torch>=2.10,<2.11" extra="[cu12]" constraints="" ;;
-    none) torch="torch" extra="" constraints="-c constraints.txt" ;;
-    yes) ;;
-    *) echo "CUDA must be 13, 12 or none, got $2" >&2; exit 2 ;;
+# Debian keeps Python's headers in a package of their own, other Pythons have them beside the interpreter.
+has_headers() { python3 -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2> /dev/null; }
+
+step=$1 cuda=$2 extra=""
+case $cuda in
+    13) extra="[cu13]" ;;
+    12) extra="[cu12]" ;;
+    none | yes) ;;
+    *) echo "CUDA must be 13, 12 or none, got $cuda" >&2; exit 2 ;;
 esac
 
-case "$1" in
-    # shellcheck disable=SC2086
-    torch) "$pip" install $options $constraints "$torch" ;;
-    # shellcheck disable=SC2086
-    bow) "$pip" install $options $constraints "$torch" ".$extra" ;;
-    compiler)
-        if [ "$2" = none ] || [ "$2" = yes ]; then
-            headers=""
-            python3 -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2> /dev/null \
-                || headers=python3-dev  # Debian has them in a package of their own
-            apt-get update
-            # shellcheck disable=SC2086
-            apt-get install --yes --no-install-recommends g++ $headers
-            rm -rf /var/lib/apt/lists/*
-        fi
+case $step in
+    torch)
+        set -- torch
+        case $cuda in
+            # The newest torch that is built for CUDA 12.
+            12) sed -i 's/^torch==.*/torch==2.10.0/' constraints.txt ;;
+            # PyPI's torch is built for CUDA. Whoever has set up an index of his own says there which one he wants.
+            none) "$pip" config list | grep -Eq '(index-url|find-links)=' \
+                || set -- torch --extra-index-url https://download.pytorch.org/whl/cpu ;;
+        esac
+        install "$@"
         ;;
-    *) echo "install.sh knows torch, bow and compiler, got $1" >&2; exit 2 ;;
+    bow) install ".$extra" ;;
+    compiler)
+        case $cuda in
+            none | yes)
+                set -- g++
+                has_headers || set -- g++ python3-dev
+                apt-get update
+                apt-get install --yes --no-install-recommends "$@"
+                rm -rf /var/lib/apt/lists/*
+                ;;
+        esac
+        ;;
+    *) echo "install.sh knows torch, bow and compiler, got $step" >&2; exit 2 ;;
 esac

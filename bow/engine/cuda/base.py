@@ -291,7 +291,7 @@ class StreamEngine(Engine):
         self.move()
 
     def _look_at_weights(self, outcome: Outcome) -> None:
-        """Nobody looks: the host would wait. Infinite weights show in the next round's loss, or in the central model."""
+        """Nobody looks: the host would wait. Infinite weights show in the next loss, or in the central model."""
 
     def contribute(self, contributors: int) -> None:
         """The synchroniser's sum: that of SMA in one pass over the rows."""
