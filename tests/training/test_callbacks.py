@@ -92,7 +92,11 @@ def test_an_error_in_a_callback_ends_the_training(
     assert (tmp_path / "run" / "metrics.jsonl").exists(), "what was recorded is kept"
 
 
-@pytest.mark.parametrize("wrong", [[Diary], [print], Diary(), [None], ["on_round_end"]], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    [[Diary], [print], Diary(), [None], ["on_round_end"]],
+    ids=["a class", "a function", "no list", "nothing", "a name"],
+)
 def test_objects_without_hooks_are_refused(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, wrong: Any
 ) -> None:

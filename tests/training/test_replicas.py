@@ -286,7 +286,7 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
         ({"clip_norm": 0.0}, "clip_norm must be above 0"),
         ({"buffers": "sum"}, "buffers must be one of average, recalibrate, first"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else next(iter(given)),
 )
 def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):

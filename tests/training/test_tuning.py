@@ -94,7 +94,7 @@ def test_the_fastest_setting_is_chosen(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("given", "engines", "learners"),
     [({"learners": 3}, {"streams", "graph", "eager", "fused"}, {3}), ({"engine": "graph"}, {"graph"}, {1, 2, 3, 4})],
-    ids=str,
+    ids=["learners", "engine"],
 )
 def test_what_is_given_is_not_searched(
     machine: Machine, given: dict[str, Any], engines: set[str], learners: set[int]
