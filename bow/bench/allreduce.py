@@ -3,7 +3,8 @@
 Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns
 within the same processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets,
 with one sum for each variable, and with an AllReduce that arrives late by half of what a round takes without
-averaging.
+averaging; and in engine `eager`, without averaging, with one AllReduce, and as the paper has it, variable by variable
+by the learner that gets to its gradient last.
 """
 
 import functools
@@ -18,14 +19,15 @@ from torch import Tensor
 
 from bow.bench.arguments import check_positive, setting
 from bow.bench.environment import inspect_environment
+from bow.bench.leader import ByLeader
 from bow.bench.measure import Spread
 from bow.bench.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
 from bow.bench.workloads import WORKLOADS
 from bow.cluster import Bucket, Parcel, Pending, Processes, World, join, start
-from bow.engine import Stacked
+from bow.engine import Engine, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.errors import SettingError
+from bow.replica import LearnerGroup
 from bow.sync import SMA, Independent, Synchroniser
-from bow.training import Replicas
 
 CPU = torch.device("cpu")
 
@@ -44,6 +46,28 @@ BASE, WHOLE, BUCKETS, VARIABLES, DELAYED = (
     "one sum a variable",
     "one AllReduce, late",
 )
+EAGER_BASE, EAGER_WHOLE, LEADER = "eager: no averaging", "eager: one AllReduce", "eager: by the last at a variable"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to average.
+
+    Attributes:
+        name: of the way.
+        over: name of the way without averaging that its rounds are compared with.
+        sync: what keeps the learners together.
+        engine: what runs them; None: the setting's.
+        world: what they are summed by.
+        bucket: as in `Processes`.
+    """
+
+    name: str
+    over: str
+    sync: Synchroniser
+    engine: str | None = None
+    world: type[Processes] = Processes
+    bucket: Bucket = None
 
 
 @dataclass(frozen=True)
@@ -112,18 +136,23 @@ class Late(Processes):
 class Runner:
     """Learners that average in one of the ways."""
 
-    name: str
-    replicas: Replicas
+    way: Way
+    engine: Engine
     batches: Stacked
     sums: int = 0
 
+    @property
+    def world(self) -> World:
+        """What they are summed by."""
+        return self.engine.group.world
+
     def rounds(self, count: int) -> float:
         """Run so many rounds; seconds a round."""
-        before, began = self.replicas.world.sums, time.perf_counter()
+        before, began = self.world.sums, time.perf_counter()
         for _ in range(count):
-            self.replicas.round(self.batches)
+            self.engine.round(self.batches)
         seconds = time.perf_counter() - began
-        self.sums = self.replicas.world.sums - before
+        self.sums = self.world.sums - before
         return seconds / count
 
 
@@ -169,61 +198,65 @@ def measure_model(world: World, settings: Settings, model: str) -> dict[str, Any
     base_s = world.leaders(runners[0].rounds(WARM_UP_ROUNDS))
     counts = max(1, round(settings.stint_s / base_s))
     for runner in runners:
-        if isinstance(runner.replicas.world, Late):
-            runner.replicas.world.delay_s = LATE * world.leaders(runners[0].rounds(counts))
-    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
+        if isinstance(runner.world, Late):
+            runner.world.delay_s = LATE * world.leaders(runners[0].rounds(counts))
+    times: dict[str, list[float]] = {runner.way.name: [] for runner in runners}
     for turn in range(settings.turns):
         for runner in runners if turn % 2 else reversed(runners):
             world.add_up([0.0])  # all begin together
-            times[runner.name].append(runner.rounds(counts))
-    found = {
-        runner.name: {
-            "seconds_a_round": Spread.of(times[runner.name]).as_dict(digits=6),
-            "ratio": Spread.of([own / base for own, base in zip(times[runner.name], times[BASE], strict=True)]).as_dict(
-                digits=3
-            ),
+            times[runner.way.name].append(runner.rounds(counts))
+    found = {}
+    for runner in runners:
+        own, base = times[runner.way.name], times[runner.way.over]
+        found[runner.way.name] = {
+            "seconds_a_round": Spread.of(own).as_dict(digits=6),
+            "ratio": Spread.of([a / b for a, b in zip(own, base, strict=True)]).as_dict(digits=3),
             "sums_a_round": runner.sums / counts,
         }
-        for runner in runners
-    }
-    for runner in runners:
-        runner.replicas.close()
+        runner.engine.close()
     return found
 
 
+def ways(settings: Settings) -> list[Way]:
+    """All that race."""
+    return [
+        Way(BASE, BASE, Independent()),
+        Way(WHOLE, BASE, SMA()),
+        Way(BUCKETS, BASE, SMA(), bucket=settings.bucket_mb),
+        Way(VARIABLES, BASE, SMA(), bucket="variable"),
+        Way(DELAYED, BASE, SMA(), world=Late),
+        Way(EAGER_BASE, EAGER_BASE, Independent(), engine="eager"),
+        Way(EAGER_WHOLE, EAGER_BASE, SMA(), engine="eager"),
+        Way(LEADER, EAGER_BASE, SMA(), engine=ByLeader.name),
+    ]
+
+
 def _runners(world: World, settings: Settings, model: str) -> Iterator[Runner]:
-    ways: tuple[tuple[str, Synchroniser, type[Processes], Bucket], ...] = (
-        (BASE, Independent(), Processes, None),
-        (WHOLE, SMA(), Processes, None),
-        (BUCKETS, SMA(), Processes, settings.bucket_mb),
-        (VARIABLES, SMA(), Processes, "variable"),
-        (DELAYED, SMA(), Late, None),
-    )
     workload = WORKLOADS[model]
     data = workload.make_data(settings.batch_size)
     batches = Stacked(tuple(tensor.expand(settings.learners, *tensor.shape).contiguous() for tensor in data))
-    for name, sync, kind, bucket in ways:
-        own = kind(
+    for way in ways(settings):
+        own = way.world(
             CPU,
             rank=world.rank,
             size=world.size,
             local_rank=world.local_rank,
             local_size=world.local_size,
             store=None,
-            bucket_mb=bucket,
+            bucket_mb=way.bucket,
         )
         torch.manual_seed(0)
-        replicas = Replicas(
-            workload.build(),
-            workload.loss,
-            optimizer=functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9),
-            learners=settings.learners,
-            engine=settings.engine,  # type: ignore[arg-type]
-            sync=sync,
-            device="cpu",
-            world=own,
-        )
-        yield Runner(name, replicas, batches)
+        optimizer = functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9)
+        group = LearnerGroup(workload.build(), optimizer, learners=settings.learners, device=CPU, world=own)
+        task = TaskSettings(step_from_loss(workload.loss))
+        yield Runner(way, _engine(way.engine or settings.engine, group, way.sync, task), batches)
+
+
+def _engine(name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> Engine:
+    if name == ByLeader.name:
+        assert isinstance(sync, SMA)
+        return ByLeader(group, sync, settings)
+    return make_engine(name, group, sync, settings, None)
 
 
 def table(found: dict[str, Any]) -> Table:
@@ -252,7 +285,8 @@ def markdown(values: dict[str, Any], environment: str) -> str:
 
 {sized} of batch {settings["batch_size"]}, engine {settings["engine"]};
 {values["fixed"]}. Everybody in turns within the same processes, {settings["turns"]} times, every other
-time in reverse order. A ratio is that of a turn: a round over one without averaging; median (lowest to highest).
+time in reverse order. A ratio is that of a turn: a round over one of the same engine without averaging; median (lowest
+to highest). The paper's way, {LEADER!r}, begins a variable's sum when the last learner of the device has its gradient.
 Buckets are of {settings["bucket_mb"]} MiB. A late AllReduce arrives {values["late"]:g} of a round without averaging
 after it has begun, and is to cost at most {values["limit"]:g} times such a round.
 

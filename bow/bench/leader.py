@@ -1,0 +1,102 @@
+"""The paper's way to synchronise, for comparison: variable by variable, by the learner that gets there last."""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from bow.cluster import Pending
+from bow.engine import Batches, Engine, Outcome, TaskSettings
+from bow.engine.eager import batch_of
+from bow.engine.task import Batch, LearningTask
+from bow.replica import LearnerGroup
+from bow.sync import SMA
+
+
+class All(Pending):
+    """Several sums."""
+
+    def __init__(self, sums: Sequence[Pending]) -> None:
+        self._sums = sums
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        for each in self._sums:
+            each.wait()
+
+
+class ByLeader(Engine):
+    """Learners one after another; the last one that has a variable's gradient averages the variable.
+
+    What learners contribute is there before their learning tasks; a sum that begins with a gradient begins late. The
+    order of the variables is that of the backward pass, the same on all devices.
+
+    Args:
+        group: the learners of the device.
+        sync: an `SMA` of one level.
+        settings: what their learning tasks have in common.
+
+    References:
+        Budea, TensorBow, 2019, section 4.4.
+    """
+
+    name = "leader"
+
+    def __init__(self, group: LearnerGroup, sync: SMA, settings: TaskSettings) -> None:
+        super().__init__(group, sync, settings)
+        self._alpha = 1 / group.num_all if sync.alpha is None else sync.alpha
+        self._tasks = [
+            LearningTask(each.module, settings.step, group.device, settings.precision) for each in group.learners
+        ]
+        slots = group.layout.slots
+        self._sizes = [slot.numel for slot in slots] + ([group.layout.padding] if group.layout.padding else [])
+        group.matrix.corrections.zero_()  # the padding, which belongs to no variable
+        self._sums: list[Pending] = []
+        self._missing: list[int] = []
+
+    def _before_step(self, due: bool) -> None:
+        """Nothing has been summed yet; of every variable all learners are missing."""
+        self._sums = []
+        self._missing = [len(self.group) if due else 0] * len(self.group.layout.slots)
+
+    def learn(self, batches: Batches) -> Outcome:
+        """Run the learning tasks in turn."""
+        losses = torch.stack([self._learn(index, batch_of(batches, index)) for index in range(len(self.group))])
+        for variable, missing in enumerate(self._missing):  # what the loss does not depend on
+            if missing:
+                self._sum(variable)
+        self._summing = All(self._sums)
+        finite = torch.isfinite(losses) & torch.isfinite(self.group.matrix.gradients.sum(1))
+        return Outcome(losses, finite, [True] * len(losses))
+
+    def _learn(self, index: int, batch: Batch | None) -> Tensor:
+        learner = self.group.learners[index]
+        with torch.enable_grad():
+            named: dict[str, Tensor] = {}
+            for variable, piece in enumerate(torch.split(learner.row, self._sizes)[: len(self._missing)]):
+                slot = self.group.layout.slots[variable]
+                piece.register_hook(functools.partial(self._arrived, variable))  # type: ignore[no-untyped-call]
+                named.update({f"model.{name}": slot.view(piece) for name in slot.names})
+            loss: Tensor = functional_call(self._tasks[index], named, (batch,), tie_weights=False)[0]
+            (gradient,) = torch.autograd.grad(loss, learner.row)
+        learner.gradient.copy_(gradient)
+        return loss.detach()
+
+    def _arrived(self, variable: int, gradient: Tensor) -> None:
+        """A learner has a variable's gradient: it says how far it is from z there, and the last one sums."""
+        if not self._missing[variable]:
+            return
+        self._missing[variable] -= 1
+        if not self._missing[variable]:
+            self._sum(variable)
+
+    def _sum(self, variable: int) -> None:
+        matrix, slot = self.group.matrix, self.group.layout.slots[variable]
+        columns = slice(slot.offset, slot.offset + slot.numel)
+        corrections = matrix.corrections[:, columns]
+        torch.sub(matrix.weights[:, columns], matrix.z[columns], out=corrections)
+        corrections.mul_(self._alpha)
+        torch.sum(corrections, 0, out=matrix.total[columns])
+        self._sums.append(self.group.world.sum(matrix.total[columns]))
