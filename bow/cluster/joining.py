@@ -24,7 +24,7 @@ from bow.cluster.processes import Bucket, Processes, backend_for
 from bow.cluster.world import ALONE, World
 from bow.device import available_cores
 from bow.device.cores import siblings_of
-from bow.errors import ClusterError, SettingError, reason
+from bow.errors import ClusterError, DivergenceError, SettingError, reason
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells each process."""
@@ -110,10 +110,13 @@ def start(size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = N
             world = Processes(
                 device, rank=0, size=size, local_rank=0, local_size=size, store=store, bucket_mb=bucket_mb
             )
+            workers.on_failure = world.abort
             with world, share_of_machine(world, device):
                 yield world
         in_peace = True
-    except ClusterError as error:
+    except (ClusterError, DivergenceError) as error:  # a sum that was aborted is no number
+        if workers.failure() is None and not isinstance(error, ClusterError):
+            raise
         raise failed(workers, error) from error
     finally:
         workers.close(in_peace)

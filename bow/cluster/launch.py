@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from bow.errors import ClusterError, SettingError, reason
+from bow.errors import BowError, ClusterError, SettingError, reason
 
 POLL_S = 0.2
 
@@ -75,9 +75,13 @@ class Workers:
     Args:
         size: processes in all, this one among them.
         parcel: what each of them calls.
+
+    Attributes:
+        on_failure: called, from another thread, when one of them has ended before its time.
     """
 
     def __init__(self, size: int, parcel: Parcel) -> None:
+        self.on_failure: Callable[[], None] | None = None
         self._parcel = parcel
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failure: str | None = None
@@ -153,6 +157,9 @@ class Workers:
             if self._failure is None and since is not None and (causes or time.monotonic() - since > GRACE_S):
                 rank = min(causes or ended, key=lambda each: not self._message(each).exists())
                 self._failure = self._explain(rank, ended[rank])
+            if self._failure is not None and ended and self.on_failure is not None:
+                on_failure, self.on_failure = self.on_failure, None
+                on_failure()
 
     def _message(self, rank: int) -> Path:
         return self._parcel.path / f"failure_{rank}"
@@ -164,7 +171,7 @@ class Workers:
         return f'rank {rank} ended with {how} in the middle of the training; go on with resume="auto"'
 
 
-def failed(workers: Workers, error: ClusterError) -> ClusterError:
+def failed(workers: Workers, error: BowError) -> BowError:
     """The same error, with what the process that caused it has said, if it has said something."""
     why = workers.failure(within_s=GRACE_S)
     return error if why is None else ClusterError(why)

@@ -198,6 +198,12 @@ class Processes(World):
         finally:
             self.close()
 
+    def abort(self) -> None:
+        """With NCCL, whose sums would wait for ever for one that has gone; Gloo's fail by themselves."""
+        group = self._group or dist.group.WORLD
+        if self._device.type == "cuda" and group is not None:
+            group.abort()
+
     def close(self) -> None:  # noqa: D102
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()

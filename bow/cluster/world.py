@@ -95,6 +95,9 @@ class World:
         """The processes of this machine as a world of their own; all processes ask for it."""
         return self
 
+    def abort(self) -> None:
+        """End sums that are under way, from any thread, since one that takes part in them has gone."""
+
     def close(self) -> None:
         """Leave the others; behind this nothing can be asked for."""
 
