@@ -1,6 +1,7 @@
 """A world of several processes, on torch.distributed: NCCL between GPUs, Gloo between CPUs."""
 
 import datetime
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -105,6 +106,7 @@ class Processes(World):
         self._group = group
         self._device = device
         self._owns_group = store is not None
+        self._excepthook = sys.excepthook  # torch puts its own in its place, which names the rank
         if store is not None:
             self._asked(
                 dist.init_process_group,
@@ -207,6 +209,7 @@ class Processes(World):
     def close(self) -> None:  # noqa: D102
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
+            sys.excepthook = self._excepthook
 
     def _buckets(self, tensor: Tensor) -> Sequence[Tensor]:
         if self._bucket_mb is None:

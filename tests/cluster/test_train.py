@@ -51,7 +51,9 @@ def assert_same(first: bow.Result, second: bow.Result) -> None:
 
 
 def test_two_devices_train_what_one_would(tmp_path: Path) -> None:
+    hook = sys.excepthook
     together = train(tmp_path / "two", devices=2, learners=2)
+    assert sys.excepthook is hook
     alone = train(tmp_path / "one", devices=1, learners=4)
     assert_same(together, alone)
     assert together.learners == 2
