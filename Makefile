@@ -34,7 +34,7 @@ train: $(VENV)/.train
 	@$(BIN)/bow train $(ARGS)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

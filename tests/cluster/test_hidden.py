@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from typing import Any
 
@@ -89,7 +88,7 @@ def test_the_sum_travels_while_executors_learn(monkeypatch: pytest.MonkeyPatch) 
     assert EVENTS[-4:] == [sum_begun, "learning tasks begun", "waited for the sum", "stepped and averaged"]
 
 
-LEARNING_S, LATE_S = 0.06, 0.03
+LEARNING_S, LATE_S = 0.2, 0.1
 
 
 def slow_step(model: nn.Module, batch: Any) -> Tensor:
@@ -110,7 +109,7 @@ class Late(Pending):
 
 
 def seconds_a_round(world: World, sync: Any) -> float:
-    """The median, where every sum arrives late."""
+    """The least of several, where every sum arrives late."""
     on_time = world.sum
     world.sum = lambda tensor: Late(on_time(tensor))  # type: ignore[method-assign]
     replicas = bow.Replicas(
@@ -124,12 +123,12 @@ def seconds_a_round(world: World, sync: Any) -> float:
         world=world,
     )
     times = []
-    for _ in range(12):
+    for _ in range(6):
         began = time.perf_counter()
         replicas.round([torch.ones(2, 300)])
         times.append(time.perf_counter() - began)
     world.sum = on_time  # type: ignore[method-assign]
-    return statistics.median(times)
+    return min(times)
 
 
 def test_a_sum_that_arrives_late_is_hidden() -> None:
