@@ -531,7 +531,8 @@ class Engine(abc.ABC):
     def _count_divergence(self, outcome: Outcome, round_index: int) -> None:
         """Tell of learners that diverged, or end the training where starting them again from `z` cannot help."""
         if not outcome.any_diverged:
-            self._hopeless_rounds = 0
+            if any(outcome.active):  # a round that all sit out says nothing
+                self._hopeless_rounds = 0
             return
         which = outcome.diverged.index(True)
         loss = float(outcome.losses[which])
@@ -541,15 +542,21 @@ class Engine(abc.ABC):
         if self.settings.on_nan == "error":
             raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
         self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
-        hopeless = self._hopeless_rounds >= HOPELESS_ROUNDS and self.group.is_alone  # others may have healthy ones
-        if hopeless or not self._central_is_finite():
+        if self.is_hopeless and self.group.is_alone:  # else other devices may have healthy ones
             raise DivergenceError(f"training diverged: {cause}, and so did every other; lower the learning rate")
+        if not self._central_is_finite():
+            raise DivergenceError(f"training diverged: {cause}, and with it the central model; lower the learning rate")
         what = "starts again from the central model" if self._restarts_weights else "is left out of the mean"
         message = f"{cause}: it {what}"
         if not self.num_restarts:
             warnings.warn(f"{message} (said once, then counted)", stacklevel=5)
         self.num_restarts += sum(outcome.diverged)
         self._note("learner restarted", message, round_index)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether all learners of this device have diverged round after round."""
+        return self._hopeless_rounds >= HOPELESS_ROUNDS
 
     def _central_is_finite(self) -> bool:
         return bool(torch.isfinite(self.group.matrix.z).all())

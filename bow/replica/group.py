@@ -313,7 +313,10 @@ class LearnerGroup:
             load_buffers(self.learners[index].module, first["buffers"] if saved is None else saved["buffers"])
             if saved is None:
                 self.optimizer.reset(index)
-        states = [first["optimizer"] if saved is None else saved["optimizer"] for saved in (*learners, *missing)]
+        states = [  # tensors are taken over as they are: each learner needs its own
+            copy.deepcopy(first["optimizer"]) if saved is None else saved["optimizer"]
+            for saved in (*learners, *missing)
+        ]
         self.optimizer.load(shared["optimizer"], states)
         self.gather_buffers()
         return bool(kept)

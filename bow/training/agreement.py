@@ -16,10 +16,12 @@ class Decision(NamedTuple):
     Attributes:
         stop: whether the training ends behind this round.
         seconds: on the clock of rank 0.
+        hopeless: whether no device has a learner that stays finite.
     """
 
     stop: bool
     seconds: float
+    hopeless: bool
 
 
 class Agreement:
@@ -42,24 +44,25 @@ class Agreement:
         self._last = seconds, round_index
         self.next_round = round_index
 
-    def exchange(self, seconds: float, round_index: int, stop: bool) -> Decision:
+    def exchange(self, seconds: float, round_index: int, stop: bool, hopeless: bool = False) -> Decision:
         """Tell the others, and hear, behind `next_round`.
 
         Args:
             seconds: on this process's clock.
             round_index: completed rounds.
             stop: whether this process wants the training to end.
+            hopeless: whether none of its learners stays finite.
         """
         since, before = self._last
         wanted = 1  # as long as nobody knows what a round takes
         if round_index > before:
             per_round = max(seconds - since, 1e-6) / (round_index - before)
             wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
-        own = [stop, wanted, seconds * self._world.leads]
-        stops, rounds, leaders = self._world.add_up(list(map(float, own)))
+        own = [stop, wanted, seconds * self._world.leads, hopeless]
+        stops, rounds, leaders, without_hope = self._world.add_up(list(map(float, own)))
         self._last = seconds, round_index
         self.next_round = round_index + max(1, int(rounds / self._world.size))
-        return Decision(bool(stops), leaders)
+        return Decision(bool(stops), leaders, without_hope == self._world.size)
 
     def signal_of(self, own: int | None) -> int | None:
         """The signal that any process was asked to end by, for all behind the last round; SIGTERM before SIGINT."""

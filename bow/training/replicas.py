@@ -227,6 +227,11 @@ class Replicas(nn.Module):
         return self._engine.num_restarts
 
     @property
+    def is_hopeless(self) -> bool:
+        """Whether all learners of this device have diverged round after round."""
+        return self._engine.is_hopeless
+
+    @property
     def rounds(self) -> int:
         """Completed rounds."""
         return self._engine.round_index

@@ -19,7 +19,7 @@ from bow.data import BatchStream, Deal
 from bow.engine import Outcome, Stacked
 from bow.engine.base import MAX_ROUNDS_TOGETHER
 from bow.engine.place import num_threads
-from bow.errors import CheckpointError, DeviceMemoryError, SettingError, reason
+from bow.errors import CheckpointError, DeviceMemoryError, DivergenceError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
 from bow.training.agreement import Agreement
@@ -108,6 +108,7 @@ class Run:
         self._plan = plan
         self._world = replicas.world
         self._agreement = Agreement(self._world)
+        self._warned_of: set[tuple[int, str]] = set()
         self._interruption = Interruption()
         self._loggers: list[SafeLogger] = []
         if self._world.leads:
@@ -167,32 +168,38 @@ class Run:
         try:
             with self._interruption.watched():
                 self._train()
-        except Exception:
-            if not self._meter.samples and self._plan.fresh and self._world.leads:
+        except BaseException as error:
+            if isinstance(error, Exception) and not self._meter.samples and self._plan.fresh and self._world.leads:
                 self._plan.directory.discard()
+            self._close_loggers()
             raise
         finally:
             self._progress.close()
-            for logger in self._loggers:
-                logger.close()
+
+    def _close_loggers(self) -> None:
+        for logger in self._loggers:
+            logger.close()
 
     def finish(self) -> Result:
         """Save the central model, write the report and say how it went."""
-        result = Result(
-            model=self.replicas.export(),
-            history=self.history,
-            throughput=self.throughput,
-            learners=self.replicas.learners,
-            engine=self.replicas.engine,
-            time_to_target=self.time_to_target,
-            run_dir=self.run_dir,
-            seconds=self._seconds,
-            calibration_s=self._plan.tuned.seconds,
-            num_restarts=self._num_restarts,
-        )
-        if self._world.leads:
-            self._write(lambda: save_model(result.model, str(self._plan.directory.model_path)), "model")
-            self._write(lambda: write_report(self.run_dir), "report")
+        try:
+            result = Result(
+                model=self.replicas.export(),
+                history=self.history,
+                throughput=self.throughput,
+                learners=self.replicas.learners,
+                engine=self.replicas.engine,
+                time_to_target=self.time_to_target,
+                run_dir=self.run_dir,
+                seconds=self._seconds,
+                calibration_s=self._plan.tuned.seconds,
+                num_restarts=self._num_restarts,
+            )
+            if self._world.leads:
+                self._write(lambda: save_model(result.model, str(self._plan.directory.model_path)), "model")
+                self._write(lambda: write_report(self.run_dir), "report")
+        finally:
+            self._close_loggers()
         self._hooks.call("on_train_end", self, result)
         return result
 
@@ -360,7 +367,9 @@ class Run:
             self._stopped = self._stopped or self._asked_to_stop or asked is not None
         elif self.round >= self._agreement.next_round:
             wants = self._asked_to_stop or asked is not None
-            heard = self._agreement.exchange(self._meter.now, self.round, wants)
+            heard = self._agreement.exchange(self._meter.now, self.round, wants, self.replicas.is_hopeless)
+            if heard.hopeless:
+                raise DivergenceError("training diverged: every learner of every device did; lower the learning rate")
             self._stopped = self._stopped or heard.stop
             watch = self._watch_devices
             if watch is not None and (change := watch.heard(heard.seconds, self._meter.samples)):
@@ -516,8 +525,9 @@ class Run:
         for device, events in enumerate(by_device):
             for event in events:
                 self._event(event.event, f"device {device}: {event.message}", event.round)
-            if events:
-                warnings.warn(f"device {device}: {events[0].message}", stacklevel=2)
+                if (device, event.event) not in self._warned_of:  # of each kind once, as devices do themselves
+                    self._warned_of.add((device, event.event))
+                    warnings.warn(f"device {device}: {event.message}", stacklevel=2)
 
     def _position(self) -> dict[str, Any]:
         lr = float(self.replicas.optimizer.param_groups[0]["lr"])
