@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bow.bench.allreduce import DELAYED, WHOLE
 from bow.bench.arguments import setting
 from bow.bench.figures.comparison import comparison
 from bow.bench.figures.page import stem
@@ -19,7 +20,7 @@ from bow.errors import SettingError
 
 BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of results -->"
 
-OPTIONAL = ("peers",)
+OPTIONAL = ("peers", "allreduce")
 """Left out where there are no results yet; so are the figures."""
 
 HEADLINES = (
@@ -59,7 +60,14 @@ def replaced(text: str, block: str) -> str:
 
 def results_block(folder: Path) -> str:
     """Markdown about the results in a folder."""
-    parts = (("engines", _engines), ("tuner", _tuner), ("peers", _peers), ("accuracy", _accuracy), ("sweep", _sweep))
+    parts = (
+        ("engines", _engines),
+        ("tuner", _tuner),
+        ("peers", _peers),
+        ("accuracy", _accuracy),
+        ("sweep", _sweep),
+        ("allreduce", _allreduce),
+    )
     paths = [(folder / f"{name}.json", write) for name, write in parts]
     texts = [write(_read(path)) for path, write in paths if path.is_file() or path.stem not in OPTIONAL]
     return "\n".join([*texts, *_figures(folder / "figures")])
@@ -200,6 +208,25 @@ def _sweep(result: dict[str, Any]) -> str:
         f"**Learning rate, mu and learners** (`{result['command']}`, {len(result['trials'])} trainings): "
         "[table and picture](benchmarks/results/sweep.md). More learners bear, and need, a higher learning rate.\n"
     )
+
+
+def _allreduce(result: dict[str, Any]) -> str:
+    """A round with averaging between devices over one without."""
+    quoted = "; ".join(
+        f"{WORKLOADS[model].title} {_ratio(ways[WHOLE])}, late {_ratio(ways[DELAYED])}"
+        for model, ways in result["models"].items()
+    )
+    settings = result["settings"]
+    return (
+        f"**Averaging between devices** (`{result['command']}`, {_machine(result)}). {settings['devices']} processes "
+        "on the cores of one machine, Gloo: a round over one without averaging, with one AllReduce, and with one that "
+        f"arrives late by {result['late']:g} of a round, which is to cost at most {result['limit']:g}. {quoted}. "
+        "[All ways, buckets and the paper's among them](benchmarks/results/allreduce.md).\n"
+    )
+
+
+def _ratio(way: dict[str, Any]) -> str:
+    return "{median:.2f} ({low:.2f} to {high:.2f})".format(**way["ratio"])
 
 
 def _first(accuracies: list[float], target: float) -> int | str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bow.bench.allreduce import DELAYED, WHOLE
 from bow.bench.engines import Settings
 from bow.bench.figures.entries import Entry
 from bow.bench.group import Group, geometric_mean
@@ -138,6 +139,14 @@ def test_the_readme_states_the_verdict_about_the_tuner(tmp_path: Path, changes: 
     block = results_block(tmp_path)
     assert part in block
     assert "run 20 times in turn" in block
+
+
+def test_the_readme_states_what_averaging_between_devices_costs(tmp_path: Path) -> None:
+    write_results(tmp_path, [GROUP])
+    ways = {way: {"ratio": {"median": 1.0 + i, "low": 0.9, "high": 3.5}} for i, way in enumerate((WHOLE, DELAYED))}
+    found = {"settings": {"devices": 2}, "late": 0.5, "limit": 1.1, "models": {"lenet": ways}}
+    (tmp_path / "allreduce.json").write_text(json.dumps({**PEERS, **found}))
+    assert "at most 1.1. LeNet 1.00 (0.90 to 3.50), late 2.00 (0.90 to 3.50). " in results_block(tmp_path)
 
 
 def test_only_what_stands_between_the_marks_is_replaced() -> None:
