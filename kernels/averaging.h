@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <type_traits>
 #include <vector>
 
 namespace bow {
@@ -46,15 +45,33 @@ struct LearnerRow {
   T* momenta;                     // unused where momentum is 0
   const std::vector<Piece<T>>* pieces;  // by offset, without gaps up to the padding of the row
   bool steps;                     // false: sat out or diverged, takes part in the averaging only
-  bool* left_finite;              // set where its step takes it out of the finite numbers
+  bool* overflowed;               // set where its step takes it out of the finite numbers
 };
 
-// Whether a number is infinite or not a number, by its exponent, and not by a branch: loops over it are vectorised.
+// How a number is stored: its bits, and those of them that are all set where it is infinite or not a number.
 template <typename T>
-inline auto not_finite(T x) {
-  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-  constexpr Bits kExponent = sizeof(T) == 4 ? Bits(0x7f800000) : Bits(0x7ff0000000000000);
-  return static_cast<Bits>((std::bit_cast<Bits>(x) & kExponent) == kExponent);
+struct Stored;
+template <>
+struct Stored<float> {
+  using Bits = uint32_t;
+  static constexpr Bits kExponent = 0x7f800000;
+};
+template <>
+struct Stored<double> {
+  using Bits = uint64_t;
+  static constexpr Bits kExponent = 0x7ff0000000000000;
+};
+template <>
+struct Stored<uint16_t> {  // bfloat16, as bits
+  using Bits = uint16_t;
+  static constexpr Bits kExponent = 0x7f80;
+};
+
+// 1 where a number is infinite or not a number; no branch, so that loops over it are vectorised.
+template <typename T>
+inline typename Stored<T>::Bits not_finite(T x) {
+  using Bits = typename Stored<T>::Bits;
+  return static_cast<Bits>((std::bit_cast<Bits>(x) & Stored<T>::kExponent) == Stored<T>::kExponent);
 }
 
 constexpr int64_t kBlock = 1024;  // columns whose central model and sums stay in the first-level cache
@@ -68,7 +85,7 @@ bool step_and_correct(
   const T lr = static_cast<T>(a.lr), momentum = static_cast<T>(a.momentum), decay = static_cast<T>(a.weight_decay);
   const T alpha = static_cast<T>(a.alpha);
   const T look_ahead = a.nesterov ? momentum : T(1), own = a.nesterov ? T(1) : T(0);
-  decltype(not_finite(T())) left = 0;
+  typename Stored<T>::Bits left = 0;
   for (int64_t i = 0; i < n; ++i) {
     T step = g[i] + decay * w[i];
     if constexpr (kMomentum) {
@@ -135,7 +152,7 @@ void average_columns(
       auto piece = std::upper_bound(learner.pieces->begin(), learner.pieces->end(), from, after);
       for (; piece != learner.pieces->end() && piece->offset < to; ++piece) {
         const int64_t first = std::max(from, piece->offset), last = std::min(to, piece->offset + piece->numel);
-        *learner.left_finite |= step(
+        *learner.overflowed |= step(
             learner.weights + first, learner.momenta + first, piece->gradient + (first - piece->offset), z + first,
             sums + (first - from), last - first, a);
       }
@@ -145,19 +162,21 @@ void average_columns(
   }
 }
 
+// Adds up `n` columns of one learner's corrections.
+template <typename T>
+void add_correction(const T* __restrict__ w, const T* __restrict__ z, T* __restrict__ sums, int64_t n, T alpha) {
+  for (int64_t i = 0; i < n; ++i) sums[i] += alpha * (w[i] - z[i]);
+}
+
 // Columns `begin` to `end` of `total`: the sum of the corrections of `learners` rows that are `stride` apart.
 template <typename T>
 void contribution(
     const T* weights, int64_t stride, int64_t learners, const T* z, T* total, int64_t begin, int64_t end, double alpha) {
-  const T a = static_cast<T>(alpha);
   for (int64_t from = begin; from < end; from += kBlock) {
     const int64_t to = std::min(from + kBlock, end);
     std::fill(total + from, total + to, T(0));
     for (int64_t j = 0; j < learners; ++j) {
-      const T* __restrict__ w = weights + j * stride;
-      const T* __restrict__ center = z;
-      T* __restrict__ sums = total;
-      for (int64_t i = from; i < to; ++i) sums[i] += a * (w[i] - center[i]);
+      add_correction(weights + j * stride + from, z + from, total + from, to - from, static_cast<T>(alpha));
     }
   }
 }

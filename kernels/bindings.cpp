@@ -314,6 +314,7 @@ class Job : public Work {
 
   // What `run` has left out.
   void commit(TorchTeam& team, bool record) {
+    TORCH_CHECK(!execution().plan().by_priority(), "a plan by priority has no commit");
     team.run(execution(), record, Stage::kCommit);
     raise_failure();
   }
@@ -354,7 +355,7 @@ class Job : public Work {
       } else {
         losses[j].fill_(loss);
       }
-      const bool stays = own.finite && !rows_->has_left_finite(j);
+      const bool stays = own.finite && !rows_->has_overflowed(j);
       finite.mutable_data_ptr<bool>()[j] = own.active && stays;
       all = all && (!own.active || stays);
     }

@@ -229,6 +229,8 @@ class Execution {
 
   void run_in_order(int lane, Watch* watch) {
     if (stage_ != Stage::kCommit && !run_order(lane, watch)) return;
+    // What others have their part of by now is not given up any more.
+    if (stage_ == Stage::kCommit) watch = nullptr;
     if (stage_ != Stage::kOrder && !plan_.commit.empty() && all_arrived(watch)) {
       for (int node : plan_.commit[lane]) run_node(node, lane);
     }
@@ -461,7 +463,7 @@ class Team {
     Patience patience;
     for (int lane = first; lane < lanes; ++lane) {
       while (!idle(lane)) {
-        if (!execution.stopped() && watch.interrupted()) execution.stop();
+        if (stage != Stage::kCommit && !execution.stopped() && watch.interrupted()) execution.stop();
         patience.pause();
       }
     }

@@ -234,27 +234,23 @@ class Region : public Node {
 };
 
 // Whether all numbers are finite, by their exponents: sums would wait for one another.
-template <typename T, typename Bits>
-bool all_finite(const T* data, int64_t n, Bits exponent) {
-  Bits found = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    Bits bits;
-    std::memcpy(&bits, data + i, sizeof(T));
-    found |= static_cast<Bits>((bits & exponent) == exponent);
-  }
+template <typename T>
+bool all_finite(const T* data, int64_t n) {
+  typename Stored<T>::Bits found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= not_finite(data[i]);
   return found == 0;
 }
 
 inline bool all_finite(const at::Tensor& tensor) {
   if (!tensor.is_non_overlapping_and_dense()) return all_finite(tensor.contiguous());
+  const int64_t n = tensor.numel();
   switch (tensor.scalar_type()) {
     case at::kFloat:
-      return all_finite<float, uint32_t>(tensor.const_data_ptr<float>(), tensor.numel(), 0x7f800000u);
+      return all_finite(tensor.const_data_ptr<float>(), n);
     case at::kDouble:
-      return all_finite<double, uint64_t>(tensor.const_data_ptr<double>(), tensor.numel(), 0x7ff0000000000000ull);
+      return all_finite(tensor.const_data_ptr<double>(), n);
     case at::kBFloat16:
-      return all_finite<uint16_t, uint16_t>(
-          reinterpret_cast<const uint16_t*>(tensor.const_data_ptr<at::BFloat16>()), tensor.numel(), 0x7f80u);
+      return all_finite(reinterpret_cast<const uint16_t*>(tensor.const_data_ptr<at::BFloat16>()), n);
     default:
       return tensor.isfinite().all().item<bool>();
   }
@@ -359,10 +355,10 @@ struct RowState {
   at::Tensor total;                        // of the corrections of all devices; undefined where there is one
   std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
   std::vector<std::vector<int64_t>> offsets;           // by learner: of the pieces of its gradient
-  std::vector<std::unique_ptr<bool[]>> left_finite;    // by part, by learner: whether its step led to infinity
+  std::vector<std::unique_ptr<bool[]>> overflowed;     // by part, by learner: its step led out of the finite numbers
 
-  bool has_left_finite(size_t learner) const {
-    return std::any_of(left_finite.begin(), left_finite.end(), [&](const auto& part) { return part[learner]; });
+  bool has_overflowed(size_t learner) const {
+    return std::any_of(overflowed.begin(), overflowed.end(), [&](const auto& part) { return part[learner]; });
   }
 };
 
@@ -370,7 +366,7 @@ class Average : public Node {
  public:
   Average(std::shared_ptr<RowState> state, int part, int parts)
       : Node({}, {}), state_(std::move(state)), part_(part), parts_(parts) {
-    state_->left_finite.resize(parts);
+    state_->overflowed.resize(parts);
   }
 
   void run(Slots&) override {
@@ -396,8 +392,8 @@ class Average : public Node {
     const int64_t momenta_stride = state.momenta.defined() ? state.momenta.stride(0) : stride;
     std::vector<std::vector<Piece<T>>> pieces(state.outcomes.size());
     std::vector<LearnerRow<T>> rows;
-    std::unique_ptr<bool[]>& left_finite = state_->left_finite[part_];
-    left_finite = std::make_unique<bool[]>(state.outcomes.size());
+    std::unique_ptr<bool[]>& overflowed = state_->overflowed[part_];
+    overflowed = std::make_unique<bool[]>(state.outcomes.size());
     for (size_t j = 0; j < state.outcomes.size(); ++j) {
       const TaskOutcome& outcome = *state.outcomes[j];
       const bool steps = outcome.active && outcome.finite;
@@ -405,7 +401,7 @@ class Average : public Node {
         const at::Tensor& gradient = outcome.gradients[i];
         pieces[j].push_back({state.offsets[j][i], gradient.numel(), gradient.const_data_ptr<T>()});
       }
-      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps, &left_finite[j]});
+      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps, &overflowed[j]});
     }
     T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
     const T* total = state.total.defined() ? state.total.const_data_ptr<T>() : nullptr;

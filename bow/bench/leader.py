@@ -1,7 +1,6 @@
 """The paper's way to synchronise, for comparison: variable by variable, by the learner that gets there last."""
 
 import functools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from bow.sync import SMA
 class All(Pending):
     """Several sums."""
 
-    def __init__(self, sums: Sequence[Pending]) -> None:
+    def __init__(self, sums: list[Pending]) -> None:
         self._sums = sums
 
     def wait(self) -> None:
@@ -59,6 +58,7 @@ class ByLeader(Engine):
     def _before_step(self, due: bool) -> None:
         """Nothing has been summed yet; of every variable all learners are missing."""
         self._sums = []
+        self._summing = All(self._sums)
         self._missing = [len(self.group) if due else 0] * len(self.group.layout.slots)
 
     def learn(self, batches: Batches) -> Outcome:
@@ -67,7 +67,6 @@ class ByLeader(Engine):
         for variable, missing in enumerate(self._missing):  # what the loss does not depend on
             if missing:
                 self._sum(variable)
-        self._summing = All(self._sums)
         finite = torch.isfinite(losses) & torch.isfinite(self.group.matrix.gradients.sum(1))
         return Outcome(losses, finite, [True] * len(losses))
 

@@ -8,13 +8,18 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from bow.cluster.network import address_towards, is_ours
 from bow.errors import ClusterError, SettingError, reason
 
 FAILED = 1
+
+HOSTS = "is_host"
+"""Whether an agent is where all meet; without it torch compares names."""
+
+MOST_PORTS = 65535
 
 
 def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
@@ -36,7 +41,12 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
     if not any(word.startswith("resume=") for word in overrides):
         command.append("resume=auto")  # processes that are started again go on
     try:
-        elastic_launch(config, sys.executable)(*command)
+        try:
+            elastic_launch(config, sys.executable)(*command)
+        except RendezvousConnectionError:
+            if not config.rdzv_configs.pop(HOSTS, False):
+                raise
+            elastic_launch(config, sys.executable)(*command)  # another agent of this machine is the host already
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         print(f"bow: rank {rank} ended with status {failure.exitcode}; see what it has said", file=sys.stderr)
@@ -70,7 +80,8 @@ def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
             f"launcher.nnodes={own['nnodes']} needs launcher.rdzv_endpoint, got null; name one of the machines and a "
             "free port of it, HOST:PORT, the same on all machines"
         )
-    host, port = _meeting_place(str(endpoint)) if endpoint is not None else ("localhost", 0)
+    host, port = ("localhost", 0) if endpoint is None else _meeting_place(str(endpoint))
+    own_address = address_towards(host, port)
     return LaunchConfig(
         min_nodes=least,
         max_nodes=most,
@@ -78,8 +89,8 @@ def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
         run_id=str(own["rdzv_id"]),
         rdzv_backend="c10d",
         rdzv_endpoint=f"{host}:{port}",
-        rdzv_configs={"is_host": True} if address_towards(host, port) and is_ours(host, port) else {},
-        local_addr=address_towards(host, port),
+        rdzv_configs={HOSTS: True} if own_address is not None and is_ours(host) else {},
+        local_addr=own_address,
         max_restarts=own["max_restarts"],
         monitor_interval=0.2,
     )
@@ -87,7 +98,7 @@ def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
 
 def _meeting_place(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or not 1 <= int(port) <= MOST_PORTS:
         raise SettingError(f"launcher.rdzv_endpoint must be HOST:PORT, as in server:29400, got {endpoint!r}")
     return host, int(port)
 

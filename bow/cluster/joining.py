@@ -102,24 +102,42 @@ def start(size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = N
     """
     workers = Workers(size, parcel)
     in_peace = False
+    world: Processes | None = None
     try:
         prefix = meet(workers.store, 0, size, JOINING_S, workers.failure)
         workers.delivered()
-        with Heart(functools.partial(_below, prefix, workers.connect), 0, size, workers.kill):
+        heart = Heart(functools.partial(_below, prefix, workers.connect), 0, size, workers.kill)
+        with heart, _excepthook_kept():
             store = PrefixStore(prefix, workers.store)
             world = Processes(
                 device, rank=0, size=size, local_rank=0, local_size=size, store=store, bucket_mb=bucket_mb
             )
             workers.on_failure = world.abort
             with world, share_of_machine(world, device):
-                yield world
+                try:
+                    yield world
+                finally:
+                    workers.on_failure = None
         in_peace = True
-    except (ClusterError, DivergenceError) as error:  # a sum that was aborted is no number
-        if workers.failure() is None and not isinstance(error, ClusterError):
+    except DivergenceError as error:  # or what looks like it where a sum was aborted
+        if world is None or not world.was_aborted:
             raise
+        raise failed(workers, error) from error
+    except ClusterError as error:
         raise failed(workers, error) from error
     finally:
         workers.close(in_peace)
+
+
+@contextlib.contextmanager
+def _excepthook_kept() -> Iterator[None]:
+    """Put back what torch.distributed replaces by a hook that names the rank: the caller goes on alone."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        if sys.excepthook.__module__.startswith("torch."):
+            sys.excepthook = before
 
 
 @contextlib.contextmanager

@@ -159,7 +159,8 @@ class Workers:
                 self._failure = self._explain(rank, ended[rank])
             if self._failure is not None and ended and self.on_failure is not None:
                 on_failure, self.on_failure = self.on_failure, None
-                on_failure()
+                with contextlib.suppress(RuntimeError):  # all are leaving by now
+                    on_failure()
 
     def _message(self, rank: int) -> Path:
         return self._parcel.path / f"failure_{rank}"

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Where Gloo looks for the interface that it shall use."""
 
+ELSEWHERE = "192.0.2.1"
+"""An address that no machine has (RFC 5737)."""
+
 GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux's ioctl."""
 
@@ -19,30 +22,43 @@ GET_ADDRESS = 0x8915
 def address_towards(host: str, port: int) -> str | None:
     """This machine's IPv4 address on the way to another; None if there is no way, or it does not leave the machine.
 
+    A name that leads to this machine itself is one that others know it by: then the address is that on the way out.
+
     Args:
         host: name or address of the other machine, or of this one.
         port: any of its ports; nothing is sent.
     """
+    address = _source(host, port)
+    if address is not None and _is_loopback(address) and host != "localhost" and not _is_loopback(host):
+        address = _source(ELSEWHERE, port)
+    return None if address is None or _is_loopback(address) else address
+
+
+def is_ours(host: str) -> bool:
+    """Whether a name or address leads to this machine."""
+    try:
+        with socket.create_server((socket.gethostbyname(host), 0)):
+            return True
+    except OSError:
+        return False
+
+
+def _source(host: str, port: int) -> str | None:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))
             address: str = probe.getsockname()[0]
     except OSError:
         return None
-    return None if address.startswith("127.") else address
+    return address
 
 
-def is_ours(host: str, port: int) -> bool:
-    """Whether a port of `host` is one of this machine's, and free."""
-    try:
-        with socket.create_server((socket.gethostbyname(host), port)):
-            return True
-    except OSError:
-        return False
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address; None where that cannot be found out.
+    """The network interface whose first IPv4 address this is; None where there is none, or it cannot be found out.
 
     Example:
         >>> interface_of("127.0.0.1")

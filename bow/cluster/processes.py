@@ -1,7 +1,6 @@
 """A world of several processes, on torch.distributed: NCCL between GPUs, Gloo between CPUs."""
 
 import datetime
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -106,7 +105,6 @@ class Processes(World):
         self._group = group
         self._device = device
         self._owns_group = store is not None
-        self._excepthook = sys.excepthook  # torch puts its own in its place, which names the rank
         if store is not None:
             self._asked(
                 dist.init_process_group,
@@ -201,15 +199,15 @@ class Processes(World):
             self.close()
 
     def abort(self) -> None:
-        """With NCCL, whose sums would wait for ever for one that has gone; Gloo's fail by themselves."""
+        """End sums of NCCL; those of Gloo fail by themselves when a process has gone."""
         group = self._group or dist.group.WORLD
         if self._device.type == "cuda" and group is not None:
+            self.was_aborted = True
             group.abort()
 
     def close(self) -> None:  # noqa: D102
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
-            sys.excepthook = self._excepthook
 
     def _buckets(self, tensor: Tensor) -> Sequence[Tensor]:
         if self._bucket_mb is None:

@@ -31,6 +31,7 @@ class World:
         node: its machine among all, from 0.
         nodes: how many machines there are.
         sums: how often a sum over all was begun, of tensors of any length.
+        was_aborted: whether `abort` has ended sums: what they have left in tensors is no sum.
         variables: how many numbers each variable has in a row, padding included, for sums of one variable at a time.
     """
 
@@ -43,6 +44,7 @@ class World:
 
     def __init__(self) -> None:
         self.sums = 0
+        self.was_aborted = False
         self.variables: Sequence[int] = ()
 
     @property
@@ -96,7 +98,7 @@ class World:
         return self
 
     def abort(self) -> None:
-        """End sums that are under way, from any thread, since one that takes part in them has gone."""
+        """End sums that would wait for ever for a process that has gone; from any thread."""
 
     def close(self) -> None:
         """Leave the others; behind this nothing can be asked for."""

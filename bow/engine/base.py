@@ -51,7 +51,7 @@ class TaskSettings:
         step: what is done with a batch.
         precision: `"bfloat16"` for autocast, None for the model's own dtype.
         clip_norm: the largest gradient norm of a learner; None does not clip.
-        on_nan: what happens to a learner whose loss or gradient is not finite.
+        on_nan: what happens to a learner whose loss, gradient or weights are not finite.
         compile: compile the learning task with `torch.compile` where the engine has a choice.
         seed: from which all random numbers of the learning tasks derive.
         rounds: how many the training will have, if that is known: whether something that takes time first pays.
@@ -270,18 +270,29 @@ class Engine(abc.ABC):
         """
         raise NotImplementedError
 
-    def step_alone(self, learner: int, finite: bool) -> None:
+    def step_alone(self, learner: int, finite: bool) -> bool:
         """Step one learner with its gradient while others learn; not for two threads at once.
 
         A learner that diverged starts again from `z`, which does not move meanwhile, with the buffers that the central
         model had when these rounds began: those of the others are being written to.
+
+        Args:
+            learner: which.
+            finite: whether its loss and gradient are.
+
+        Returns:
+            Whether its weights are as well.
         """
-        learners = range(len(self.group))
         if finite:
-            self._clip(self.group.matrix.gradients[learner : learner + 1])
-            self.group.optimizer.step([j == learner for j in learners])
-        else:
-            self._restart([j == learner for j in learners], gather=False)
+            self._step_row(learner)
+            finite = bool(torch.isfinite(self.group.matrix.weights[learner].sum()))
+        if not finite:
+            self._restart([j == learner for j in range(len(self.group))], gather=False)
+        return finite
+
+    def _step_row(self, learner: int) -> None:
+        self._clip(self.group.matrix.gradients[learner : learner + 1])
+        self.group.optimizer.step([j == learner for j in range(len(self.group))])
 
     @torch.no_grad()
     def round(self, batches: Batches) -> Outcome:
@@ -385,6 +396,9 @@ class Engine(abc.ABC):
         if not bool(finite.all()):
             outcome.take_out(finite)
             self._restart(outcome.diverged)
+            for learner, diverged in enumerate(outcome.diverged):
+                if diverged:
+                    self.sync.restarted(self.group.matrix, learner)
 
     def _average_nodes(self) -> None:
         """Average with other nodes, if that is due."""
@@ -428,7 +442,7 @@ class Engine(abc.ABC):
     def _end_round(self, outcome: Outcome, due: bool) -> None:
         """Restarts, of learners that diverged or of all."""
         rows = self.group.matrix
-        if self.sync.follows(self.num_learners):
+        if self.sync.follows(self.num_learners) and not (self._restarts_weights and outcome.any_diverged):
             rows.z.copy_(rows.weights[0])
         self._count_divergence(outcome, self.round_index)
         if outcome.any_diverged:

@@ -171,7 +171,7 @@ class Graph(Engine):
             self.spans += running.spans()
         finite = bool(outcome.finite[0])
         if steps and not (finite and running.steps):
-            self.step_alone(task.learner, finite)
+            outcome.finite[0] = self.step_alone(task.learner, finite)
         return outcome
 
     def wait_any(self, executors: Sequence[int]) -> int:
@@ -190,8 +190,8 @@ class Graph(Engine):
         """Run a round with a synchronisation task in which other devices take part."""
         matrix, sgd = self.group.matrix, cast(SgdState, self._sgd)
         native().contribute(matrix.weights, matrix.z, matrix.total, sgd.numbers().alpha)
-        self._summing = self.group.world.sum(matrix.total)
         ready.begin(True, matrix.total)
+        self._summing = self.group.world.sum(matrix.total)
         with self._beside_the_sum(), _indices_are_data():
             outcome = ready.run(self._team, self.spans is not None, between=self._have_sum)
         if self.spans is not None:
@@ -221,7 +221,7 @@ class Graph(Engine):
         return self._sgd if self._sgd is not None and self._can_step() else None
 
     def _can_step(self) -> bool:
-        return fits(self.group, self.sync, self.settings, alone=False)
+        return fits(self.group, self.sync, self.settings, sum_apart=True)
 
     def _is_captured(self, batches: Batches) -> bool:
         different = 1 if isinstance(batches, Stacked) else len(self.group)

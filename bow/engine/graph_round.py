@@ -95,7 +95,7 @@ class GraphRound:
 
         Args:
             due: whether it is.
-            total: where other devices average too, what has the sum over all of them by the time of `commit`.
+            total: where other devices average too, what has the sum over all of them when `between` has returned.
         """
         if self._sgd is None:
             return
@@ -119,11 +119,11 @@ class GraphRound:
         job = self._builder.job
         try:
             job.run(team, record, commits=between is None)
+            if between is not None:
+                between()
+                job.commit(team, record)
         except Exception as error:
             self._explain(error)
-        if between is not None:
-            between()
-            job.commit(team, record)
         return self._outcome()
 
     def post(self, team: NativeTeam, executor: int, record: bool = False) -> None:

@@ -74,18 +74,18 @@ class SgdState:
         self._group.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, *, alone: bool = True) -> bool:
+def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, *, sum_apart: bool = False) -> bool:
     """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
 
-    Where other devices average as well, their part of the sum comes between what is read and what is written.
+    Where other devices average as well, their part of the sum comes between the learning tasks and the step.
 
     Args:
         group: the learners.
         sync: what averages them.
         settings: of their learning tasks.
-        alone: whether it has to be the only device.
+        sum_apart: whether the sum over all devices can be made beside the learning tasks, and waited for behind them.
     """
-    if not group.is_alone and (alone or (isinstance(sync, SMA) and sync.levels > 1)):
+    if not group.is_alone and (not sum_apart or (isinstance(sync, SMA) and sync.levels > 1)):
         return False
     optimizer = group.optimizer.optimizer
     plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1

@@ -243,7 +243,7 @@ class _Period:
         if index < self._ahead:
             # One optimizer for all learners: who steps takes the others' gradients away from it.
             with self._stepping, torch.no_grad():
-                engine.step_alone(run.task.learner, done.finite)
+                done.finite = engine.step_alone(run.task.learner, done.finite)
         self._done[index][position] = done
         place, index = f"place {run.place}", engine.round_index + index
         engine.record("learning task", "learning", began, place, learner=run.task.learner, round=index)

@@ -31,6 +31,10 @@ class ASGD(Synchroniser):
         """Remember the weights before the step."""
         rows.corrections.copy_(rows.weights)
 
+    def restarted(self, rows: Rows, learner: int) -> None:
+        """A learner that starts again has made no step."""
+        rows.corrections[learner].copy_(rows.weights[learner])
+
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
         """The sum of the steps; the steps themselves stay in `rows.corrections`."""
         torch.sub(rows.weights, rows.corrections, out=rows.corrections)

@@ -118,6 +118,9 @@ class Synchroniser(abc.ABC):
     def prepare(self, rows: Rows) -> None:  # noqa: B027 - only some need it
         """Look at the rows before the learning tasks of a synchronising round."""
 
+    def restarted(self, rows: Rows, learner: int) -> None:  # noqa: B027 - most look at what the weights are
+        """A learner whose step led out of the finite numbers has been set to `center`; it contributes from there."""
+
     @abc.abstractmethod
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
         """Put this device's part of the sum into `rows.total`.

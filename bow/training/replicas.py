@@ -78,7 +78,7 @@ class Replicas(nn.Module):
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
         memory: where a learning task keeps what its backward pass needs: on the `"device"`, or in host memory
             (`"swap"`: engines `"eager"` and `"streams"` on a GPU), for models that do not fit otherwise.
-        on_nan: a learner whose loss or gradient is not finite starts again from z (`"restart"`), or ends the
+        on_nan: a learner whose loss, gradient or weights are not finite starts again from z (`"restart"`), or ends the
             training (`"error"`).
         buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
             `"first"` learner, or measured anew (`"recalibrate"`, by `bow.train`).

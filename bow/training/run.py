@@ -43,6 +43,9 @@ RECORD_INTERVAL_S = 0.5
 RECALIBRATION = 1
 """Tells the seed of recalibration's batches from those of training."""
 
+TOLD = ("learner restarted", "engine changed")
+"""Events of which engines warn, each kind once; rank 0 warns of those of other devices."""
+
 WARMUP_ROUNDS = 20
 """Rounds that throughput leaves out, or a quarter of a short training: the first ones compile and allocate."""
 
@@ -368,7 +371,8 @@ class Run:
         elif self.round >= self._agreement.next_round:
             wants = self._asked_to_stop or asked is not None
             heard = self._agreement.exchange(self._meter.now, self.round, wants, self.replicas.is_hopeless)
-            if heard.hopeless:
+            if heard.hopeless and not heard.stop:
+                self._gather_events()
                 raise DivergenceError("training diverged: every learner of every device did; lower the learning rate")
             self._stopped = self._stopped or heard.stop
             watch = self._watch_devices
@@ -525,7 +529,7 @@ class Run:
         for device, events in enumerate(by_device):
             for event in events:
                 self._event(event.event, f"device {device}: {event.message}", event.round)
-                if (device, event.event) not in self._warned_of:  # of each kind once, as devices do themselves
+                if event.event in TOLD and (device, event.event) not in self._warned_of:
                     self._warned_of.add((device, event.event))
                     warnings.warn(f"device {device}: {event.message}", stacklevel=2)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bow.cli import launcher
 from bow.cli.launcher import agent_settings
 from bow.errors import SettingError
 
@@ -27,9 +28,21 @@ def test_the_agent_is_told_what_the_settings_say() -> None:
     assert (config.rdzv_endpoint, config.rdzv_backend, config.max_restarts) == ("server:29400", "c10d", 3)
 
 
+def test_the_machine_that_an_address_is_of_is_where_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "address_towards", lambda host, port: "10.0.0.2")
+    for host, ours in (("10.0.0.1", False), ("127.0.0.1", True)):
+        config = agent_settings(settings(nnodes=2, rdzv_endpoint=f"{host}:29400"))
+        assert config.local_addr == "10.0.0.2"
+        assert config.rdzv_configs.get("is_host", False) is ours
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        *(
+            ({"nnodes": 2, "rdzv_endpoint": given}, f"launcher.rdzv_endpoint must be HOST:PORT.*got '{given}'")
+            for given in ("server", "server:0", "server:99999", "server:²")
+        ),
         ({"run_dir": None}, "launcher=torchrun needs a run_dir, got run_dir=null; name one"),
         ({"nnodes": "two"}, "launcher.nnodes must be a number of machines, or MIN:MAX, got 'two'"),
         ({"nnodes": "3:2"}, "launcher.nnodes must be a number of machines, or MIN:MAX, got '3:2'"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import bow
 from bow.cluster import Pending, StandIn, World
 from bow.engine.graph_round import GraphRound
+from bow.errors import ClusterError, DataError
 from tests.cluster.worlds import in_world
 
 EVENTS: list[str] = []
@@ -86,6 +87,50 @@ def test_the_sum_travels_while_executors_learn(monkeypatch: pytest.MonkeyPatch) 
     _, replicas = rounds(bow.SMA(), "graph", step=silent_step)
     sum_begun = f"sum of {replicas.z.numel()} begun"
     assert EVENTS[-4:] == [sum_begun, "learning tasks begun", "waited for the sum", "stepped and averaged"]
+
+
+class Gone(Pending):
+    def wait(self) -> None:
+        EVENTS.append("waited for the sum")
+        raise ClusterError("another process has ended")
+
+
+def labelled_step(model: nn.Module, batch: Any) -> Tensor:
+    inputs, label = batch
+    return nn.functional.cross_entropy(model(inputs), label)
+
+
+@pytest.mark.parametrize("cause", ["a learning task fails", "another process has gone"])
+def test_a_round_that_fails_beside_the_sum_changes_nothing_and_waits_for_it_once(cause: str) -> None:
+    world = NotingWorld()
+    replicas = bow.Replicas(
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)),
+        step=labelled_step,
+        optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        learners=2,
+        engine="graph",
+        sync=bow.SMA(),
+        device="cpu",
+        world=world,
+    )
+    labels = torch.zeros(5, dtype=torch.int64)
+    batch = torch.randn(5, 3), labels
+    for _ in range(2):
+        replicas.round([batch, batch])
+    before = [replicas.W.clone(), replicas.z.clone(), *(b.clone() for b in replicas.central.buffers())]
+    EVENTS.clear()
+    if cause == "a learning task fails":
+        batch, error = (batch[0], labels + 7), DataError
+    else:
+        world.sum = lambda tensor: Gone()  # type: ignore[method-assign]
+        error = ClusterError  # type: ignore[assignment]
+    with pytest.raises(error):
+        replicas.round([batch, batch])
+    assert EVENTS.count("waited for the sum") == 1
+    after = [replicas.W, replicas.z, *replicas.central.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert replicas.rounds == 2
+    replicas.close()
 
 
 LEARNING_S, LATE_S = 0.2, 0.1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bow.cluster import network
 from bow.cluster.network import address_towards, interface_of, is_ours
 
 Machines = tuple[list[list[str]], str]
@@ -81,6 +82,18 @@ def test_the_way_to_this_machine_does_not_leave_it() -> None:
     assert interface_of("203.0.113.7") is None
 
 
-def test_a_port_is_ours_where_it_can_be_listened_at() -> None:
-    assert is_ours("127.0.0.1", 0)
-    assert not is_ours("203.0.113.7", 29417)
+def test_an_address_is_ours_that_can_be_listened_at() -> None:
+    assert is_ours("127.0.0.1")
+    assert not is_ours("203.0.113.7")
+
+
+def test_gloo_uses_the_way_to_the_others_unless_the_user_says_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(network.INTERFACE, raising=False)
+    monkeypatch.setattr(network, "address_towards", lambda host, port: "127.0.0.1")
+    with network.reachable_by("server", 29400):
+        assert os.environ[network.INTERFACE] == "lo"
+    assert network.INTERFACE not in os.environ
+    monkeypatch.setenv(network.INTERFACE, "eth7")
+    with network.reachable_by("server", 29400):
+        assert os.environ[network.INTERFACE] == "eth7"
+    assert os.environ[network.INTERFACE] == "eth7"

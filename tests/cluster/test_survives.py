@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import bow
 from bow.cluster import ALONE, World
 from bow.data import digits, open_stream
-from bow.errors import BowError, ClusterError
+from bow.errors import ClusterError, DivergenceError
 from bow.observe import WandbLogger
 from bow.sync import Timing
 from tests.cluster.killed import children
@@ -239,7 +239,10 @@ def test_a_learner_that_diverges_can_end_all_with_a_sentence(tmp_path: Path, cap
 
 
 def test_a_training_in_which_every_learner_of_every_device_diverges_ends(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="starts again"), pytest.raises(BowError, match="training diverged"):
+    with (
+        pytest.warns(UserWarning, match="starts again"),
+        pytest.raises(DivergenceError, match="every learner of every device"),
+    ):
         Diverging(bow.SMA(), how="all").train(tmp_path / "run", devices=2, learners=2, epochs=60)
 
 

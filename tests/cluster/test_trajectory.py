@@ -48,7 +48,7 @@ class Case:
 
 CASES = [
     *(Case(sync) for sync in SYNCHRONISERS),
-    *(Case(sync, "graph") for sync in ("sma", "ssgd", "asgd")),
+    *(Case(sync, "graph") for sync in ("sma", "sma-every-2", "easgd", "ssgd", "asgd")),
     Case("sma", "streams"),
     Case("sma", "fused"),
     Case("sma", "eager", dropout=0.5),

@@ -174,31 +174,63 @@ def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, s
         assert pair.engine == engine
 
 
-@pytest.mark.usefixtures("_uncompiled")
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
-@pytest.mark.parametrize("sync", ["sma", "easgd", "local-sgd", "diloco", "asgd"])
-@pytest.mark.parametrize("engine", ["eager", *(name for name in OTHERS if FAKE not in name)])
-def test_a_learner_starts_again_whose_step_leads_to_infinity(engine: str, sync: str) -> None:
+def linear(engine: str, learners: int, sync: str, **settings: Any) -> bow.Replicas:
+    """The gradient is the mean of a batch; momentum makes what is left behind visible."""
+
     def step(model: nn.Module, batch: Tensor) -> Tensor:
         return model(batch).mean()
 
-    replicas = bow.Replicas(
+    torch.manual_seed(0)
+    arguments = {"optimizer": functools.partial(torch.optim.SGD, lr=1e10, momentum=0.5), "device": "cpu", **settings}
+    return bow.Replicas(
         nn.Linear(3, 1, bias=False).double(),
         step=step,
-        optimizer=functools.partial(torch.optim.SGD, lr=1e10, momentum=0.5),
-        learners=3,
+        learners=learners,
         engine=engine,  # type: ignore[arg-type]
         sync=SYNCHRONISERS[sync](),
-        device="cpu",
+        **arguments,
     )
-    with contextlib.closing(replicas):
+
+
+USUAL, HUGE = 1e-10, 1e300
+"""Gradients: times the learning rate, the one is 1 and the other infinite."""
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.parametrize("learners", [1, 3])
+@pytest.mark.parametrize("sync", ["sma", "easgd", "local-sgd", "diloco", "asgd"])
+@pytest.mark.parametrize("engine", ["eager", *(name for name in OTHERS if FAKE not in name)])
+def test_a_learner_starts_again_whose_step_leads_to_infinity(engine: str, sync: str, learners: int) -> None:
+    bad = learners // 2
+    with (
+        contextlib.closing(linear(engine, learners, sync)) as replicas,
+        contextlib.closing(linear("eager", learners, sync)) as poisoned,
+    ):
         for t in range(6):
-            sizes = (1e-10, 1e300 if t == 2 else 1e-10, 1e-10)  # the gradient is finite; ten powers of ten more are not
-            replicas.round([torch.full((2, 3), size, dtype=torch.float64) for size in sizes])
+            for trained, unusual in ((replicas, HUGE), (poisoned, torch.nan)):
+                sizes = [unusual if (t, j) == (2, bad) else USUAL for j in range(learners)]
+                trained.round([torch.full((2, 3), size, dtype=torch.float64) for size in sizes])
             assert replicas.num_restarts == (t >= 2)
-            assert replicas.W.abs().max() < 100
-            assert replicas.z.abs().max() < 100
+            assert torch.isfinite(replicas.W).all()
+            if sync not in ("local-sgd", "diloco"):  # which average it from z, and not from where it was
+                torch.testing.assert_close(replicas.z, poisoned.z, rtol=1e-10, atol=1e-10)
         assert replicas.engine.startswith(engine)
+
+
+@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.parametrize("dampening", [0.0, 0.25])  # with dampening executors do not step themselves
+@pytest.mark.parametrize("engine", ["graph", "streams"])
+def test_a_learner_that_runs_ahead_to_infinity_starts_again(engine: str, dampening: float) -> None:
+    optimizer = functools.partial(torch.optim.SGD, lr=1e10, momentum=0.5, dampening=dampening)
+    with contextlib.closing(linear(engine, 3, "local-sgd", optimizer=optimizer, dispatch="first_come")) as replicas:
+        for period in range(3):
+            rounds = [[USUAL] * 3, [USUAL, HUGE if period == 1 else USUAL, USUAL], [USUAL] * 3]
+            batches = [[torch.full((2, 3), size, dtype=torch.float64) for size in sizes] for sizes in rounds]
+            replicas.rounds_at_once(batches)
+            assert replicas.num_restarts == (period >= 1)
+            assert torch.isfinite(replicas.W).all()
+            assert torch.isfinite(replicas.z).all()
 
 
 CAPTURES = [

@@ -370,7 +370,8 @@ class StreamEngine(Engine):
         for each in rounds:
             bad = each.diverged - diverged
             if not each.diverged:
-                self._hopeless_rounds = 0
+                if any(each.issued.active):  # a round that all sit out says nothing
+                    self._hopeless_rounds = 0
             elif bad or each.restarted:
                 self._count_divergence(each.outcome(self.results), each.round)
             diverged |= bad
@@ -489,7 +490,7 @@ class StreamEngine(Engine):
         gradient = self.group.matrix.gradients[learner.index : learner.index + 1]
         gradient.masked_fill_(~made.finite, 0)
         with ONE_OPTIMIZER:  # who steps takes the others' gradients away from it
-            self.step_alone(learner.index, finite=True)
+            self._step_row(learner.index)
 
     # Shapes and captures
 
