@@ -28,15 +28,12 @@ ARG COMPILER=""
 COPY docker/install.sh /tmp/install.sh
 RUN sh /tmp/install.sh compiler "${COMPILER:-${CUDA}}" && rm /tmp/install.sh \
     && useradd --create-home --uid 1000 bow \
-    && install --directory --owner=bow --group=bow /home/bow/runs /home/bow/.cache /home/bow/.cache/bow
+    && install --directory --owner=bow --group=bow /home/bow /home/bow/runs /home/bow/.cache /home/bow/.cache/bow
 COPY --from=build /opt/bow /opt/bow
 COPY --chmod=755 docker/entrypoint.sh /usr/local/bin/bow-entrypoint
-# All that is compiled or measured lies in one folder, for a volume to keep.
 ENV PATH=/opt/bow/bin:${PATH} \
     OMP_WAIT_POLICY=PASSIVE \
     PYTHONUNBUFFERED=1 \
-    CUPY_CACHE_DIR=/home/bow/.cache/bow/cupy \
-    TORCHINDUCTOR_CACHE_DIR=/home/bow/.cache/bow/inductor \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000

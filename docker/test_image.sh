@@ -63,4 +63,47 @@ began=$SECONDS
 buildah bud --format docker --isolation chroot --secret "id=pip,src=$work/pip/pip.conf" --volume "$work/pip:/mnt:ro" \
     --build-arg BASE="$base" --build-arg CUDA=none --tag bow . > "$work/build.log" 2>&1 \
     || { tail -n 40 "$work/build.log" >&2; exit 1; }
-say "built in $((SECONDS - began)) s"
+took=$((SECONDS - began))
+of_image() { buildah inspect --type image --format "$1" bow; }
+size=$(buildah images --format '{{.Size}}' bow)
+say "built in $took s, $size, of which the base is $(buildah images --format '{{.Size}}' "$base")"
+
+container=$(buildah from bow)
+trap 'buildah rm "$container" > /dev/null' EXIT
+inside() { buildah run --isolation chroot "$container" -- "$@"; }
+train() { inside bow-entrypoint train learners=2 progress=false "$@"; }
+
+user=$(inside id -un)
+[ "$user" = bow ] || fail "the image runs as $user"
+description=$(of_image '{{.Config}}')
+for trace in PIP_ /mnt "$work" $(sed -E 's|https?://([^ /]*@)?([^ /]*)[^ ]*|\2|g' <<< "$indexes $more_indexes"); do
+    ! grep -qF "$trace" <<< "$description" || fail "the image's configuration has kept $trace"
+done
+inside test ! -e /etc/pip.conf || fail "the image has kept pip's configuration"
+
+say "the health check"
+health=$(of_image '{{range .Docker.Config.Healthcheck.Test}}{{.}} {{end}}')
+# shellcheck disable=SC2086
+inside ${health#CMD }
+
+say "engine eager"
+train epochs=1 engine=eager run_dir=runs/eager
+inside test -s runs/eager/model.safetensors
+
+say "engine graph"
+began=$SECONDS
+train epochs=1 engine=graph run_dir=runs/graph
+inside sh -c 'test -s .cache/bow/runtime-*/bow_native.so' || fail "engine graph has not compiled its runtime"
+say "engine graph compiled its runtime and trained in $((SECONDS - began)) s"
+
+say "two devices"
+train epochs=1 engine=graph devices=2 run_dir=runs/devices
+
+say "SIGTERM"
+inside sh -c '
+    bow-entrypoint train learners=2 progress=false engine=eager epochs=100000 run_dir=runs/stopped &
+    until [ -s runs/stopped/metrics.jsonl ]; do sleep 1; kill -0 $! || exit 1; done
+    kill $!; wait $!; echo "ended with status $?"
+    test -s runs/stopped/checkpoints/*.pt' || fail "SIGTERM has left no checkpoint"
+
+echo "image-test passed: built in $took s, $size; bow doctor and bow train ran as $user"
