@@ -1,5 +1,6 @@
 """`bow train launcher=torchrun`: torchrun's agent, which starts the processes and starts them again."""
 
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
     command = ["-u", "-m", "bow", "train", *(word for word in overrides if not word.startswith(own))]
     if not any(word.startswith("resume=") for word in overrides):
         command.append("resume=auto")  # processes that are started again go on
+    # Else an agent that has stayed does not tell one that comes back where to meet (torch 2.13).
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
         try:
             elastic_launch(config, sys.executable)(*command)

@@ -1,6 +1,8 @@
 """One training as it goes: rounds, epochs, records, evaluation, checkpoints."""
 
+import contextlib
 import math
+import shutil
 import signal
 import time
 import warnings
@@ -12,7 +14,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_model
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
@@ -199,12 +201,18 @@ class Run:
                 num_restarts=self._num_restarts,
             )
             if self._world.leads:
-                self._write(lambda: save_model(result.model, str(self._plan.directory.model_path)), "model")
+                self._write(lambda: self._save_model(result.model), "model")
                 self._write(lambda: write_report(self.run_dir), "report")
         finally:
             self._close_loggers()
         self._hooks.call("on_train_end", self, result)
         return result
+
+    def _save_model(self, model: nn.Module) -> None:
+        directory = self._plan.directory
+        save_model(model, str(directory.model_path))
+        with contextlib.suppress(OSError):  # safetensors lets nobody else read it
+            shutil.copymode(directory.config_path, directory.model_path)
 
     def _write(self, write: Callable[[], object], what: str) -> None:
         """Write a file of the run; a disk that is full by now must not cost the user the result."""

@@ -277,6 +277,7 @@ def test_the_run_directory_holds_settings_records_report_and_model(
     assert {path.name for path in result.run_dir.iterdir()} == {
         "config.yaml", "metrics.jsonl", "report.html", "model.safetensors",
     }  # fmt: skip
+    assert len({path.stat().st_mode for path in result.run_dir.iterdir()}) == 1  # who may read one may read all
     config = yaml.safe_load((result.run_dir / "config.yaml").read_text())
     assert (config["learners"], config["batch_size"], config["seed"], config["epochs"]) == (2, 4, 5, 2)
     assert config["sync"].startswith("SMA(")
