@@ -45,6 +45,10 @@ class ScheduleError(BowError, ValueError):
     """A schedule that does not fit its operators, or that is damaged."""
 
 
+class TopologyError(BowError, ValueError):
+    """A topology that no machine has, or that is damaged."""
+
+
 class TimelineError(BowError, ValueError):
     """A timeline that is damaged or cannot be read."""
 
