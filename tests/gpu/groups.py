@@ -6,7 +6,7 @@ import importlib
 
 from tests.gpu.case import Case
 
-GROUPS = ("kernels", "randomness", "isolation", "changes", "memory", "agreement")
+GROUPS = ("kernels", "randomness", "isolation", "devices", "changes", "memory", "agreement")
 """Those that tell most in the least time come first."""
 
 
