@@ -286,9 +286,9 @@ class Run:
             self._log(self._plan.tuned.record)
         self._hooks.call("on_train_start", self)
         warm_at = self.round + min(WARMUP_ROUNDS, (rounds or WARMUP_ROUNDS) // 4)
+        self._meter.resume()
         self._agreement.begin(self._meter.now, self.round)
         self._agree_to_stop()
-        self._meter.resume()
         while not self._stopped and not self._steps_done():
             deals = self._deal()
             if not deals:
