@@ -9,6 +9,7 @@ from bow.device.cores import core_sets as core_sets
 from bow.device.cores import cpu_quota as cpu_quota
 from bow.device.cores import parse_cores as parse_cores
 from bow.device.cores import physical_first as physical_first
+from bow.device.cores import pin_here as pin_here
 from bow.device.cores import processor as processor
 from bow.device.cores import share_cores as share_cores
 from bow.device.cuda import CudaDevice as CudaDevice

@@ -129,3 +129,9 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 def _listed(sizes: Sequence[int]) -> str:
     return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
+
+
+def pin_here(cores: Sequence[int]) -> None:
+    """Keep the calling thread, and those that it starts from now on, to some cores; none given: leave it as it is."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

@@ -1,9 +1,22 @@
 """The papers' networks, small and plain."""
 
+from bow.models.alexnet import AlexNet as AlexNet
+from bow.models.dcgan import DCGAN as DCGAN
+from bow.models.dcgan import adversarial_loss as adversarial_loss
+from bow.models.googlenet import GoogLeNet as GoogLeNet
+from bow.models.inception import InceptionV3 as InceptionV3
 from bow.models.lenet import LeNet as LeNet
 from bow.models.logistic_regression import LogisticRegression as LogisticRegression
 from bow.models.lstm import LSTMLanguageModel as LSTMLanguageModel
 from bow.models.mlp import MLP as MLP
+from bow.models.network import Network as Network
+from bow.models.pathnet import PathNet as PathNet
+from bow.models.phased_lstm import PhasedLSTM as PhasedLSTM
+from bow.models.resnet import BottleneckResNet as BottleneckResNet
 from bow.models.resnet import ResNet as ResNet
+from bow.models.rnn_language_model import RNNLanguageModel as RNNLanguageModel
+from bow.models.rnn_text_classification import RNNTextClassifier as RNNTextClassifier
 from bow.models.sequence_loss import sequence_cross_entropy as sequence_cross_entropy
+from bow.models.sizes import NETWORKS as NETWORKS
 from bow.models.transformer import Transformer as Transformer
+from bow.models.translation import Translator as Translator

@@ -1,4 +1,6 @@
-"""Residual networks for small images."""
+"""Residual networks."""
+
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,9 +42,7 @@ class ResNet(nn.Module):
             _stage(2 * width, 4 * width, blocks, stride=2),
         )
         self.output = nn.Linear(4 * width, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        _initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
@@ -85,3 +85,111 @@ class ResidualBlock(nn.Module):
 def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.Sequential:
     first = ResidualBlock(channels_in, channels_out, stride)
     return nn.Sequential(first, *(ResidualBlock(channels_out, channels_out, 1) for _ in range(blocks - 1)))
+
+
+class BottleneckResNet(nn.Module):
+    """The deep ResNets of ImageNet: four stages of bottleneck blocks, 4 * `width` to 32 * `width` channels wide.
+
+    As torchvision has them ("version 1.5"): where a stage begins, the 3x3 convolution has the stride, and the shortcut
+    is a 1x1 convolution (option B).
+
+    Args:
+        depth: layers with weights: 50, 101 or 152.
+        classes: number of classes.
+        channels: channels of the images.
+        width: channels of the first stage's 3x3 convolutions; 64 is the published network.
+        stem: how the network begins: `"imagenet"`, a 7x7 convolution and max-pooling, which leave a quarter of height
+            and width; or `"cifar"`, a 3x3 convolution, which leaves small images whole.
+
+    Raises:
+        SettingError: a depth or a stem that there is none of.
+
+    References:
+        He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2016, table 1.
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network
+        training, 2019, section IV.
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, table 3.
+    """
+
+    def __init__(
+        self,
+        depth: int = 50,
+        classes: int = 10,
+        channels: int = 3,
+        width: int = 16,
+        stem: Literal["cifar", "imagenet"] = "cifar",
+    ) -> None:
+        super().__init__()
+        if depth not in _BLOCKS:
+            raise SettingError(f"depth must be 50, 101 or 152, got {depth}; ResNet has those of 6n + 2")
+        self.stem = _stem(stem, channels, width)
+        stages, channels_in = [], width
+        for stage, blocks in enumerate(_BLOCKS[depth]):
+            stages.append(_bottlenecks(channels_in, width * 2**stage, blocks, stride=1 if stage == 0 else 2))
+            channels_in = BottleneckBlock.EXPANSION * width * 2**stage
+        self.stages = nn.Sequential(*stages)
+        self.output = nn.Linear(channels_in, classes)
+        _initialise(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
+        features = self.stages(self.stem(images))
+        logits: Tensor = self.output(features.mean(dim=(2, 3)))
+        return logits
+
+
+class BottleneckBlock(nn.Module):
+    """A 1x1 convolution that narrows, a 3x3 one, a 1x1 one that widens, and a shortcut around them.
+
+    Args:
+        channels_in: channels of the input.
+        width: channels of the 3x3 convolution; the output has four times as many.
+        stride: 2 halves height and width.
+    """
+
+    EXPANSION = 4
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        channels_out = self.EXPANSION * width
+        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(channels_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or channels_in != channels_out:
+            projection = nn.Conv2d(channels_in, channels_out, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(channels_out))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The output `[batch, 4 * width, height / stride, width / stride]`."""
+        features = F.relu(self.norm1(self.conv1(inputs)))
+        features = F.relu(self.norm2(self.conv2(features)))
+        return F.relu(self.norm3(self.conv3(features)) + self.shortcut(inputs))
+
+
+_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+
+
+def _stem(name: str, channels: int, width: int) -> nn.Sequential:
+    if name == "imagenet":
+        conv = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
+    if name == "cifar":
+        conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
+    raise SettingError(f"stem must be cifar or imagenet, got {name!r}")
+
+
+def _bottlenecks(channels_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    first = BottleneckBlock(channels_in, width, stride)
+    channels_out = BottleneckBlock.EXPANSION * width
+    return nn.Sequential(first, *(BottleneckBlock(channels_out, width, 1) for _ in range(blocks - 1)))
+
+
+def _initialise(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""Which executor runs which operators, in which order or by which priority."""
+"""Which executor runs which operators: in an order, by priority, or as they become ready."""
 
 import dataclasses
 import itertools
@@ -11,34 +11,77 @@ from typing import Any
 from bow.errors import ScheduleError
 
 FORMAT = "bow schedule"
-VERSION = 1
+VERSION = 3
 
 
 @dataclass(frozen=True)
 class Schedule:
     """How the operators of a step are run by several executors at once.
 
+    There is either an order, or priorities, or neither: then it is first come, first served.
+
     Attributes:
         threads: by executor: how many threads its operators use.
-        order: by executor: the operators that it runs, one after another; None where any executor that is free takes
-            the operator of highest priority among those whose dependencies have run.
-        priority: by operator: higher first; None where there is an order.
+        order: by executor: the operators that it runs, one after another. An operator that stands in several
+            executors' orders runs on the first of them when it is the next in all, with the threads of all.
+        priority: by operator: any executor that is free takes the one of highest priority among those whose
+            dependencies have run.
+        first_come: any executor that is free takes the operator that has been ready for longest.
+        stay: without an order: an operator goes to the executor that ran the last of those that it depends on, if that
+            executor is free.
+        small: without an order: operators that run at once on the executor where they have become ready.
+        after: with an order: (operator, other): it starts when the other is over, though it may read nothing of it. So
+            operators stay apart that disturb each other.
 
     Example:
         >>> Schedule(threads=(1, 1), order=((0, 2), (1,))).check([(), (), (0, 1)])
+        >>> Schedule(threads=(1, 1), order=((0, 2), (1, 2))).on_executors()  # operator 2 has both executors
+        ([[0, 2], [1]], {2: [1]})
 
     References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4 to 6.
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
+        2019, section III-D.
     """
 
     threads: tuple[int, ...]
     order: tuple[tuple[int, ...], ...] | None = None
     priority: tuple[int, ...] | None = None
+    first_come: bool = False
+    stay: bool = False
+    small: tuple[int, ...] = ()
+    after: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def sequential(cls, operators: int, threads: int = 1) -> "Schedule":
         """All operators in the order of their numbers, on one executor."""
         return cls(threads=(threads,), order=(tuple(range(operators)),))
+
+    def on_executors(self) -> tuple[list[list[int]], dict[int, list[int]]]:
+        """The order with every operator on one executor only.
+
+        Returns:
+            By executor, the operators that it runs; and for operators that have several executors, come behind such
+            operators, or come `after` others, which ones on other executors they wait for on that account.
+        """
+        own: list[list[int]] = []
+        home: dict[int, int] = {}
+        for executor, lane in enumerate(self.order or ()):
+            own.append([index for index in lane if home.setdefault(index, executor) == executor])
+        behind = [pair for lane in self.order or () for pair in itertools.pairwise(lane)]
+        waits: dict[int, list[int]] = {}
+        for earlier, later in dict.fromkeys([*behind, *((other, operator) for operator, other in self.after)]):
+            if home[earlier] != home[later]:
+                waits.setdefault(later, []).append(earlier)
+        return own, waits
+
+    def executors_of(self, operators: int) -> list[tuple[int, ...]]:
+        """By operator: the executors that it has, the one that it runs on first; none where there is no order."""
+        found: list[tuple[int, ...]] = [()] * operators
+        for executor, lane in enumerate(self.order or ()):
+            for index in lane:
+                found[index] += (executor,)
+        return found
 
     def check(self, dependencies: Sequence[Collection[int]]) -> None:
         """Refuse a schedule that cannot be carried out.
@@ -58,7 +101,10 @@ class Schedule:
                 f"the schedule has {len(self.priority)} priorities for {len(dependencies)} operators; "
                 "give every operator one"
             )
-        circle = _circle([*map(set, dependencies)], self.order or ())
+        waits_for = [*map(set, dependencies)]
+        for operator, other in self.after:
+            waits_for[operator].add(other)
+        circle = _circle(waits_for, self.order or ())
         if circle:
             raise ScheduleError(
                 f"the schedule never ends: operator {_chain(circle)}; "
@@ -92,8 +138,12 @@ class Schedule:
                 threads=_whole(read["threads"]),
                 order=None if order is None else tuple(map(_whole, order)),
                 priority=None if priority is None else _whole(priority),
+                first_come=_truth(read["first_come"]),
+                stay=_truth(read["stay"]),
+                small=_whole(read["small"]),
+                after=tuple((operator, other) for operator, other in map(_whole, read["after"])),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ScheduleError(f"the schedule is damaged ({type(error).__name__}: {error}); make it again") from error
 
     def _check_executors(self) -> None:
@@ -102,9 +152,16 @@ class Schedule:
         for executor, threads in enumerate(self.threads):
             if threads < 1:
                 raise ScheduleError(f"threads must be at least 1, got {threads} for executor {executor}")
-        if (self.order is None) == (self.priority is None):
-            given = "neither" if self.order is None else "both"
-            raise ScheduleError(f"a schedule has either an order or priorities, got {given}; give one of them")
+        given = [self.order is not None, self.priority is not None, self.first_come].count(True)
+        if given != 1:
+            count = {0: "none of them", 2: "two of them", 3: "all of them"}[given]
+            raise ScheduleError(
+                f"a schedule has either an order, or priorities, or first_come=True, got {count}; give one"
+            )
+        if self.order is not None and (self.stay or self.small):
+            raise ScheduleError("stay and small choose executors where there is no order; leave them out")
+        if self.order is None and self.after:
+            raise ScheduleError("after says what operators wait for where there is an order; leave it out")
         if self.order is not None and len(self.order) != len(self.threads):
             raise ScheduleError(
                 f"the schedule has an order for {len(self.order)} executors and threads for {len(self.threads)}; "
@@ -120,9 +177,18 @@ class Schedule:
                     f"the schedule runs operator {index}, and there are {operators} (0 to {operators - 1}); "
                     "make it for this graph"
                 )
-            if times[index] != 1:
-                how = "never runs" if not times[index] else f"runs {times[index]} times"
-                raise ScheduleError(f"operator {index} {how} in the schedule; let one executor run it once")
+            if not times[index]:
+                raise ScheduleError(f"operator {index} never runs in the schedule; let an executor run it")
+        for executor, lane in enumerate(self.order):
+            index, count = Counter(lane).most_common(1)[0] if lane else (0, 1)
+            if count > 1:
+                raise ScheduleError(f"executor {executor} runs operator {index} {count} times; let it run once")
+        for index in itertools.chain.from_iterable(self.after):
+            if not 0 <= index < operators:
+                raise ScheduleError(
+                    f"after names operator {index}, and there are {operators} (0 to {operators - 1}); "
+                    "make it for this graph"
+                )
 
 
 def _check_dependencies(dependencies: Sequence[Collection[int]]) -> None:
@@ -178,6 +244,17 @@ def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
             if not left[follower]:
                 ready.append(follower)
     return set(left)
+
+
+def _truth(value: Any) -> bool:
+    """True or false as it was written.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
 
 
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:

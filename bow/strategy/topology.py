@@ -104,11 +104,13 @@ class Topology:
         """
         try:
             read: Any = json.loads(text)
-            if read["format"] != FORMAT or read["version"] != VERSION:
-                raise TopologyError(f'the text is not a "{FORMAT}" of version {VERSION}; write it again')
-            return cls(tuple(HardwareThread(**thread) for thread in read["threads"]))
+            is_ours = read["format"] == FORMAT and read["version"] == VERSION
+            threads = tuple(HardwareThread(**thread) for thread in read["threads"]) if is_ours else ()
         except (ValueError, KeyError, TypeError) as error:
             raise TopologyError(f"the topology is damaged ({type(error).__name__}: {error}); write it again") from error
+        if not is_ours:
+            raise TopologyError(f'the text is not a "{FORMAT}" of version {VERSION}; write it again')
+        return cls(threads)
 
     def _numbers(self, wanted: Callable[[HardwareThread], bool]) -> tuple[int, ...]:
         return tuple(thread.number for thread in self.threads if wanted(thread))

@@ -11,10 +11,16 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from bow.models import (
     MLP,
+    AlexNet,
+    BottleneckResNet,
+    GoogLeNet,
     LeNet,
     LogisticRegression,
     LSTMLanguageModel,
+    PathNet,
+    PhasedLSTM,
     ResNet,
+    RNNLanguageModel,
     Transformer,
     sequence_cross_entropy,
 )
@@ -52,7 +58,13 @@ CASES = {
     "LeNet": Case(lambda: LeNet(CLASSES, channels=2), (2, 28, 28), 429_075),
     "small LeNet": Case(lambda: LeNet(CLASSES, size=8), (1, 8, 8), 128_575),
     "ResNet": Case(lambda: ResNet(8, CLASSES, width=4), (3, 8, 8), 4_921),
+    "bottleneck ResNet": Case(lambda: BottleneckResNet(50, CLASSES, width=2), (3, 8, 8), 24_935),
+    "AlexNet": Case(lambda: AlexNet(CLASSES, width=0.05), (3, 63, 63), 146_756),
+    "GoogLeNet": Case(lambda: GoogLeNet(CLASSES, width=0.05), (3, 16, 16), 15_254),
+    "PathNet": Case(lambda: PathNet(CLASSES, size=9, filters=4, modules=2), (3, 9, 9), 841),
     "LSTM": Case(lambda: LSTMLanguageModel(CLASSES, 6, 8), (7,), 1_163),
+    "unrolled LSTM": Case(lambda: RNNLanguageModel(CLASSES, 16), (7,), 4_517),
+    "phased LSTM": Case(lambda: PhasedLSTM(CLASSES, 16, periods=(1.0, 8.0), open_ratio=0.5), (7,), 4_613),
     "transformer": Case(lambda: Transformer(CLASSES, width=8, heads=2, context=9), (7,), 1_917),
 }
 

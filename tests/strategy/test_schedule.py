@@ -54,15 +54,24 @@ def test_the_order_of_capture_and_any_priorities_are_accepted(dependencies) -> N
     ("schedule", "message"),
     [
         (Schedule((1, 1), ((0, 1), (2,))), "operator 3 never runs"),
-        (Schedule((1, 1), ((0, 1, 2), (3, 1))), "operator 1 runs 2 times"),
+        (Schedule((1, 1), ((0, 1, 2), (3, 1))), "operator 1 waits for 3 waits for 1"),
+        (Schedule((1,), ((0, 1, 2, 1, 3),)), "executor 0 runs operator 1 2 times"),
+        (Schedule((1,), ((0, 1, 2, 3),), stay=True), "stay and small choose executors"),
+        (Schedule((1,), ((0, 1, 2, 3),), small=(1,)), "stay and small choose executors"),
+        (Schedule((1,), priority=(1, 2, 3, 4), first_come=True), "got two of them"),
         (Schedule((1,), ((0, 1, 2, 3, 4),)), "runs operator 4, and there are 4 (0 to 3)"),
         (Schedule((1,), ((0, 1, 2, 3, -1),)), "runs operator -1"),
         (Schedule((1, 0), ((0, 1), (2, 3))), "threads must be at least 1, got 0 for executor 1"),
         (Schedule((), ()), "at least 1 executor"),
         (Schedule((1,), ((0, 1), (2, 3))), "an order for 2 executors and threads for 1"),
         (Schedule((1,), priority=(1, 2, 3)), "3 priorities for 4 operators"),
-        (Schedule((1,)), "got neither"),
-        (Schedule((1,), ((0, 1, 2, 3),), (1, 2, 3, 4)), "got both"),
+        (Schedule((1,), priority=(1, 2, 3, 4), after=((1, 0),)), "after says what operators wait for where there is"),
+        (Schedule((1,), ((0, 1, 2, 3),), after=((2, 4),)), "after names operator 4, and there are 4 (0 to 3)"),
+        (Schedule((1,), ((0, 1, 2, 3),), after=((-1, 2),)), "after names operator -1, and there are 4"),
+        (Schedule((1, 1), ((0, 1), (2, 3)), after=((1, 2), (2, 1))), "operator 1 waits for 2 waits for 1"),
+        (Schedule((1,), ((0, 1, 2, 3),), after=((1, 2),)), "operator 1 waits for 2 waits for 1"),
+        (Schedule((1,)), "got none of them"),
+        (Schedule((1,), ((0, 1, 2, 3),), (1, 2, 3, 4)), "got two of them"),
         (Schedule((1,), ((0, 3, 1, 2),)), "operator 1 waits for 3 waits for 1"),
         (Schedule((1, 1), ((3, 0), (1, 2))), "operator 0 waits for 3 waits for 1 waits for 0"),
     ],
@@ -87,7 +96,14 @@ def test_a_long_circle_is_told_in_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", [Schedule.sequential(3), Schedule((1, 2), ((0, 2), (1,))), Schedule((4,), priority=(3, 1, 2))], ids=repr
+    "schedule",
+    [
+        Schedule.sequential(3),
+        Schedule((1, 2), ((0, 2), (1,))),
+        Schedule((1, 2), ((0, 2), (1,)), after=((2, 1),)),
+        Schedule((4,), priority=(3, 1, 2)),
+    ],
+    ids=repr,
 )
 def test_saving_and_loading_changes_nothing(schedule: Schedule) -> None:
     assert Schedule.from_json(schedule.to_json()) == schedule
@@ -98,12 +114,19 @@ def test_saving_and_loading_changes_nothing(schedule: Schedule) -> None:
     [
         (lambda text: text[:-4], "is not JSON"),
         (lambda text: "[]", 'is not a "bow schedule"'),
-        (lambda text: text.replace('"version": 1', '"version": 99'), "has version 99, this bow reads 1"),
+        (lambda text: text.replace('"version": 3', '"version": 99'), "has version 99, this bow reads 3"),
         (lambda text: text.replace("threads", "thraeds"), "is damaged"),
         (lambda text: text.replace("[0, 1]", '[0, "1"]'), "is damaged .*'1' is not a whole number"),
         (lambda text: text.replace("[[0, 1]]", "3"), "is damaged"),
+        (lambda text: text.replace('"after": []', '"after": [[1]]'), "is damaged"),
+        (lambda text: text.replace('"after": []', '"after": [1]'), "is damaged"),
     ],
 )
 def test_damaged_text_is_refused_in_one_sentence(change, match: str) -> None:
     with pytest.raises(ScheduleError, match=match):
         Schedule.from_json(change(Schedule.sequential(2).to_json()))
+
+
+def test_what_comes_after_another_waits_for_it_where_another_executor_runs_it() -> None:
+    schedule = Schedule((1, 1), ((0, 1), (2, 3)), after=((1, 0), (3, 1), (3, 1)))
+    assert schedule.on_executors() == ([[0, 1], [2, 3]], {3: [1]})

@@ -53,7 +53,12 @@ def test_a_topology_that_no_machine_has_is_refused(threads: tuple[HardwareThread
         Topology(threads)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "bow topology", "version": 2}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "bow topology", "version": 1, "threads": [1]}'])
 def test_what_is_no_topology_is_refused_in_one_sentence(text: str) -> None:
-    with pytest.raises(TopologyError, match="write it again"):
+    with pytest.raises(TopologyError, match=r"^the topology is damaged .*write it again$"):
         Topology.from_json(text)
+
+
+def test_another_version_is_not_called_damaged() -> None:
+    with pytest.raises(TopologyError, match=r'^the text is not a "bow topology" of version 1; write it again$'):
+        Topology.from_json('{"format": "bow topology", "version": 2}')

@@ -1,0 +1,132 @@
+"""Compiling C++ once and keeping the result: safe where several processes do so at the same moment."""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bow.errors import RuntimeUnavailableError
+
+CACHE = "BOW_CACHE"
+"""Environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default."""
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept."""
+    given, general = os.environ.get(CACHE), os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given)
+    try:
+        return Path(general or Path.home() / ".cache") / "bow"
+    except RuntimeError as error:
+        raise RuntimeUnavailableError(
+            f"this user has no home folder to keep compiled code in; set {CACHE} to a folder that can be written to"
+        ) from error
+
+
+def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
+    """The file `name` of a folder in the cache; where it is not there yet, `make` writes it.
+
+    One process makes it while others wait for it; a file appears whole or not at all, and a process that dies leaves
+    neither a part of it nor a lock.
+
+    Args:
+        folder: in the cache, named after the content.
+        name: of the file.
+        make: writes a file to the path that it is given.
+    """
+    path = cache_folder() / folder / name
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path.with_suffix(".lock")):
+            if not path.exists():
+                with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                    made = Path(scratch) / name
+                    make(made)
+                    made.replace(path)
+    except OSError as error:
+        raise RuntimeUnavailableError(
+            f"compiled code cannot be kept in {path.parent} ({error.strerror or error}); set {CACHE} to a folder "
+            "that can be written to"
+        ) from error
+    return path
+
+
+def source_hash(*parts: str) -> str:
+    """A name for what these texts, compiled on this processor with this compiler, become."""
+    return hashlib.sha256("\0".join((processor(), compiler_version(), *parts)).encode()).hexdigest()[:24]
+
+
+def compile_cpp(what: str, arguments: Sequence[str]) -> None:
+    """Run the C++ compiler.
+
+    Args:
+        what: is compiled, for the error message, such as `the native runtime`.
+        arguments: of the compiler.
+
+    Raises:
+        RuntimeUnavailableError: there is no compiler, or it fails.
+    """
+    command = [*compiler(what), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise RuntimeUnavailableError(f"{command[0]} cannot compile {what}: {first.strip()}")
+
+
+def compiler(what: str) -> list[str]:
+    """The command of the C++ compiler: `CXX`, or what is called g++, c++ or clang++.
+
+    Args:
+        what: needs it, for the error message.
+
+    Raises:
+        RuntimeUnavailableError: there is none.
+    """
+    given = shlex.split(os.environ.get("CXX", ""))
+    wanted = [given] if given else [["g++"], ["c++"], ["clang++"]]
+    found = next((command for command in wanted if shutil.which(command[0])), None)
+    if found is None:
+        names = " or ".join(command[0] for command in wanted)
+        raise RuntimeUnavailableError(
+            f"{what} needs a C++ compiler, and there is no {names}; install one (Debian and Ubuntu: apt install g++)"
+        )
+    return found
+
+
+def compiler_version() -> str:
+    """What the C++ compiler calls itself; `none` where there is none."""
+    try:
+        command = [*compiler("it"), "--version"]
+    except RuntimeUnavailableError:
+        return "none"
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+
+
+@functools.cache
+def processor() -> str:
+    """What code for this processor alone depends on."""
+    described = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        described += "\n" + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return described
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,157 @@
+"""Phased LSTM."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.models.rnn_language_model import steps_of
+from bow.models.unrolled_lstm import State, check_layers
+
+Periods = tuple[float, float]
+
+
+class PhasedLSTM(nn.Module):
+    """Language model of LSTM layers whose units open and close with rhythms of their own.
+
+    The counterpart of `RNNLanguageModel`: embedding, phased LSTM layers written out in time, and a softmax layer at
+    every step. The gates depend on times only, so those of all steps and layers can be computed at once.
+
+    Args:
+        vocabulary: number of different tokens.
+        hidden: units of each layer, and size of a token's embedding.
+        layers: number of layers.
+        periods: shortest and longest period that a unit starts with, in units of the times.
+        open_ratio: part of its period in which a unit is open, at the start of training.
+        leak: how much of the phase a closed unit lets through while training.
+
+    Raises:
+        SettingError: there are no layers, the periods are not positive and in order, or the ratio is not between 0
+            and 1.
+
+    References:
+        Neil, Pfeiffer, Liu: Phased LSTM: Accelerating recurrent network training for long or event-based sequences,
+        2016.
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1a.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        hidden: int = 64,
+        layers: int = 2,
+        periods: Periods = (1.0, 1000.0),
+        open_ratio: float = 0.05,
+        leak: float = 0.001,
+    ) -> None:
+        super().__init__()
+        check_layers(layers)
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.cells = nn.ModuleList(PhasedLSTMCell(hidden, hidden, periods, open_ratio, leak) for _ in range(layers))
+        self.output = nn.Linear(hidden, vocabulary)
+
+    def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """Logits `[batch, length, vocabulary]` of the token after each.
+
+        Args:
+            inputs: tokens `[batch, length]`, which come at times 0, 1, 2, ...; or tokens and their times, of the same
+                shape.
+        """
+        tokens, times = (inputs, None) if isinstance(inputs, Tensor) else inputs
+        moments = _positions(tokens, self.output.weight) if times is None else times.t().unsqueeze(-1).unbind(0)
+        steps: Iterable[Tensor] = steps_of(self.embedding, tokens)
+        for cell in self.cells:
+            steps = _unrolled(cell, steps, moments)
+        return torch.stack([self.output(step) for step in steps], dim=1)
+
+
+class PhasedLSTMCell(nn.Module):
+    r"""An LSTM cell with a time gate: where it is closed, the unit keeps its state.
+
+    With phase `\phi = ((t - s) mod \tau) / \tau` the gate is `k = 2 \phi / r` while `\phi < r / 2` (opening),
+    `2 - 2 \phi / r` while `\phi < r` (closing), and `\alpha \phi` otherwise (closed). Both states of an LSTM cell are
+    mixed with the last ones: `c_t = k c'_t + (1 - k) c_{t-1}`, `h_t = k h'_t + (1 - k) h_{t-1}`. Period `\tau`, phase
+    shift `s` and open ratio `r` are learned for every unit. The leak `\alpha` is 0 in evaluation. As in TensorFlow,
+    there are no peephole connections.
+
+    Args:
+        features: size of an input.
+        hidden: units.
+        periods: shortest and longest period that a unit starts with; their logarithms are drawn evenly.
+        open_ratio: r at the start.
+        leak: alpha.
+
+    Raises:
+        SettingError: the periods are not positive and in order, or the ratio is not between 0 and 1.
+
+    Example:
+        >>> cell = PhasedLSTMCell(3, 2, periods=(10.0, 10.0), open_ratio=0.5)
+        >>> _ = torch.nn.init.zeros_(cell.shift)
+        >>> cell.gate(torch.tensor([[0.0], [1.25], [2.5], [5.0]]))[:, 0].tolist()
+        [0.0, 0.5, 1.0, 0.000...]
+
+    References:
+        Neil, Pfeiffer, Liu: Phased LSTM: Accelerating recurrent network training for long or event-based sequences,
+        2016, section 2.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        periods: Periods = (1.0, 1000.0),
+        open_ratio: float = 0.05,
+        leak: float = 0.001,
+    ) -> None:
+        super().__init__()
+        shortest, longest = periods
+        if not 0 < shortest <= longest:
+            raise SettingError(f"periods must be positive and in ascending order, got {periods}")
+        if not 0 < open_ratio < 1:
+            raise SettingError(f"open_ratio must lie between 0 and 1, got {open_ratio}")
+        self.cell = nn.LSTMCell(features, hidden)
+        self.period = nn.Parameter(torch.empty(hidden).uniform_(math.log(shortest), math.log(longest)).exp())
+        self.shift = nn.Parameter(torch.rand(hidden) * self.period.detach())
+        self.open_ratio = nn.Parameter(torch.full((hidden,), open_ratio))
+        self._leak = leak
+
+    def gate(self, times: Tensor) -> Tensor:
+        """How far each unit is open, `[batch, hidden]`, at `times`, `[batch, 1]`."""
+        phase = torch.remainder(times - self.shift, self.period) / self.period
+        ramp = 2 * phase / self.open_ratio
+        leaking = phase * (self._leak if self.training else 0.0)
+        return torch.where(phase < self.open_ratio, 1 - (1 - ramp).abs(), leaking)
+
+    def forward(self, inputs: Tensor, times: Tensor, state: State | None = None) -> State:
+        """The next hidden and cell state, each `[batch, hidden]`.
+
+        Args:
+            inputs: `[batch, features]`.
+            times: of the inputs, `[batch, 1]`, or `[1, 1]` for the whole batch.
+            state: the last state; None: zeros.
+        """
+        hidden, memory = state = state or _zeros(inputs, self.period)
+        new_hidden, new_memory = self.cell(inputs, state)
+        gate = self.gate(times)
+        return torch.lerp(hidden, new_hidden, gate), torch.lerp(memory, new_memory, gate)
+
+
+def _unrolled(cell: nn.Module, inputs: Iterable[Tensor], times: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The outputs of a layer, step by step."""
+    state: State | None = None
+    for step, moment in zip(inputs, times, strict=True):
+        state = cell(step, moment, state)
+        yield state[0]
+
+
+def _zeros(inputs: Tensor, like: Tensor) -> State:
+    zeros = inputs.new_zeros(len(inputs), len(like))
+    return zeros, zeros
+
+
+def _positions(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+    """The times 0, 1, 2, ..., each `[1, 1]`: one for the whole batch."""
+    length = tokens.shape[1]
+    return torch.arange(length, dtype=like.dtype, device=like.device).view(length, 1, 1).unbind(0)
