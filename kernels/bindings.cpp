@@ -267,19 +267,35 @@ class Job : public Work {
 
   void rest(int group) { *learner(group).outcome = TaskOutcome(); }
 
+  // `after`: by node, others that it waits for though it reads nothing of theirs. `threads`: by node, how many it uses;
+  // 0: as many as the one before it; empty: as many as the executor has.
   void schedule(
       std::vector<std::vector<int>> order, std::vector<int64_t> priority, int num_lanes,
-      std::vector<std::vector<int>> commit) {
+      std::vector<std::vector<int>> commit, bool first_come, bool stays, const std::vector<int>& small,
+      const std::map<int, std::vector<int>>& after, std::vector<int> threads) {
     Plan plan;
     TORCH_CHECK(
-        order.empty() != priority.empty() && (order.empty() || static_cast<int>(order.size()) == num_lanes) &&
-            (commit.empty() || static_cast<int>(commit.size()) == num_lanes) && (priority.empty() || commit.empty()),
-        "a schedule has an order for every lane, or priorities");
+        !order.empty() + !priority.empty() + first_come == 1 &&
+            (order.empty() || static_cast<int>(order.size()) == num_lanes) &&
+            (commit.empty() || static_cast<int>(commit.size()) == num_lanes) && (!order.empty() || commit.empty()),
+        "a schedule has an order for every lane, or priorities, or is first come, first served");
     plan.order = std::move(order);
     plan.commit = std::move(commit);
     plan.priority = std::move(priority);
+    plan.first_come = first_come;
+    plan.stays = stays;
     plan.num_lanes = num_lanes;
     plan.predecessors = dependencies();
+    for (const auto& [node, others] : after) {
+      std::vector<int>& before = plan.predecessors.at(node);
+      before.insert(before.end(), others.begin(), others.end());
+      std::sort(before.begin(), before.end());
+      before.erase(std::unique(before.begin(), before.end()), before.end());
+    }
+    if (!small.empty()) plan.small.assign(nodes_.size(), 0);
+    for (int node : small) plan.small.at(node) = 1;
+    TORCH_CHECK(threads.empty() || threads.size() == nodes_.size(), "one number of threads per node is needed");
+    threads_ = std::move(threads);
     plan.prepare();
     plan_frees(plan);
     execution_ = std::make_unique<Execution>(std::move(plan), *this);
@@ -314,7 +330,7 @@ class Job : public Work {
 
   // What `run` has left out.
   void commit(TorchTeam& team, bool record) {
-    TORCH_CHECK(!execution().plan().by_priority(), "a plan by priority has no commit");
+    TORCH_CHECK(!execution().plan().is_dynamic(), "only a plan with an order has a commit");
     team.run(execution(), record, Stage::kCommit);
     raise_failure();
   }
@@ -408,6 +424,9 @@ class Job : public Work {
   }
 
   void run_node(int node) override {
+    if (!threads_.empty() && threads_[node] > 0 && threads_[node] != at::get_num_threads()) {
+      at::set_num_threads(threads_[node]);  // of this executor only
+    }
     nodes_[node]->run(slots_);
     for (int slot : frees_[node]) slots_[slot].reset();
     for (int slot : shared_frees_[node]) {
@@ -506,7 +525,7 @@ class Job : public Work {
     for (size_t slot = 0; slot < slots_.size(); ++slot) {
       const std::vector<int>& own = users[slot];
       if (own.empty() || kept_[slot]) continue;
-      const bool one_lane = !plan.by_priority() && std::all_of(own.begin(), own.end(), [&](int node) {
+      const bool one_lane = !plan.is_dynamic() && std::all_of(own.begin(), own.end(), [&](int node) {
         return plan.lane_of[node] == plan.lane_of[own.front()];
       });
       if (one_lane) {
@@ -533,7 +552,8 @@ class Job : public Work {
   Slots slots_;
   std::vector<char> kept_;
   std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<int> groups_;  // by node: its learner
+  std::vector<int> groups_;   // by node: its learner
+  std::vector<int> threads_;  // by node; empty: those of the executor
   std::vector<Learner> learners_;
   std::shared_ptr<RowState> rows_ = std::make_shared<RowState>();
   std::vector<std::vector<int>> frees_, shared_frees_;  // by node
@@ -577,7 +597,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("feed_stacked", &Job::feed_stacked, py::arg("stacked"), py::arg("seeds"))
       .def(
           "schedule", &Job::schedule, py::arg("order"), py::arg("priority"), py::arg("num_lanes"),
-          py::arg("commit") = std::vector<std::vector<int>>())
+          py::arg("commit") = std::vector<std::vector<int>>(), py::arg("first_come") = false, py::arg("stays") = false,
+          py::arg("small") = std::vector<int>(), py::arg("after") = std::map<int, std::vector<int>>(),
+          py::arg("threads") = std::vector<int>())
       .def("run", &Job::run, py::arg("team"), py::arg("record") = false, py::arg("commits") = true)
       .def("commit", &Job::commit, py::arg("team"), py::arg("record") = false)
       .def("post", &Job::post, py::arg("team"), py::arg("executor"), py::arg("record") = false)

@@ -1,5 +1,5 @@
 // Executors: threads pinned to disjoint cores that run the nodes of a plan, each in the order that a schedule gave it,
-// or all of them by priority. Nothing here knows of torch, so that it can be tested on its own under a thread sanitizer.
+// or all of them by priority, or first come, first served. Nothing here knows of torch, so that it can be tested on its own under a thread sanitizer.
 //
 // There is no barrier but in front of a commit: a node waits for the nodes that it depends on and for nothing else.
 //
@@ -15,6 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -96,7 +97,10 @@ struct Plan {
   std::vector<std::vector<int>> predecessors;  // by node
   std::vector<std::vector<int>> order;         // by lane: nodes; empty where `priority` decides
   std::vector<std::vector<int>> commit;        // by lane: nodes behind those of `order`; empty if there are none
-  std::vector<int64_t> priority;               // by node, higher first; empty where `order` decides
+  std::vector<int64_t> priority;               // by node, higher first; empty where something else decides
+  bool first_come = false;                     // nodes run as they have become ready, on whatever lane is free
+  bool stays = false;      // a node goes to the lane of its last predecessor if that lane is free
+  std::vector<char> small;  // by node: it runs where it has become ready, at once; empty: none does
   int num_lanes = 1;
 
   // Derived by `prepare`.
@@ -106,7 +110,8 @@ struct Plan {
   std::vector<int> lane_of;               // by node; -1 where priority decides
 
   int num_nodes() const { return static_cast<int>(predecessors.size()); }
-  bool by_priority() const { return !priority.empty(); }
+  // Whether lanes are given nodes as they become free.
+  bool is_dynamic() const { return first_come || !priority.empty(); }
 
   void prepare() {
     const int n = num_nodes();
@@ -122,7 +127,7 @@ struct Plan {
     for (int node = 0; node < n; ++node) {
       for (int before : predecessors[node]) {
         successors.at(before).push_back(node);
-        if (!by_priority() && lane_of[before] != lane_of[node]) {
+        if (!is_dynamic() && lane_of[before] != lane_of[node]) {
           awaited[node].push_back(before);
           announced[before] = 1;
         }
@@ -194,13 +199,13 @@ class Execution {
     if (stage != Stage::kCommit) {
       for (auto& spans : spans_) spans.clear();
     }
-    if (plan_.by_priority()) begin_by_priority();
+    if (plan_.is_dynamic()) begin_dynamic();
   }
 
   // All that one lane has to do. Returns early where another lane failed or the caller was interrupted.
   void run_lane(int lane, Watch* watch) {
-    if (plan_.by_priority()) {
-      run_by_priority(lane, watch);
+    if (plan_.is_dynamic()) {
+      run_dynamic(lane, watch);
     } else {
       run_in_order(lane, watch);
     }
@@ -225,6 +230,7 @@ class Execution {
     SpscQueue<int, 4> inbox;     // from whoever schedules to the lane
     SpscQueue<int, 4> finished;  // from the lane to whoever schedules
     bool busy = false;           // guarded by `scheduling_`
+    std::deque<int> own;         // small nodes that became ready here; guarded by `scheduling_`
   };
 
   void run_in_order(int lane, Watch* watch) {
@@ -295,13 +301,16 @@ class Execution {
     return true;
   }
 
-  void begin_by_priority() {
+  void begin_dynamic() {
     ready_ = {};
+    num_ready_ = 0;
+    last_lane_.assign(plan_.stays ? plan_.num_nodes() : 0, -1);
     remaining_.store(plan_.num_nodes(), std::memory_order_relaxed);
     for (Lane& lane : lanes_) {
       lane.inbox.clear();
       lane.finished.clear();
       lane.busy = false;
+      lane.own.clear();
     }
     for (int node = 0; node < plan_.num_nodes(); ++node) {
       pending_[node] = static_cast<int>(plan_.predecessors[node].size());
@@ -310,7 +319,7 @@ class Execution {
   }
 
   // Whoever is free schedules for all: there is no thread that does nothing else, as it would need a core.
-  void run_by_priority(int index, Watch* watch) {
+  void run_dynamic(int index, Watch* watch) {
     Lane& lane = lanes_[index];
     Patience patience;
     while (remaining_.load(std::memory_order_acquire) > 0 && !stopped()) {
@@ -332,32 +341,60 @@ class Execution {
   bool schedule() {
     if (scheduling_.test_and_set(std::memory_order_acquire)) return false;
     int num_finished = 0;
-    for (Lane& lane : lanes_) {
+    for (size_t index = 0; index < lanes_.size(); ++index) {
+      Lane& lane = lanes_[index];
       int node;
       while (lane.finished.pop(node)) {
         lane.busy = false;
         ++num_finished;
         for (int next : plan_.successors[node]) {
-          if (--pending_[next] == 0) make_ready(next);
+          if (plan_.stays) last_lane_[next] = static_cast<int>(index);
+          if (--pending_[next] > 0) continue;
+          if (!plan_.small.empty() && plan_.small[next]) {
+            lane.own.push_back(next);
+          } else {
+            make_ready(next);
+          }
         }
       }
     }
-    bool handed_out = false;
-    for (Lane& lane : lanes_) {
-      if (ready_.empty()) break;
-      if (lane.busy) continue;
-      lane.inbox.push(-ready_.top().second);
-      lane.busy = true;
-      handed_out = true;
-      ready_.pop();
-    }
+    const bool handed_out = hand_out();
     scheduling_.clear(std::memory_order_release);
     if (num_finished > 0) remaining_.fetch_sub(num_finished, std::memory_order_acq_rel);
     return handed_out;
   }
 
+  bool hand_out() {
+    size_t num_idle = 0;
+    bool handed_out = false;
+    for (Lane& lane : lanes_) {
+      if (lane.busy) continue;
+      if (lane.own.empty()) {
+        ++num_idle;
+      } else {
+        give(lane, lane.own.front());
+        lane.own.pop_front();
+        handed_out = true;
+      }
+    }
+    for (; num_idle > 0 && !ready_.empty(); --num_idle) {
+      const int node = -ready_.top().second;
+      ready_.pop();
+      const int preferred = plan_.stays ? last_lane_[node] : -1;
+      const bool stays = preferred >= 0 && !lanes_[preferred].busy;
+      give(stays ? lanes_[preferred] : *std::find_if(lanes_.begin(), lanes_.end(), [](Lane& l) { return !l.busy; }), node);
+      handed_out = true;
+    }
+    return handed_out;
+  }
+
+  static void give(Lane& lane, int node) {
+    lane.inbox.push(node);
+    lane.busy = true;
+  }
+
   // Equal priorities: the node with the lower index first.
-  void make_ready(int node) { ready_.emplace(plan_.priority[node], -node); }
+  void make_ready(int node) { ready_.emplace(plan_.first_come ? -num_ready_++ : plan_.priority[node], -node); }
 
   Plan plan_;
   Work& work_;
@@ -374,6 +411,8 @@ class Execution {
   std::atomic_flag scheduling_ = ATOMIC_FLAG_INIT;
   std::vector<int> pending_;                                // guarded by `scheduling_`
   std::priority_queue<std::pair<int64_t, int>> ready_;      // guarded by `scheduling_`
+  int64_t num_ready_ = 0;                                   // so far; guarded by `scheduling_`
+  std::vector<int> last_lane_;                              // by node, of its predecessors; guarded by `scheduling_`
   std::atomic<int> remaining_{0};
   std::vector<Lane> lanes_;
   std::vector<std::vector<Span>> spans_;  // by lane

@@ -1,12 +1,15 @@
 """What a step graph comes to on streams: the order of issue, the memory behind its values, TensorFlow's schedule."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from bow.graph import Operator, StepGraph
 from bow.graph.kinds import is_update
 from bow.runtime.local import Dependencies, in_turn
+from bow.scheduler import ListScheduler, Recorder, Start
+from bow.scheduler.levels import followers
 from bow.scheduler.stream_placement import place_branches
+from bow.simulator import simulate_operators
 from bow.strategy import Schedule
 
 
@@ -15,20 +18,72 @@ def operators_of(graph: StepGraph) -> list[Operator]:
     return [operator for operator in graph.operators if not is_update(operator.kind)]
 
 
-def issue_order(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, int]]:
+def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection[int] = ()) -> list[tuple[int, int]]:
     """The order in which the host issues operators: (stream, operator).
 
-    It is that of capture, as far as the order on every stream lets it.
+    Of a schedule with an order it is that of capture, as far as the order on every stream lets it. Priorities, or
+    nothing, leave the streams open: they are chosen by list scheduling in simulated time, and the host issues operators
+    in the order in which they start there. With the levels of a critical path as priorities this is Graphi's schedule,
+    critical path first; what operators take is then known from their levels (`costs_behind`). Where nothing is known,
+    all are taken to last equally long.
 
     Args:
         schedule: one that fits the dependencies.
         dependencies: by operator.
+        free: operators that take no time, such as views.
+
+    Example:
+        >>> issue_order(Schedule((1, 1), priority=(6, 5, 2, 1)), [*map(frozenset, [(), (0,), (0,), (1, 2)])])
+        [(0, 0), (0, 1), (1, 2), (0, 3)]
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
     """
-    if schedule.order is None:
-        return in_turn(schedule, dependencies)
-    stream_of = {index: stream for stream, lane in enumerate(schedule.order) for index in lane}
-    before = [set(others) for others in dependencies]
-    for lane in schedule.order:
+    if schedule.order is not None:
+        return _as_ordered(schedule, dependencies)
+    return _in_simulated_time(schedule, dependencies, free)
+
+
+def costs_behind(levels: Sequence[int], dependencies: Dependencies) -> list[int]:
+    """What operators take, from the longest time that is left at the start of each: `level - max(levels of followers)`.
+
+    Numbers that are no levels say nothing of times: then all operators take 1.
+
+    Args:
+        levels: by operator.
+        dependencies: likewise.
+
+    Example:
+        >>> costs_behind([6, 5, 2, 1], [*map(frozenset, [(), (0,), (0,), (1, 2)])])
+        [1, 4, 1, 1]
+        >>> costs_behind([1, 2], [*map(frozenset, [(), (0,)])])
+        [1, 1]
+    """
+    following = followers(dependencies)
+    costs = [
+        level - max((levels[later] for later in following[index]), default=0) for index, level in enumerate(levels)
+    ]
+    return costs if min(costs, default=0) >= 0 and any(costs) else [1] * len(levels)
+
+
+def _in_simulated_time(schedule: Schedule, dependencies: Dependencies, free: Collection[int]) -> list[tuple[int, int]]:
+    """Streams by list scheduling; operators that start at the same moment in the order in which they are given out."""
+    levels = schedule.priority
+    costs = [1] * len(dependencies) if levels is None else costs_behind(levels, dependencies)
+    recorder = Recorder(ListScheduler(dependencies, len(schedule.threads), levels, schedule.stay, small=schedule.small))
+
+    def duration(start: Start) -> int:
+        return 0 if start.operator in free else costs[start.operator]
+
+    simulate_operators(recorder, duration)
+    return [(turn.executor, turn.operator) for turn in recorder.turns]
+
+
+def _as_ordered(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, int]]:
+    lanes, waits = schedule.on_executors()
+    stream_of = {index: stream for stream, lane in enumerate(lanes) for index in lane}
+    before = [others.union(waits.get(index, ())) for index, others in enumerate(map(set, dependencies))]
+    for lane in lanes:
         for earlier, later in itertools.pairwise(lane):
             before[later].add(earlier)
     lowest_first = Schedule((1,), priority=tuple(-index for index in range(len(before))))

@@ -9,10 +9,11 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from bow.errors import RuntimeUnavailableError
-from bow.runtime.build import FLAGS, built, compile_extension, content_hash
+from bow.runtime.build import FLAGS, built, cache_folder, compile_extension, content_hash
 
 MODULE = "bow_native"
 MAIN_SOURCE = "bindings.cpp"
+SOURCES = (MAIN_SOURCE, "averaging.h", "executors.h", "nodes.h")
 
 NativeJob: TypeAlias = Any
 """`bow_native.Job`: nodes with a schedule."""
@@ -38,6 +39,11 @@ def is_available() -> bool:
     return isinstance(_attempt(), ModuleType)
 
 
+def is_built() -> bool:
+    """Whether it was built on this machine before, so that it only has to be loaded."""
+    return (cache_folder() / _key() / f"{MODULE}.so").exists()
+
+
 @functools.cache
 def _attempt() -> ModuleType | RuntimeUnavailableError:
     """One attempt a process: what failed once would fail again, slowly."""
@@ -48,15 +54,13 @@ def _attempt() -> ModuleType | RuntimeUnavailableError:
 
 
 def _load() -> ModuleType:
-    folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
-    sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
-    key = content_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
+    folder, key = _sources(), _key()
 
     def make(target: Path) -> None:
         print("bow: building the native runtime, once on this machine; it takes about a minute", file=sys.stderr)
         compile_extension(folder / MAIN_SOURCE, target, MODULE)
 
-    library = built(f"runtime-{key}", f"{MODULE}.so", make)
+    library = built(key, f"{MODULE}.so", make)
     spec = importlib.util.spec_from_file_location(MODULE, library)
     assert spec is not None
     assert spec.loader is not None
@@ -68,3 +72,13 @@ def _load() -> ModuleType:
             f"the compiled runtime cannot be loaded ({error}); delete {library.parent} and try again"
         ) from error
     return module
+
+
+def _sources() -> Path:
+    return Path(next(iter(importlib.import_module("bow.kernels").__path__)))
+
+
+def _key() -> str:
+    """Changes with everything that the module is built from."""
+    sources = [_sources() / name for name in SOURCES]
+    return f"runtime-{content_hash(*FLAGS, *(path.name + path.read_text(encoding='utf-8') for path in sources))}"

@@ -1,15 +1,15 @@
 """Runs a step graph by a schedule: several executors of this machine, each with cores of its own."""
 
-import heapq
+import contextlib
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from bow.device import core_sets
 from bow.errors import BowError, GraphError, reason
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import failure, inputs_of, lent_generator, outputs_of, run_operator
@@ -17,6 +17,8 @@ from bow.graph.kinds import is_update
 from bow.graph.learning_step import StepOutputs
 from bow.runtime.job import JobBuilder
 from bow.runtime.loading import is_available, native
+from bow.runtime.seating import Seating
+from bow.scheduler import ListScheduler
 from bow.seeds import derive_seed
 from bow.strategy import Schedule, Span, Timeline
 
@@ -35,6 +37,7 @@ class LocalRuntime:
         schedule: which executor runs which operators, in which order or by which priority; None: one executor, in the
             order of capture.
         use_native: None: the native runtime where there is one.
+        cores: by executor: those that it keeps to; None: neighbouring ones of this machine that no other executor has.
 
     Raises:
         ScheduleError: the schedule does not fit the graph.
@@ -55,14 +58,24 @@ class LocalRuntime:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4 and 5.
     """
 
-    def __init__(self, graph: StepGraph, schedule: Schedule | None = None, *, use_native: bool | None = None) -> None:
+    def __init__(
+        self,
+        graph: StepGraph,
+        schedule: Schedule | None = None,
+        *,
+        use_native: bool | None = None,
+        cores: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         operators = [op for op in graph.operators if not is_update(op.kind)]
         schedule = schedule or Schedule.sequential(len(operators))
         dependencies = dependencies_of(operators)
         schedule.check(dependencies)
         wanted = is_available() if use_native is None else use_native
-        make = _NativeExecutors if wanted else _PythonExecutors
-        self._executors: _Executors = make(graph, operators, schedule, dependencies)
+        self._executors: _Executors
+        if wanted:
+            self._executors = _NativeExecutors(graph, Seating.of(schedule, len(operators), cores), schedule)
+        else:
+            self._executors = _PythonExecutors(graph, operators, schedule, dependencies)
         self.timeline: Timeline | None = None
         """Of the last run that was recorded."""
 
@@ -124,24 +137,23 @@ class _Executors(Protocol):
 
 
 class _NativeExecutors:
-    def __init__(
-        self,
-        graph: StepGraph,
-        operators: Sequence[Operator],
-        schedule: Schedule,
-        dependencies: Sequence[frozenset[int]],
-    ) -> None:
+    def __init__(self, graph: StepGraph, seating: Seating, schedule: Schedule) -> None:
         self._graph = graph
         self._builder = JobBuilder([graph], [None])
         job = self._builder.job
         inputs = (*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants)
         job.keep([*inputs, *graph.results])
         job.schedule(
-            order=[list(lane) for lane in schedule.order or ()],
+            order=seating.order,
             priority=list(schedule.priority or ()),
             num_lanes=len(schedule.threads),
+            first_come=schedule.first_come,
+            stays=schedule.stay,
+            small=list(schedule.small),
+            after=seating.waits,
+            threads=seating.operator_threads,
         )
-        self._team = native().Team(core_sets(list(schedule.threads)), list(schedule.threads))
+        self._team = native().Team(seating.cores, seating.threads)
 
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
@@ -180,6 +192,10 @@ class _PythonExecutors:
         self._graph = graph
         self._operators = operators
         self._order = in_turn(schedule, dependencies)
+        held = schedule.executors_of(len(operators))
+        self._threads = [
+            sum(schedule.threads[each] for each in held[index] or (executor,)) for executor, index in self._order
+        ]
         uses: dict[int, int] = {}
         for position, (_, index) in enumerate(self._order):
             made = (value for value in operators[index].results if value is not None)
@@ -194,9 +210,11 @@ class _PythonExecutors:
     ) -> tuple[StepOutputs, list[Span]]:
         live = inputs_of(self._graph, parameters, buffers, batch)
         spans = []
-        with lent_generator(self._graph.device, seeded=True) as generator:
-            for (executor, index), finished in zip(self._order, self._finished, strict=True):
+        with _threads_put_back(), lent_generator(self._graph.device, seeded=True) as generator:
+            for (executor, index), threads, finished in zip(self._order, self._threads, self._finished, strict=True):
                 operator = self._operators[index]
+                if torch.get_num_threads() != threads:
+                    torch.set_num_threads(threads)
                 began = time.perf_counter_ns()
                 if operator.is_random:
                     generator.manual_seed(derive_seed(seed, operator.index))
@@ -211,6 +229,16 @@ class _PythonExecutors:
         pass
 
 
+@contextlib.contextmanager
+def _threads_put_back() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
 def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, int]]:
     """One order in which a schedule can be carried out: (executor, operator).
 
@@ -219,28 +247,22 @@ def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, i
         dependencies: by operator.
     """
     order: list[tuple[int, int]] = []
-    done: set[int] = set()
     if schedule.order is None:
-        assert schedule.priority is not None
-        waiting = {index: len(before) for index, before in enumerate(dependencies)}
-        followers: dict[int, list[int]] = {}
-        for index, before in enumerate(dependencies):
-            for earlier in before:
-                followers.setdefault(earlier, []).append(index)
-        ready = [(-schedule.priority[index], index) for index, count in waiting.items() if not count]
-        heapq.heapify(ready)
-        while ready:
-            _, index = heapq.heappop(ready)
-            order.append((len(order) % len(schedule.threads), index))
-            for follower in followers.get(index, ()):
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    heapq.heappush(ready, (-schedule.priority[follower], follower))
+        executors = itertools.cycle(range(len(schedule.threads)))
+        scheduler = ListScheduler(dependencies, executors=1, priority=schedule.priority)
+        starts = scheduler.start()
+        while starts:
+            (start,) = starts
+            order.append((next(executors), start.operator))
+            starts = scheduler.finished(start.operator)
         return order
-    positions = [0] * len(schedule.order)
+    lanes, waits = schedule.on_executors()
+    before = [others | set(waits.get(index, ())) for index, others in enumerate(dependencies)]
+    done: set[int] = set()
+    positions = [0] * len(lanes)
     while len(order) < len(dependencies):
-        for executor, lane in enumerate(schedule.order):
-            while positions[executor] < len(lane) and dependencies[lane[positions[executor]]] <= done:
+        for executor, lane in enumerate(lanes):
+            while positions[executor] < len(lane) and before[lane[positions[executor]]] <= done:
                 index = lane[positions[executor]]
                 order.append((executor, index))
                 done.add(index)
@@ -269,8 +291,8 @@ def spans_of(builder: JobBuilder, executor: int | None = None) -> list[Span]:
     for lane, node, start_ns, end_ns in builder.job.spans():
         label = builder.labels[node]
         details: dict[str, str | int | float] = {"learner": label.learner} if label.learner >= 0 else {}
-        if label.operator is not None and label.operator.module:
-            details["module"] = label.operator.module
+        if label.operator is not None:
+            details |= _details(label.operator)
         place = f"executor {lane if executor is None else executor}"
         spans.append(Span(label.name, place, start_ns, end_ns, label.category, details))
     return spans
@@ -278,5 +300,8 @@ def spans_of(builder: JobBuilder, executor: int | None = None) -> list[Span]:
 
 def span_of(operator: Operator, executor: int, start_ns: int, end_ns: int) -> Span:
     """The recorded time of one operator that ran in Python."""
-    details: dict[str, str | int | float] = {"module": operator.module} if operator.module else {}
-    return Span(operator.kind, f"executor {executor}", start_ns, end_ns, operator.phase, details)
+    return Span(operator.kind, f"executor {executor}", start_ns, end_ns, operator.phase, _details(operator))
+
+
+def _details(operator: Operator) -> dict[str, str | int | float]:
+    return {"operator": operator.index, **({"module": operator.module} if operator.module else {})}

@@ -33,16 +33,18 @@ class StreamRuntime:
     begins and ends: parameters, buffers and batch must be ready on it, and there the results are. Other streams wait
     for it, and for each other, exactly where an operator needs what another stream made and no earlier wait covers it.
 
-    The host issues operators in the order of capture as far as the schedule lets it, so that no stream has to wait for
-    work that the host has put behind a lot of other work. A view costs the device nothing: it belongs to the stream
-    that made the memory it looks at, whatever the schedule says, and nothing ever waits for it.
+    The host issues operators in the order of `issue_order`, so that no stream has to wait for work that the host has
+    put behind a lot of other work: with priorities, which are levels of a critical path, in the order in which they
+    start in simulated time. A view costs the device nothing: it belongs to the stream that made the memory it looks at,
+    whatever the schedule says, and nothing ever waits for it.
 
     Runtimes that work at the same time need streams of their own, in captured steps too: cuBLAS has one workspace for
     each stream.
 
     Args:
         graph: a step graph, without updates or with updates that are left out.
-        schedule: which stream runs which operators, in which order; priorities deal operators to streams in turn.
+        schedule: which stream runs which operators, in which order; where it has none, streams are chosen by list
+            scheduling in simulated time.
         device: where the graph was captured for.
         streams: of the device, one for each executor of the schedule.
 
@@ -84,8 +86,13 @@ class StreamRuntime:
         self._device = device
         self._streams = tuple(streams)
         memory = MemoryUse(graph, operators)
-        order = [turn for turn in issue_order(schedule, dependencies) if not operators[turn[1]].is_view]
-        self.plan = StreamPlan.of(order, memory.dependencies(), len(streams))
+        views = {operator.index for operator in operators if operator.is_view}
+        order = [turn for turn in issue_order(schedule, dependencies, free=views) if turn[1] not in views]
+        before = memory.dependencies()
+        for operator, other in schedule.after:
+            if views.isdisjoint((operator, other)):  # the device has nothing to do for a view
+                before[operator].add(other)
+        self.plan = StreamPlan.of(order, before, len(streams))
         """Which operator is issued where and when, and what waits for what. Views are none of its tasks."""
         place = {turn.task: streams[turn.stream].name for turn in self.plan.turns} | {START: streams[0].name}
         self._events = {

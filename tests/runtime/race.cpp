@@ -92,7 +92,12 @@ bow::Plan random_plan(std::mt19937& random, int lanes) {
       }
     }
   } else {
-    for (int node = 0; node < nodes; ++node) plan.priority.push_back(below(10));
+    plan.first_come = below(3) == 0;
+    plan.stays = below(2) == 0;
+    if (below(2) == 0) {
+      for (int node = 0; node < nodes; ++node) plan.small.push_back(below(3) == 0);
+    }
+    for (int node = 0; node < nodes && !plan.first_come; ++node) plan.priority.push_back(below(10));
   }
   plan.prepare();
   return plan;
@@ -122,7 +127,7 @@ int main(int argc, char** argv) {
     work.execution = &execution;
     for (int run = 0; run < 3; ++run) {
       work.clear();
-      const bool apart = !plan.by_priority() && random() % 2 == 0;
+      const bool apart = !plan.is_dynamic() && random() % 2 == 0;
       team.run(execution, run == 1, never, apart ? bow::Stage::kOrder : bow::Stage::kAll);
       if (apart && work.num_committed != 0) return std::printf("graph %d committed before its time\n", i), 1;
       if (apart && !execution.stopped()) team.run(execution, run == 1, never, bow::Stage::kCommit);

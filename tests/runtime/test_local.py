@@ -1,5 +1,7 @@
 """Step graphs on executors: the same numbers whatever the schedule, failures with a name, Ctrl-C."""
 
+import importlib
+import itertools
 import os
 import random
 import subprocess
@@ -17,6 +19,7 @@ from graph.cases import PAPER_MODELS, captured, state
 from torch import Tensor, nn
 
 import bow
+from bow.device import available_cores
 from bow.errors import GraphError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
@@ -32,11 +35,15 @@ def test_the_native_runtime_builds_here() -> None:
 
 
 def random_schedule(dependencies: Sequence[frozenset[int]], seed: int, executors: int) -> Schedule:
-    """Operators dealt to executors at random, in a random order that respects the dependencies; or by priority."""
+    """Operators dealt to executors at random, in a random order that respects the dependencies; or as they are free."""
     draw = random.Random(seed)
     threads = (1,) * executors
-    if seed % 2:
-        return Schedule(threads, priority=tuple(draw.randrange(100) for _ in dependencies))
+    small = tuple(index for index in range(len(dependencies)) if draw.random() < 0.3)
+    if seed % 3 == 1:
+        priority = tuple(draw.randrange(100) for _ in dependencies)
+        return Schedule(threads, priority=priority, small=small, stay=draw.random() < 0.5)
+    if seed % 3 == 2:
+        return Schedule(threads, first_come=True, small=small, stay=draw.random() < 0.5)
     order: list[list[int]] = [[] for _ in threads]
     done: set[int] = set()
     while len(done) < len(dependencies):
@@ -58,7 +65,7 @@ def assert_same(made: StepOutputs, expected: StepOutputs) -> None:
         assert [name for name in own if not torch.equal(own[name], other[name])] == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(3, 6))])
 @pytest.mark.parametrize("use_native", NATIVE)
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_any_schedule_gives_the_numbers_of_the_graph(name: str, use_native: bool, seed: int) -> None:
@@ -285,3 +292,86 @@ def test_python_carries_a_schedule_out_in_an_order_that_respects_it() -> None:
         place = {index: position for position, (_, index) in enumerate(order)}
         assert sorted(place) == list(range(len(dependencies)))
         assert all(place[earlier] < place[index] for index, before in enumerate(dependencies) for earlier in before)
+
+
+def test_in_python_operators_have_as_many_threads_as_in_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, graph = captured("lstm")
+    count, before = len(graph.operators), torch.get_num_threads()
+    seen: list[int] = []
+    run = importlib.import_module("bow.runtime.local").run_operator
+
+    def noted(*given: object) -> None:
+        seen.append(torch.get_num_threads())
+        torch.set_num_threads(1)  # no other threads are started for it
+        run(*given)
+
+    monkeypatch.setattr("bow.runtime.local.run_operator", noted)
+    lanes = tuple(range(count)), tuple(range(count // 2, count))
+    with LocalRuntime(graph, Schedule((1, 2), order=lanes), use_native=False) as runtime:
+        runtime.run(*state(model), PAPER_MODELS["lstm"].batch())
+    assert seen == [1] * (count // 2) + [3] * (count - count // 2)
+    assert torch.get_num_threads() == before
+
+
+def test_an_operator_on_several_executors_has_them_to_itself() -> None:
+    model, graph = captured("lstm")
+    dependencies = dependencies_of(graph.operators)
+    draw = random.Random(0)
+    lanes: list[list[int]] = [[], [], []]
+    for index in range(len(dependencies)):  # the order of capture is a legal one
+        for executor in draw.sample(range(3), draw.randint(1, 3)):
+            lanes[executor].append(index)
+    schedule = Schedule((1, 1, 1), order=tuple(map(tuple, lanes)))
+    batch = PAPER_MODELS["lstm"].batch()
+    cores = available_cores()
+    with pytest.MonkeyPatch.context() as patch:  # as if there were enough cores
+        patch.setattr("bow.runtime.seating.core_sets", lambda threads: [cores] * len(threads))
+        runtime = LocalRuntime(graph, schedule, use_native=True)
+    with runtime:
+        for seed in range(5):
+            made = runtime.run(*state(model), batch, seed=seed, record=True)
+            assert_same(made, graph.run(*state(model), batch, seed=seed))
+    assert runtime.timeline is not None
+    ran = {int(span.details["operator"]): span for span in runtime.timeline.spans}
+    assert len(ran) == len(dependencies)
+    for lane in lanes:
+        for earlier, later in itertools.pairwise(lane):
+            assert ran[earlier].end_ns <= ran[later].start_ns
+
+
+@pytest.mark.parametrize("use_native", NATIVE)
+def test_what_comes_after_another_starts_when_that_is_over(use_native: bool) -> None:
+    model, graph = captured("lstm")
+    dependencies = dependencies_of(graph.operators)
+    lanes = random_schedule(dependencies, 0, executors=2).order
+    assert lanes is not None
+    turns = [index for _, index in in_turn(Schedule((1, 1), order=lanes), dependencies)]
+    draw = random.Random(0)
+    after = tuple((later, earlier) for earlier, later in (sorted_by(turns, draw.sample(turns, 2)) for _ in range(40)))
+    batch = PAPER_MODELS["lstm"].batch()
+    with LocalRuntime(graph, Schedule((1, 1), order=lanes, after=after), use_native=use_native) as runtime:
+        made = runtime.run(*state(model), batch, seed=0, record=True)
+        assert_same(made, graph.run(*state(model), batch, seed=0))
+    assert runtime.timeline is not None
+    spans = {int(span.details["operator"]): span for span in runtime.timeline.spans}
+    assert all(spans[earlier].end_ns <= spans[later].start_ns for later, earlier in after)
+
+
+def sorted_by(turns: Sequence[int], operators: Sequence[int]) -> list[int]:
+    return sorted(operators, key=turns.index)
+
+
+def test_small_operators_run_where_they_became_ready() -> None:
+    model, graph = captured("lstm")
+    dependencies = dependencies_of(graph.operators)
+    small = tuple(range(0, len(dependencies), 2))
+    schedule = Schedule((1, 1), priority=tuple(range(len(dependencies), 0, -1)), small=small)
+    with LocalRuntime(graph, schedule, use_native=True) as runtime:
+        runtime.run(*state(model), PAPER_MODELS["lstm"].batch(), seed=0, record=True)
+    assert runtime.timeline is not None
+    spans = {int(span.details["operator"]): span for span in runtime.timeline.spans}
+    triggered = [index for index in small if dependencies[index]]
+    assert triggered
+    for index in triggered:
+        places = {spans[before].place for before in dependencies[index]}
+        assert spans[index].place in places

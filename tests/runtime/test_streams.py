@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -265,6 +266,28 @@ def test_streams_without_operators_are_left_alone() -> None:
     assert {wait.waiting for wait in device.waits} == {first, second}
     assert learner.runtime.plan.turns[0].waits == (START,)
     assert third not in device.launches
+
+
+def test_a_stream_waits_for_what_an_operator_comes_after() -> None:
+    graph = graph_of(SMALL)
+    kernels = [op.index for op in graph.operators if not op.is_view]
+
+    def waits(free: int, *others: int) -> tuple[int, ...]:
+        lanes = tuple(op.index for op in graph.operators if op.index != free), (free,)
+        schedule = Schedule((1, 1), order=lanes, after=tuple((free, other) for other in others))
+        device, streams = streams_of(2)
+        plan = StreamRuntime(graph, schedule, device, streams).plan
+        return next(turn.waits for turn in plan.turns if turn.task == free)
+
+    pairs = itertools.pairwise(kernels)
+    other, free = next((one, free) for one, free in pairs if not _waits_for(graph, free, one))
+    assert other not in waits(free)
+    assert other in waits(free, other)
+
+
+def _waits_for(graph: StepGraph, operator: int, other: int) -> bool:
+    before = dependencies_of(graph.operators)
+    return other in before[operator] or any(_waits_for(graph, earlier, other) for earlier in before[operator])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,0 +1,99 @@
+"""What every model of operators' times is, what is chosen by one, and how good one is."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from bow.costs.case import Case
+from bow.errors import SettingError
+
+
+class CostModel(Protocol):
+    """Predicts how long operators take."""
+
+    def time_s(self, operator: str, case: Case) -> float:
+        """Seconds that an operator takes in a case.
+
+        Args:
+            operator: its kind and the shapes of what it reads, such as `aten.mm.default [64, 512] [512, 512]`.
+            case: how it runs.
+        """
+        ...
+
+
+def candidates(model: CostModel, operator: str, cases: Iterable[Case], count: int = 3) -> list[Case]:
+    """The cases in which an operator takes the least time, in ascending order of time; of equal ones fewer threads.
+
+    Args:
+        model: what predicts.
+        operator: as in `CostModel.time_s`.
+        cases: what there is to choose from.
+        count: how many are wanted; the paper's strategies look at three.
+
+    Raises:
+        SettingError: `count` is below 1.
+
+    Example:
+        >>> class Halving:
+        ...     def time_s(self, operator: str, case: Case) -> float:
+        ...         return 1 / min(case.threads, 4)
+        >>> [case.threads for case in candidates(Halving(), "aten.mm.default", map(Case, range(1, 9)))]
+        [4, 5, 6]
+
+    References:
+        Liu et al., 2019, section III-D, strategy 3.
+    """
+    if count < 1:
+        raise SettingError(f"count must be at least 1, got {count}")
+    return sorted(cases, key=lambda case: (model.time_s(operator, case), case))[:count]
+
+
+def accuracy(predicted: Sequence[float], actual: Sequence[float]) -> float:
+    """How close predictions are: `1 - mean(|(y^ - y) / y|)`, which is below 0 where they are off by more than y.
+
+    Args:
+        predicted: y^.
+        actual: y, none of them 0.
+
+    Raises:
+        SettingError: nothing is given, numbers differ, or an actual value is not above 0.
+
+    Example:
+        >>> round(accuracy([1.0, 3.0], [1.0, 2.0]), 6)
+        0.75
+
+    References:
+        Liu et al., 2019, section III-B.
+    """
+    _check(predicted, actual)
+    if not min(actual) > 0:
+        raise SettingError(f"actual values must be above 0, got {min(actual)}; leave out what took no time")
+    return 1 - math.fsum(abs(p - y) / y for p, y in zip(predicted, actual, strict=True)) / len(actual)
+
+
+def r_squared(predicted: Sequence[float], actual: Sequence[float]) -> float:
+    """The coefficient of determination: `1 - sum((y^ - y)^2) / sum((y - mean(y))^2)`.
+
+    Where all actual values are the same, 1 for exact predictions, else 0.
+
+    Args:
+        predicted: y^.
+        actual: y.
+
+    Raises:
+        SettingError: nothing is given, or the numbers differ.
+
+    Example:
+        >>> r_squared([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])
+        0.5
+    """
+    _check(predicted, actual)
+    mean = math.fsum(actual) / len(actual)
+    missed = math.fsum((p - y) ** 2 for p, y in zip(predicted, actual, strict=True))
+    varied = math.fsum((y - mean) ** 2 for y in actual)
+    return 1 - missed / varied if varied else float(missed == 0)
+
+
+def _check(predicted: Sequence[float], actual: Sequence[float]) -> None:
+    if len(predicted) != len(actual) or not actual:
+        raise SettingError(f"{len(predicted)} predictions for {len(actual)} values; give one for each, at least 1")

@@ -1,0 +1,169 @@
+"""Liu et al.'s first cost model: regressions from performance events to times, one for every case."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bow.costs.case import Case
+from bow.costs.estimators import ESTIMATORS, Estimator, make_estimator
+from bow.costs.events import Sample
+from bow.errors import SettingError
+
+Profile: TypeAlias = Mapping[Case, Sample]
+"""What an operator was seen to do, by sample case."""
+
+Rows: TypeAlias = NDArray[np.float64]
+
+
+class Regression:
+    """Predicts the time of an operator in every case from its samples in a few.
+
+    Each case has a regression of its own. Its features are, for each sample case, the time and the most telling
+    performance events for each instruction; a decision tree that predicts times says by its importances which those
+    are. A prediction is never below the shortest time that was seen in training: no operator takes less than nothing.
+
+    Args:
+        family: which regression, of `ESTIMATORS`.
+        samples: the sample cases; `evenly` chooses some.
+        num_events: how many events are chosen.
+        seed: of regressions that draw random numbers.
+
+    Raises:
+        SettingError: an unknown family, no sample case, or no event.
+
+    Example:
+        >>> model = Regression("ordinary least squares", samples=[Case(1)], num_events=1)
+        >>> profiles = {name: {Case(1): Sample(t, {"instructions": 1.0, "cycles": t})} for name, t in
+        ...             [("small", 1.0), ("medium", 2.0), ("large", 4.0)]}
+        >>> model.fit(profiles, {name: {Case(2): profile[Case(1)].time_s / 2} for name, profile in profiles.items()})
+        >>> model.observe("new", {Case(1): Sample(3.0, {"instructions": 1.0, "cycles": 3.0})})
+        >>> round(model.time_s("new", Case(2)), 6)
+        1.5
+
+    References:
+        Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
+        network training, 2019, section III-B, Table IV.
+    """
+
+    def __init__(self, family: str, samples: Sequence[Case], num_events: int = 4, seed: int = 0) -> None:
+        if family not in ESTIMATORS:
+            raise SettingError(f"family must be one of {', '.join(ESTIMATORS)}, got {family!r}")
+        if not samples or num_events < 1:
+            raise SettingError(f"samples and num_events must be at least 1, got {len(samples)} and {num_events}")
+        self.family = family
+        self.samples = tuple(samples)
+        self.events: tuple[str, ...] = ()
+        self._num_events = num_events
+        self._seed = seed
+        self._estimators: dict[Case, Estimator] = {}
+        self._profiles: dict[str, Profile] = {}
+        self._least_s = 0.0
+
+    def fit(self, profiles: Mapping[str, Profile], times: Mapping[str, Mapping[Case, float]]) -> None:
+        """Learn from operators whose times are known.
+
+        Args:
+            profiles: by operator.
+            times: by operator: seconds in every case that is to be predicted, the same cases for all.
+
+        Raises:
+            SettingError: no operator, or what is known of one is not what is known of others.
+        """
+        operators = sorted(profiles)
+        if not operators or any(operator not in times for operator in operators):
+            raise SettingError(f"times of {len(times)} operators for {len(operators)} profiles; give every one both")
+        cases = sorted(times[operators[0]])
+        if any(sorted(times[operator]) != cases for operator in operators):
+            raise SettingError("all operators must have times in the same cases; leave out the others")
+        known = np.array([[times[operator][case] for case in cases] for operator in operators])
+        self.events = select_events([profiles[o] for o in operators], self.samples, known, self._num_events, self._seed)
+        features = self._features([profiles[operator] for operator in operators])
+        self._least_s = float(known.min())
+        self._estimators = {case: self._fitted(features, known[:, index]) for index, case in enumerate(cases)}
+        self._profiles = {}
+
+    def observe(self, operator: str, profile: Profile) -> None:
+        """Tell what an operator was seen to do, before its time is asked for."""
+        self._profiles[operator] = profile
+
+    def time_s(self, operator: str, case: Case) -> float:
+        """Seconds by the case's regression.
+
+        Raises:
+            SettingError: the operator was not observed, or there is no regression for the case.
+        """
+        if operator not in self._profiles:
+            raise SettingError(f"{operator!r} was not observed; tell its samples first")
+        return self.times_s([self._profiles[operator]], case)[0]
+
+    def times_s(self, profiles: Sequence[Profile], case: Case) -> list[float]:
+        """Seconds of several operators at once.
+
+        Raises:
+            SettingError: there is no regression for the case, or a sample is missing.
+        """
+        if case not in self._estimators:
+            raise SettingError(f"no regression was fitted for {case}; give its times to `fit`")
+        predicted = self._estimators[case].predict(self._features(profiles))
+        return [float(value) for value in np.maximum(predicted, self._least_s)]
+
+    def _fitted(self, features: Rows, seconds: Rows) -> Estimator:
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        estimator = make_estimator(self.family, self._seed)
+        # One thread: sums in another order end in other weights, and for so few samples several are slower.
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # regressions that stop before they converge are compared as they are
+            estimator.fit(features, seconds)
+        return estimator
+
+    def _features(self, profiles: Sequence[Profile]) -> Rows:
+        return np.array([_row(profile, self.samples, self.events) for profile in profiles])
+
+
+def select_events(
+    profiles: Sequence[Profile], samples: Sequence[Case], seconds: Rows, count: int, seed: int = 0
+) -> tuple[str, ...]:
+    """The events that tell most about times: those with the largest importances in a decision tree.
+
+    The tree predicts the times of all cases from the events of all sample cases, each for each instruction; an
+    event's importance is the sum over sample cases. Of equals, the first by name is taken.
+
+    Args:
+        profiles: of operators.
+        samples: sample cases that each has.
+        seconds: `[operators, cases]`.
+        count: how many are wanted; all, where there are not so many.
+        seed: of the tree.
+
+    Raises:
+        SettingError: operators have different events.
+    """
+    from sklearn.tree import DecisionTreeRegressor
+
+    names = sorted(_sample(profiles[0], samples[0]).normalised())
+    if any(sorted(_sample(each, case).normalised()) != names for each in profiles for case in samples):
+        raise SettingError(f"all samples must have the events {', '.join(names)}; count the same everywhere")
+    features = np.array([_row(profile, samples, names) for profile in profiles])
+    tree = DecisionTreeRegressor(random_state=seed).fit(features, seconds)
+    by_sample = tree.feature_importances_.reshape(len(samples), 1 + len(names))
+    importance = dict(zip(names, by_sample[:, 1:].sum(axis=0), strict=True))
+    return tuple(sorted(sorted(names, key=lambda name: (-importance[name], name))[:count]))
+
+
+def _row(profile: Profile, samples: Sequence[Case], events: Sequence[str]) -> Rows:
+    numbers: list[float] = []
+    for case in samples:
+        sample = _sample(profile, case)
+        normalised = sample.normalised()
+        numbers += [sample.time_s, *(normalised[name] for name in events)]
+    return np.array(numbers)
+
+
+def _sample(profile: Profile, case: Case) -> Sample:
+    if case not in profile:
+        raise SettingError(f"a profile has no sample with {case}; sample every operator in the same cases")
+    return profile[case]

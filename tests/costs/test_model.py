@@ -1,0 +1,78 @@
+"""How good predictions are, against NumPy; and what is chosen by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bow.costs import Case, accuracy, candidates, cases, r_squared
+from bow.errors import SettingError
+
+positive = st.floats(1e-6, 1e6)
+pairs = st.lists(st.tuples(positive, positive), min_size=1, max_size=20)
+
+
+class Table:
+    """A model that knows everything."""
+
+    def __init__(self, times: dict[Case, float]) -> None:
+        self.times = times
+
+    def time_s(self, operator: str, case: Case) -> float:
+        return self.times[case]
+
+
+@settings(max_examples=40)
+@given(pairs)
+def test_accuracy_is_the_papers(both: list[tuple[float, float]]) -> None:
+    predicted, actual = map(np.array, zip(*both, strict=True))
+    expected = 1 - np.abs((predicted - actual) / actual).mean()
+    assert accuracy(list(predicted), list(actual)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=40)
+@given(pairs)
+def test_r_squared_is_the_part_of_the_variance_that_is_explained(both: list[tuple[float, float]]) -> None:
+    predicted, actual = map(np.array, zip(*both, strict=True))
+    varied = ((actual - actual.mean()) ** 2).sum()
+    if varied > 1e-9 * (actual**2).sum():
+        expected = 1 - ((predicted - actual) ** 2).sum() / varied
+        assert r_squared(list(predicted), list(actual)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_constant_values_are_explained_or_not() -> None:
+    assert r_squared([2.0, 2.0], [2.0, 2.0]) == 1.0
+    assert r_squared([2.0, 3.0], [2.0, 2.0]) == 0.0
+
+
+def test_exact_predictions_have_all_of_both_and_none_has_nothing() -> None:
+    assert accuracy([1.0, 2.0], [1.0, 2.0]) == r_squared([1.0, 2.0], [1.0, 2.0]) == 1.0
+    assert accuracy([0.0, 0.0], [1.0, 2.0]) == 0.0
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_candidates_are_the_fastest_and_of_equal_ones_those_with_fewer_threads(data: st.DataObject) -> None:
+    times = {case: data.draw(st.sampled_from([1.0, 2.0, 3.0])) for case in cases(12)}
+    chosen = candidates(Table(times), "mm", times, count=3)
+    assert len(chosen) == 3
+    assert chosen == sorted(chosen, key=lambda case: (times[case], case.threads, case.shared))
+    for other in times.keys() - set(chosen):
+        assert (times[other], other) > (times[chosen[-1]], chosen[-1])
+
+
+def test_there_may_be_fewer_candidates_than_wanted() -> None:
+    assert candidates(Table({Case(1): 1.0}), "mm", [Case(1)], count=3) == [Case(1)]
+
+
+def test_what_cannot_be_scored_is_refused() -> None:
+    with pytest.raises(SettingError, match="1 predictions for 2 values"):
+        accuracy([1.0], [1.0, 2.0])
+    with pytest.raises(SettingError, match="0 predictions for 0 values"):
+        r_squared([], [])
+    with pytest.raises(SettingError, match=r"actual values must be above 0, got 0\.0"):
+        accuracy([1.0], [0.0])
+    with pytest.raises(SettingError, match="count must be at least 1, got 0"):
+        candidates(Table({}), "mm", [], count=0)

@@ -1,0 +1,137 @@
+"""Regressions: deterministic, of every family, with one sample as with many."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from bow.costs import ESTIMATORS, Case, Regression, Sample, Saturation, Work, accuracy, computed_events, evenly, lanes
+from bow.costs.events import PAPERS
+from bow.costs.regression import Profile, select_events
+from bow.errors import SettingError
+
+MACHINE = Saturation(noise=0.01)
+CASES = evenly(lanes(68), 2)
+
+
+def operators(count: int, seed: int) -> dict[str, Work]:
+    draws = random.Random(seed)
+    kinds = ("aten.convolution.default", "aten.mm.default", "aten.relu.default")
+    return {
+        str(n): Work(draws.choice(kinds), 10 ** draws.uniform(8, 10), 10 ** draws.uniform(6, 8)) for n in range(count)
+    }
+
+
+def seen(works: dict[str, Work], samples: tuple[Case, ...]) -> dict[str, Profile]:
+    def sample(work: Work, case: Case) -> Sample:
+        seconds = MACHINE.time_s(work.flops, work.bytes_moved, work.kind, case)
+        return Sample(seconds, computed_events(work, case, seconds))
+
+    return {name: {case: sample(work, case) for case in samples} for name, work in works.items()}
+
+
+def times(works: dict[str, Work]) -> dict[str, dict[Case, float]]:
+    return {
+        name: {case: MACHINE.time_s(work.flops, work.bytes_moved, work.kind, case, run=1) for case in CASES}
+        for name, work in works.items()
+    }
+
+
+def fitted(family: str, num_samples: int, count: int = 40) -> tuple[Regression, dict[str, Profile]]:
+    samples = evenly(lanes(68), num_samples)
+    model = Regression(family, samples)
+    model.fit(seen(operators(count, 0), samples), times(operators(count, 0)))
+    return model, seen(operators(10, 1), samples)
+
+
+def test_there_are_the_papers_ten_families_in_fourteen_estimators() -> None:
+    assert len(ESTIMATORS) == 14
+    assert len({name.split(",")[0] for name in ESTIMATORS}) == 10
+
+
+@pytest.mark.parametrize("family", ESTIMATORS)
+def test_every_family_predicts_with_one_sample_and_always_the_same(family: str) -> None:
+    model, unseen = fitted(family, 1, count=12)
+    again, _ = fitted(family, 1, count=12)
+    for case in CASES:
+        predicted = model.times_s(list(unseen.values()), case)
+        assert predicted == again.times_s(list(unseen.values()), case)
+        least = min(of[other] for of in times(operators(12, 0)).values() for other in CASES)
+        assert all(seconds >= least for seconds in predicted)
+        assert len(set(predicted)) > 1
+
+
+@pytest.mark.parametrize("num_samples", [1, 4, 16])
+def test_operators_that_are_alike_are_predicted_well(num_samples: int) -> None:
+    model, unseen = fitted("decision tree", num_samples, count=150)
+    actual = times(operators(10, 1))
+    predicted = [seconds for case in CASES for seconds in model.times_s(list(unseen.values()), case)]
+    assert accuracy(predicted, [actual[name][case] for case in CASES for name in unseen]) > 0.6
+
+
+def test_a_seed_changes_what_draws() -> None:
+    samples = evenly(lanes(68), 1)
+    known, unseen = operators(12, 0), list(seen(operators(10, 1), samples).values())
+    predictions = []
+    for seed in (0, 1):
+        model = Regression("random forest", samples, seed=seed)
+        model.fit(seen(known, samples), times(known))
+        predictions.append(model.times_s(unseen, CASES[0]))
+    assert predictions[0] != predictions[1]
+
+
+def test_what_was_observed_is_predicted_by_name() -> None:
+    model, unseen = fitted("k-neighbours", 1)
+    name, profile = next(iter(unseen.items()))
+    model.observe(name, profile)
+    assert model.time_s(name, CASES[0]) == model.times_s([profile], CASES[0])[0]
+
+
+def test_the_events_that_tell_the_time_are_chosen() -> None:
+    draws = random.Random(0)
+    case = Case(1)
+    telling = [draws.uniform(1.0, 9.0) for _ in range(60)]
+    profiles = [
+        {case: Sample(1.0, {"instructions": 2.0, "telling": t, "noise": draws.uniform(1.0, 9.0), "constant": 3.0})}
+        for t in telling
+    ]
+    seconds = np.array([[t] for t in telling])
+    assert select_events(profiles, [case], seconds, 1) == ("telling",)
+    assert select_events(profiles, [case], seconds, 9) == ("constant", "noise", "telling")
+
+
+def test_events_are_normalised_by_instructions() -> None:
+    work = Work("aten.mm.default", 6.4e9, 6.4e8)
+    events = computed_events(work, Case(4, shared=True), 1e-2)
+    assert set(PAPERS) < events.keys()
+    sample = Sample(1e-2, events).normalised()
+    assert "instructions" not in sample
+    assert sample["flops"] == pytest.approx(6.4e9 / (6.4e9 / 32 + 6.4e8 / 64))
+    assert events["cache_misses"] == events["cache_accesses"] - 2 * 2**20 / 64  # two caches for four threads
+    assert computed_events(work, Case(4), 1e-2)["cache_misses"] == events["cache_accesses"] - 4 * 2**20 / 64
+
+
+def test_what_cannot_be_learned_from_is_refused() -> None:
+    samples = (Case(1),)
+    profiles, known = seen(operators(3, 0), samples), times(operators(3, 0))
+    model = Regression("k-neighbours", samples)
+    with pytest.raises(SettingError, match=r"family must be one of .*, got 'magic'"):
+        Regression("magic", samples)
+    with pytest.raises(SettingError, match="samples and num_events must be at least 1, got 0 and 4"):
+        Regression("k-neighbours", ())
+    with pytest.raises(SettingError, match="times of 0 operators for 3 profiles"):
+        model.fit(profiles, {})
+    with pytest.raises(SettingError, match="all operators must have times in the same cases"):
+        model.fit(profiles, {**known, "0": {}})
+    with pytest.raises(SettingError, match="a profile has no sample with 1 thread"):
+        model.fit({**profiles, "0": {}}, known)
+    with pytest.raises(SettingError, match="all samples must have the events"):
+        model.fit({**profiles, "1": {Case(1): Sample(1.0, {"instructions": 1.0})}}, known)
+    with pytest.raises(SettingError, match="no regression was fitted for 1 thread"):
+        model.times_s([], Case(1))
+    with pytest.raises(SettingError, match="'mm' was not observed"):
+        model.time_s("mm", Case(1))
+    with pytest.raises(SettingError, match="events need instructions above 0"):
+        Sample(1.0, {"cycles": 1.0})
