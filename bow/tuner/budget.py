@@ -73,20 +73,28 @@ class Budget:
         self._compiled |= {setting.engine, setting}
         self._refused.discard(setting)
         if measurement.failure is None:
-            self._setup_s[setting.engine] = max(0.0, measurement.seconds - trial.seconds)
+            self._setup_s[setting.engine] = max(0.0, measurement.seconds - trial.measured_s(measurement.rates))
 
-    def refusal(self, lane: Lane, learners: int, reserve: float) -> str | None:
+    def part_of_rest_s(self, trials: int) -> float:
+        """How long each of so many further trials may measure, if all that is left goes to them."""
+        each = (self.total_s - self._record.spent_s) / trials
+        most_setup_s = max(self._setup_s.values())
+        return min(max(each - most_setup_s, self.trial_s), LONGEST_TRIAL_S)
+
+    def refusal(self, lane: Lane, learners: int, reserve: float, seconds: float | None = None) -> str | None:
         """Why a trial must not begin, if it is expected to exceed the budget.
 
         Args:
             lane: of the trial.
             learners: of the trial.
             reserve: the part of the budget that has to be left behind it.
+            seconds: how long it measures; None: `trial_s`.
         """
         left = self.total_s - self._record.spent_s
         if not self._record.trials and left > 0:
             return None  # without one trial there would be no choice
-        cost, measuring_s = self.cost_s(lane, learners), self._measuring_s - self.compile_s(lane, learners)
+        longer_s = 0.0 if seconds is None else seconds - self.trial_s
+        cost, measuring_s = self.cost_s(lane, learners) + longer_s, self._measuring_s - self.compile_s(lane, learners)
         if cost > left - self._set_aside_s - reserve * max(measuring_s, 0.0):
             self._refused.add(lane.at(learners))
             return f"expected to take {cost:.1f} s, more than the budget leaves"

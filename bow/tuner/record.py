@@ -101,6 +101,10 @@ class Record:
             self._scores[setting] = Estimate(found.log + self._log_efficiency(setting.learners), error)
         return self._scores[setting]
 
+    def rate_for(self, log_score: float, learners: int) -> float:
+        """The samples per second that so many learners need for a score, given by its logarithm."""
+        return math.exp(log_score - self._log_efficiency(learners))
+
     def gain(self, setting: Setting, over: Setting) -> Estimate:
         """How many times another setting's score one has."""
         return self.score(setting).over(self.score(over))

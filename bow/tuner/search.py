@@ -20,6 +20,9 @@ CLIMBING = 0.6
 """This part is left for climbing when lanes are measured for the first time: most often more learners bring more than
 another engine does."""
 
+HOPELESS = 1 / 4
+"""A trial ends after its first repeats where the score stays below this part of the best: time is better spent."""
+
 FINEST = 1 / 8
 """Numbers of learners that differ by less than this part are not told apart."""
 
@@ -94,20 +97,28 @@ class Search:
             self._budget.plan(costs)
         return planned
 
-    def _try(self, lane: Lane, learners: int, why: str, reserve: float = RESERVE) -> _Search[bool]:
-        """Measure a setting once more, or note why not; whether it ran."""
+    def _try(
+        self, lane: Lane, learners: int, why: str, reserve: float = RESERVE, seconds: float | None = None
+    ) -> _Search[bool]:
+        """Measure a setting once more, for so long if that is given, or note why not; whether it ran."""
         setting = lane.at(learners)
         if self._budget.compile_s(lane, learners):
             self._budget.plan([])  # what is left goes to this one; others have what it leaves
         else:
             self._plan_compilation()
-        refusal = self._record.obstacle(setting) or self._budget.refusal(lane, learners, reserve)
+        refusal = self._record.obstacle(setting) or self._budget.refusal(lane, learners, reserve, seconds)
         if refusal is not None:
             if setting not in self._record.trials:
                 self._record.refused[setting] = refusal
             return False
-        measurement = yield Trial(setting, self._budget.trial_s, REPEATS, why)
+        length = self._budget.trial_s if seconds is None else seconds
+        measurement = yield Trial(setting, length, REPEATS, why, self._hopeless(learners))
         return measurement.failure is None
+
+    def _hopeless(self, learners: int) -> float:
+        """The samples per second with so many learners that make `HOPELESS` of the best score."""
+        best = self._record.best()
+        return 0.0 if best is None else HOPELESS * self._record.rate_for(self._record.score(best).log, learners)
 
     def _best_of(self, lane: Lane) -> float:
         """The logarithm of the highest score in a lane of which something was measured."""
@@ -199,11 +210,13 @@ class Search:
 
     def _rematch(self) -> _Search[None]:
         """Measure again, in turn, what may be the best, while it is not clear what is and by how much."""
-        for _ in range(REMATCHES):
+        for left in range(REMATCHES, 0, -1):
             ran = False
-            for setting in self._rivals():
+            rivals = self._rivals()
+            seconds = self._budget.part_of_rest_s(left * max(1, len(rivals)))
+            for setting in rivals:
                 lane = next(lane for lane in self._lanes if lane.at(setting.learners) == setting)
-                ran |= yield from self._try(lane, setting.learners, "too close to call", reserve=0.0)
+                ran |= yield from self._try(lane, setting.learners, "too close to call", 0.0, seconds)
             if not ran:
                 return
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from bow.errors import SettingError
 
+ENOUGH_TO_GIVE_UP = 2
+"""So many repeats are made even where there is no hope."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -44,12 +47,29 @@ class Trial:
             exceeds takes that round.
         repeats: into how many measurements the seconds are divided.
         why: for logs.
+        hopeless: samples per second that leave the setting no hope; a trial whose first repeats stay below it ends.
     """
 
     setting: Setting
     seconds: float
     repeats: int
     why: str
+    hopeless: float = 0.0
+
+    def is_over(self, rates: Sequence[float]) -> bool:
+        """Whether no further repeat is needed behind these.
+
+        Example:
+            >>> trial = Trial(Setting("eager"), seconds=1.0, repeats=5, why="an example", hopeless=100.0)
+            >>> trial.is_over([90.0, 95.0]), trial.is_over([90.0, 120.0])
+            (True, False)
+        """
+        no_hope = len(rates) == ENOUGH_TO_GIVE_UP and max(rates) < self.hopeless
+        return no_hope or len(rates) >= self.repeats
+
+    def measured_s(self, rates: Sequence[float]) -> float:
+        """How long these repeats were to measure, together."""
+        return self.seconds * len(rates) / self.repeats
 
 
 @dataclass(frozen=True)

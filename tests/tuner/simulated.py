@@ -137,8 +137,10 @@ class Machine:
             return Measurement(setting, seconds=setup_s, failure="the model cannot be captured")
         if setting.learners >= self.wall:
             return Measurement(setting, seconds=setup_s, failure="out of memory", out_of_memory=True)
-        rates = [self.disturbance.of(self.truth(setting)) for _ in range(trial.repeats)]
-        return Measurement(setting, rates, setup_s + trial.seconds, self._compiling_s(setting))
+        rates: list[float] = []
+        while not trial.is_over(rates):
+            rates.append(self.disturbance.of(self.truth(setting)))
+        return Measurement(setting, rates, setup_s + trial.measured_s(rates), self._compiling_s(setting))
 
     def num_compilations(self, engine: str) -> int:
         return sum(key == engine or getattr(key, "engine", None) == engine for key in self._compiled)
