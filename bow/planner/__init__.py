@@ -1,0 +1,1 @@
+"""Finds strategies: splits of operators over devices, simulated and searched. Nothing here runs anything."""

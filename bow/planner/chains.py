@@ -1,0 +1,238 @@
+"""Walks from one start each, and how several processes share them."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from bow.errors import ScheduleError
+from bow.planner.guided_proposals import GuidedProposals
+from bow.planner.limits import Limits
+from bow.planner.metropolis import Walk, Watch, metropolis
+from bow.planner.moves import SplitSpace
+from bow.planner.neighbours import descend
+from bow.planner.problem import Problem
+from bow.planner.proposals import Proposals, SymmetricProposals
+from bow.planner.search_settings import DESCENT, SearchSettings
+from bow.planner.split import Split
+from bow.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a walk starts.
+
+    Attributes:
+        name: such as `data`.
+        number: of all starts.
+        learners: how many share the devices.
+        splits: by operator, of one learner.
+    """
+
+    name: str
+    number: int
+    learners: int
+    splits: tuple[Split, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A walk from a start, and the way down from the best strategy on it.
+
+    Attributes:
+        start: where it started.
+        walk: what was found at random.
+        descent: what was found from there: by trying neighbours, or where there was no time to try all of them, by
+            a walk on which nothing slower is accepted; None where that was not looked for.
+        refusal: why there was no walk: the start does not fit; None where there was.
+    """
+
+    start: Start
+    walk: Walk | None
+    descent: Walk | None = None
+    refusal: str | None = None
+
+    @property
+    def best(self) -> Walk | None:
+        """The part with the better strategy."""
+        return self.descent if self.descent is not None else self.walk
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it was ended from outside."""
+        return self.best is not None and self.best.ending == "interrupted"
+
+    @property
+    def batch_ns(self) -> float:
+        """What a step takes for each learner's batch."""
+        return math.inf if self.best is None else self.best.makespan_ns / self.start.learners
+
+
+Progress: TypeAlias = Callable[[float, int, float], bool]
+"""Is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search."""
+
+Told: TypeAlias = Callable[[int, int, float], bool]
+"""Is told of a start, by its number, proposals and the best time of a batch; False ends the walk."""
+
+
+class Tally:
+    """Adds up how the walks of a search go.
+
+    Args:
+        progress: who is told of all together; None: nobody.
+        clock: seconds.
+    """
+
+    def __init__(self, progress: Progress | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._progress, self._clock, self._begun = progress, clock, clock()
+        self._proposals: dict[int, int] = {}
+        self._best_ns = math.inf
+
+    def told(self, number: int, proposals: int, batch_ns: float) -> bool:
+        """One of the walks goes so; False: it shall end."""
+        self._proposals[number] = proposals
+        self._best_ns = min(self._best_ns, batch_ns)
+        if self._progress is None:
+            return True
+        return self._progress(self._clock() - self._begun, sum(self._proposals.values()), self._best_ns)
+
+
+def spaces_of(
+    problem: Problem, starts: Sequence[Start], settings: SearchSettings, learners: Collection[int]
+) -> dict[int, SplitSpace]:
+    """By number of learners: the splits to choose from, those of the starts among them.
+
+    Args:
+        problem: what is planned for.
+        starts: of walks.
+        settings: of the search.
+        learners: numbers of learners.
+    """
+    return {
+        count: SplitSpace(
+            problem.graph,
+            problem.rules,
+            problem.topology.num_devices // count,
+            devices=settings.devices,
+            even=settings.even,
+            including=[start.splits for start in starts if start.learners == count],
+        )
+        for count in learners
+    }
+
+
+def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettings, told: Told) -> list[Chain]:
+    """Walk from one start after the other, for a part of the time, and on from the best strategy for the rest of it.
+
+    Where one is ended from outside, those behind it are left out.
+
+    Args:
+        problem: what is planned for.
+        starts: of the walks.
+        settings: of the search.
+        told: who is told how it goes.
+    """
+    begun = time.perf_counter()
+    spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
+    is_trial = settings.budget_s is not None and settings.trial > 0 and len(starts) > 1
+    share = settings.trial if is_trial else 1.0
+    budget_s = None if settings.budget_s is None else share * settings.budget_s / max(1, len(starts))
+    of_each = replace(settings, descend=settings.descend and not is_trial)
+    chains: list[Chain] = []
+    for start in starts:
+        watch = _watch(told, start)
+        chains.append(run_chain(problem, start, spaces[start.learners], of_each, budget_s, watch))
+        if chains[-1].is_interrupted:
+            return chains
+    walked = [number for number, chain in enumerate(chains) if chain.walk is not None]
+    if is_trial and walked and settings.budget_s is not None:
+        best = min(walked, key=lambda number: chains[number].batch_ns)
+        left_s = max(settings.budget_s - (time.perf_counter() - begun), math.ulp(1))
+        chains[best] = _going_on(problem, chains[best], spaces, settings, left_s, told)
+    return chains
+
+
+def _going_on(
+    problem: Problem,
+    chain: Chain,
+    spaces: Mapping[int, SplitSpace],
+    settings: SearchSettings,
+    left_s: float,
+    told: Told,
+) -> Chain:
+    """A chain, and a further walk from its best strategy."""
+    start, first = chain.start, chain.walk
+    assert first is not None
+    watch = _watch(told, start, first.proposals)
+    further = replace(start, splits=first.splits)
+    found = run_chain(problem, further, spaces[start.learners], settings, left_s, watch, turn=1)
+    assert found.walk is not None
+    return Chain(start, first.followed_by(found.walk), found.descent)
+
+
+def _watch(told: Told, start: Start, before: int = 0) -> Watch:
+    def watch(_: float, proposals: int, best_ns: int) -> bool:
+        return told(start.number, before + proposals, best_ns / start.learners)
+
+    return watch
+
+
+def run_chain(
+    problem: Problem,
+    start: Start,
+    space: SplitSpace,
+    settings: SearchSettings,
+    budget_s: float | None,
+    watch: Watch,
+    turn: int = 0,
+) -> Chain:
+    """Walk from a start, and go down from the best strategy on the way.
+
+    Args:
+        problem: what is planned for.
+        start: where the walk starts.
+        space: the splits to choose from.
+        settings: of the search.
+        budget_s: seconds for both; None: as long as it takes.
+        watch: who is told now and then how it goes; False ends it.
+        turn: another one has other random numbers.
+    """
+    begun = time.perf_counter()
+    source = random.Random(derive_seed(settings.seed, start.number, 2 * turn))
+    try:
+        simulation = problem.simulation(start.splits, start.learners)
+    except ScheduleError as error:
+        return Chain(start, None, refusal=str(error))
+    share_s = None if budget_s is None else budget_s * (1 - DESCENT if settings.descend else 1)
+    limits = Limits(share_s, settings.proposals, settings.patience)
+    proposals = _proposals(problem, space, settings, source)
+    walk = metropolis(
+        simulation, start.splits, proposals, limits, source, temperature=settings.temperature, watch=watch
+    )
+    if not settings.descend or walk.ending == "interrupted":
+        return Chain(start, walk)
+
+    def behind(seconds: float, proposals: int, best_ns: int) -> bool:
+        return watch(walk.seconds + seconds, walk.proposals + proposals, best_ns)
+
+    left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - begun), math.ulp(1))
+    best = problem.simulation(walk.splits, start.learners)
+    if left_s is None or _sweep_s(space, walk) <= left_s:
+        return Chain(start, walk, descend(best, walk.splits, space, Limits(left_s), watch=behind))
+    cold = Limits(left_s, patience=None)
+    return Chain(start, walk, metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=behind))
+
+
+def _sweep_s(space: SplitSpace, walk: Walk) -> float:
+    """Seconds that trying every neighbour once would take, at the walk's pace."""
+    return space.num_neighbours * walk.seconds / max(walk.evaluated, 1)
+
+
+def _proposals(problem: Problem, space: SplitSpace, settings: SearchSettings, source: random.Random) -> Proposals:
+    if settings.moves == "guided":
+        return GuidedProposals(space, problem.graph, source)
+    return SymmetricProposals(space, problem.graph, source, families=settings.moves == "symmetric")

@@ -1,0 +1,291 @@
+"""Devices, and the links over which they reach each other: plain data to plan for, whether anybody has them or not."""
+
+import heapq
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from bow.errors import TopologyError
+
+NS_PER_US = 1000.0
+
+GIB = 2**30
+
+TYPICAL_BYTES = 2**20
+"""Of several ways between two devices, a transfer takes the one on which so many bytes pass soonest."""
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """What devices of one make have in common.
+
+    Attributes:
+        name: such as `p100`.
+        memory_gib: of each, in GiB.
+        tflops: floating-point operations per second that large products reach, in 10^12.
+        gb_per_s: bytes per second that large copies reach between processor and memory, in 10^9.
+        overhead_us: of starting one kernel, in microseconds.
+        half_outputs: a product with so many results reaches half of `tflops`: with fewer, parts of the device idle.
+
+    Raises:
+        TopologyError: a value outside its range.
+    """
+
+    name: str
+    memory_gib: float
+    tflops: float
+    gb_per_s: float
+    overhead_us: float = 0.0
+    half_outputs: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("memory_gib", "tflops", "gb_per_s"):
+            _check(f"{name} of device kind {self.name!r}", getattr(self, name), above_zero=True)
+        for name in ("overhead_us", "half_outputs"):
+            _check(f"{name} of device kind {self.name!r}", getattr(self, name), above_zero=False)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What runs one operator at a time.
+
+    Attributes:
+        name: that no other device or switch has.
+        kind: what it is.
+        node: the number of the machine that it belongs to.
+    """
+
+    name: str
+    kind: DeviceKind
+    node: int = 0
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between devices and switches: a line between two of them, or a bus.
+
+    Attributes:
+        ends: the names of what it connects; two, or more where it is shared.
+        latency_us: from the start of a transfer until its first byte arrives, in microseconds.
+        gb_per_s: bytes per second, in 10^9.
+        shared: whether all ends and directions share the bandwidth; else each direction has so much.
+
+    Raises:
+        TopologyError: a value outside its range, an end that stands twice, or a line with more than two ends.
+    """
+
+    ends: tuple[str, ...]
+    latency_us: float
+    gb_per_s: float
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if len(set(self.ends)) < max(2, len(self.ends)):
+            raise TopologyError(f"a link connects different devices or switches, got {', '.join(self.ends)}")
+        if len(self.ends) > 2 and not self.shared:
+            raise TopologyError(f"a link that is not shared has two ends, got {', '.join(self.ends)}; write several")
+        _check(f"latency_us of the link between {' and '.join(self.ends)}", self.latency_us, above_zero=False)
+        _check(f"gb_per_s of the link between {' and '.join(self.ends)}", self.gb_per_s, above_zero=True)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One direction of a link, or all of it where it is shared: what one transfer occupies at a time.
+
+    Attributes:
+        name: such as `gpu0 > gpu1`.
+        latency_ns: nanoseconds until the first byte arrives.
+        ns_per_byte: nanoseconds for each byte.
+    """
+
+    name: str
+    latency_ns: int
+    ns_per_byte: float
+
+
+@dataclass(frozen=True)
+class DeviceTopology:
+    """Devices and links. Device numbers, as strategies use them, are positions in `devices`.
+
+    A transfer takes the sum of the latencies on its route and the time of its bytes on the slowest channel of it,
+    and occupies all channels of the route together. Switches forward; devices do not.
+
+    Attributes:
+        name: for people.
+        devices: by number.
+        links: between devices and switches.
+        switches: names of what is in between, such as a PCIe switch or a network.
+        overlap: whether devices compute while they send and receive; a process on a CPU that copies every byte itself
+            does not.
+
+    Raises:
+        TopologyError: there is no device, a name stands twice, a link ends nowhere, or no route joins two devices.
+
+    Example:
+        >>> kind = DeviceKind("gpu", memory_gib=16, tflops=10, gb_per_s=700)
+        >>> pair = DeviceTopology("pair", (Device("a", kind), Device("b", kind)), (Link(("a", "b"), 2.0, 20.0),))
+        >>> [pair.channel(number).name for number in pair.route(0, 1)], pair.transfer_ns(10**6, 0, 1)
+        (['a > b'], 52000)
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 3.1.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    switches: tuple[str, ...] = ()
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.overlap, bool):
+            raise TopologyError(f"overlap of topology {self.name!r} must be true or false, got {self.overlap!r}")
+        if not self.devices:
+            raise TopologyError(f"topology {self.name!r} has no devices; list at least 1")
+        names = [device.name for device in self.devices] + list(self.switches)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise TopologyError(f"two devices or switches are called {twice!r}; give each a name of its own")
+        for link in self.links:
+            unknown = next((end for end in link.ends if end not in names), None)
+            if unknown is not None:
+                raise TopologyError(f"a link ends at {unknown!r}, which is neither a device nor a switch; add it")
+        for a, b in itertools.permutations(range(self.num_devices), 2):
+            if (a, b) not in self._routes:
+                first, second = self.devices[a].name, self.devices[b].name
+                raise TopologyError(
+                    f"no link leads from {first!r} to {second!r}, directly or over switches; add one to the topology"
+                )
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are."""
+        return len(self.devices)
+
+    @property
+    def num_channels(self) -> int:
+        """How many channels there are."""
+        return len(self.channels)
+
+    @cached_property
+    def channels(self) -> tuple[Channel, ...]:
+        """Two for each link, or one where it is shared, in the order of the links."""
+        return tuple(
+            Channel(name, round(link.latency_us * NS_PER_US), 1 / link.gb_per_s)
+            for link in self.links
+            for name in _channel_names(link)
+        )
+
+    def channel(self, number: int) -> Channel:
+        """A channel by its number."""
+        return self.channels[number]
+
+    def memory_bytes(self, device: int) -> int:
+        """How much memory a device has."""
+        return int(self.devices[device].kind.memory_gib * GIB)
+
+    def route(self, a: int, b: int) -> tuple[int, ...]:
+        """The numbers of the channels over which device `a` sends to device `b`; none to itself."""
+        return () if a == b else self._routes[a, b]
+
+    def transfer_ns(self, num_bytes: int, a: int, b: int) -> int:
+        """How long a transfer takes that has its route for itself; 0 from a device to itself.
+
+        Args:
+            num_bytes: of what is sent.
+            a: the device that sends.
+            b: the device that receives.
+        """
+        route = [self.channels[number] for number in self.route(a, b)]
+        if not route:
+            return 0
+        latency = sum(channel.latency_ns for channel in route)
+        return latency + math.ceil(num_bytes * max(channel.ns_per_byte for channel in route))
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """By machine: the numbers of its devices."""
+        members: dict[int, list[int]] = {}
+        for number, device in enumerate(self.devices):
+            members.setdefault(device.node, []).append(number)
+        return tuple(tuple(members[node]) for node in sorted(members))
+
+    def groups(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """The devices in groups of equal size and kind: one for each of so many learners.
+
+        Raises:
+            TopologyError: they cannot be divided so.
+        """
+        size, rest = divmod(self.num_devices, max(count, 1))
+        if count < 1 or rest:
+            raise TopologyError(
+                f"{self.num_devices} devices cannot be divided among {count} learners; give a divisor of "
+                f"{self.num_devices}"
+            )
+        groups = tuple(tuple(range(first, first + size)) for first in range(0, self.num_devices, size))
+        kinds = [[self.devices[number].kind for number in group] for group in groups]
+        if any(each != kinds[0] for each in kinds):
+            raise TopologyError(f"{count} learners need equal groups of devices, and the devices' kinds differ; give 1")
+        return groups
+
+    def restricted(self, devices: Sequence[int]) -> "DeviceTopology":
+        """What is left where only some devices may be used; links keep what joins them.
+
+        Args:
+            devices: their numbers, in the order of their new ones.
+        """
+        kept = tuple(self.devices[number] for number in devices)
+        places = {device.name for device in kept} | set(self.switches)
+        links = tuple(replace(link, ends=ends) for link in self.links if len(ends := _among(link, places)) > 1)
+        return DeviceTopology(self.name, kept, links, self.switches, self.overlap)
+
+    @cached_property
+    def _routes(self) -> Mapping[tuple[int, int], tuple[int, ...]]:
+        """By pair of devices: the channels between them."""
+        ways: dict[str, list[tuple[str, int]]] = {}
+        number = 0
+        for link in self.links:
+            for turn, (start, end) in enumerate(itertools.permutations(link.ends, 2)):
+                ways.setdefault(start, []).append((end, number if link.shared else number + turn))
+            number += len(_channel_names(link))
+        places = {device.name: number for number, device in enumerate(self.devices)}
+        return {
+            (place, places[end]): route
+            for name, place in places.items()
+            for end, route in self._from(name, ways)
+            if end in places
+        }
+
+    def _from(self, start: str, ways: Mapping[str, list[tuple[str, int]]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Dijkstra's algorithm: what can be reached, and how soonest."""
+        inner, done = set(self.switches), set[str]()
+        ahead: list[tuple[float, tuple[int, ...], str]] = [(0.0, (), start)]
+        while ahead:
+            time, route, place = heapq.heappop(ahead)
+            if place in done:
+                continue
+            done.add(place)
+            if place != start:
+                yield place, route
+            if place != start and place not in inner:
+                continue
+            for end, number in ways.get(place, ()):
+                channel = self.channels[number]
+                later = time + channel.latency_ns + TYPICAL_BYTES * channel.ns_per_byte
+                heapq.heappush(ahead, (later, (*route, number), end))
+
+
+def _among(link: Link, places: Collection[str]) -> tuple[str, ...]:
+    return tuple(end for end in link.ends if end in places)
+
+
+def _channel_names(link: Link) -> tuple[str, ...]:
+    return (" - ".join(link.ends),) if link.shared else (" > ".join(link.ends), " > ".join(reversed(link.ends)))
+
+
+def _check(what: str, value: object, above_zero: bool) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or (above_zero and value == 0):  # type: ignore[operator]
+        raise TopologyError(f"{what} must be a number {'above' if above_zero else 'of at least'} 0, got {value!r}")

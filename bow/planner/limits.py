@@ -1,0 +1,66 @@
+"""When a search ends."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from bow.errors import SettingError
+
+GRACE = 20
+"""No walk ends for want of success before so many proposals for each operator."""
+
+Ending: TypeAlias = Literal["budget", "proposals", "no gain", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a walk ends; whatever comes first.
+
+    Attributes:
+        budget_s: after so many seconds; None: never for that.
+        proposals: after so many proposals; None: never for that.
+        patience: when the best strategy has not got better for this part of the walk, in seconds, or in proposals where
+            there is no budget in seconds; None: never for that. The paper has a half.
+        grace: not for that before so many proposals; None: 20 for each operator.
+
+    Raises:
+        SettingError: a value outside its range, or no limit at all.
+    """
+
+    budget_s: float | None = None
+    proposals: int | None = None
+    patience: float | None = 0.5
+    grace: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget_s is None and self.proposals is None and self.patience is None:
+            raise SettingError("a search without budget_s, proposals and patience never ends; give one of them")
+        if self.budget_s is not None and not (math.isfinite(self.budget_s) and self.budget_s > 0):
+            raise SettingError(f"budget_s must be finite and above 0, got {self.budget_s}")
+        if self.proposals is not None and self.proposals < 0:
+            raise SettingError(f"proposals must be at least 0, got {self.proposals}")
+        if self.patience is not None and not 0 < self.patience <= 1:
+            raise SettingError(
+                f"patience must be above 0 and at most 1, got {self.patience}; 0.5 is half of the search"
+            )
+
+    def ending(self, seconds: float, proposals: int, best_s: float, best_at: int, operators: int) -> Ending | None:
+        """Why a walk ends now; None: it goes on.
+
+        Args:
+            seconds: since its start.
+            proposals: since its start.
+            best_s: seconds from its start until the best strategy was found.
+            best_at: proposals until then.
+            operators: how many there are.
+        """
+        if self.budget_s is not None and seconds >= self.budget_s:
+            return "budget"
+        if self.proposals is not None and proposals >= self.proposals:
+            return "proposals"
+        grace = GRACE * operators if self.grace is None else self.grace
+        if self.patience is not None and proposals >= grace:
+            now, then = (proposals, best_at) if self.budget_s is None else (seconds, best_s)
+            if now - then >= self.patience * now:
+                return "no gain"
+        return None

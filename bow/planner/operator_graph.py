@@ -1,0 +1,110 @@
+"""What is split and placed: the operators of a model's forward pass, as plain data."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bow.errors import GraphError
+
+FORMAT = "bow operator graph"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """A tensor without its values.
+
+    Attributes:
+        shape: its sizes.
+        itemsize: bytes of an element.
+        differentiable: whether a gradient flows back through it: not for token numbers and the like.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int = 4
+    differentiable: bool = True
+
+
+@dataclass(frozen=True)
+class PlanOperator:
+    """A forward operator; its backward operators and the update of its weights belong to it.
+
+    Attributes:
+        name: a name that no other operator has, such as `features.0`.
+        kind: which rule it follows, such as `conv2d`.
+        inputs: the tensors that it reads, by number: of the batch or made by earlier operators.
+        outputs: the tensors that it makes. A split is one of the first; the rule says what it makes of the others.
+        weights: names of the parameters that it reads.
+        attributes: what else its rule has to know, such as strides: numbers, strings, and lists of them.
+        flops: of the forward pass, of the whole operator.
+        layer: operators of one layer share their weights, as the steps of an unrolled LSTM do; most often its name.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    weights: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    flops: float = 0.0
+    layer: str = ""
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """A model's step up to its loss, at the granularity at which it is split.
+
+    Attributes:
+        operators: in an order in which they can run.
+        tensors: by number.
+        batch: the numbers of the tensors that come with every batch.
+        weights: parameters by name.
+        loss: the number of the loss, a scalar that the last operator makes.
+
+    Raises:
+        GraphError: an operator reads what nothing made before, or a name stands twice.
+    """
+
+    operators: tuple[PlanOperator, ...]
+    tensors: Mapping[int, TensorShape]
+    batch: tuple[int, ...]
+    weights: Mapping[str, TensorShape]
+    loss: int
+
+    def __post_init__(self) -> None:
+        made, names = set(self.batch), set[str]()
+        for operator in self.operators:
+            missing = next((tensor for tensor in operator.inputs if tensor not in made), None)
+            if missing is not None:
+                raise GraphError(f"operator {operator.name!r} reads tensor {missing}, which nothing has made before it")
+            if operator.name in names:
+                raise GraphError(f"two operators are called {operator.name!r}; give every operator a name of its own")
+            made.update(operator.outputs)
+            names.add(operator.name)
+
+    @property
+    def makers(self) -> dict[int, int]:
+        """By tensor that an operator makes: the operator's position."""
+        return {tensor: index for index, operator in enumerate(self.operators) for tensor in operator.outputs}
+
+    def output_shape(self, operator: PlanOperator) -> tuple[int, ...]:
+        """The sizes of what an operator's split is a split of."""
+        return self.tensors[operator.outputs[0]].shape
+
+    @property
+    def hash(self) -> str:
+        """A fingerprint: strategies are of one graph."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """The graph as JSON, with a version."""
+        data = {
+            "operators": [{**asdict(operator), "attributes": dict(operator.attributes)} for operator in self.operators],
+            "tensors": {str(number): asdict(tensor) for number, tensor in self.tensors.items()},
+            "batch": self.batch,
+            "weights": {name: asdict(tensor) for name, tensor in self.weights.items()},
+            "loss": self.loss,
+        }
+        return json.dumps({"format": FORMAT, "version": VERSION, **data})

@@ -1,0 +1,109 @@
+"""The search for a fast strategy: walks from several starts, by several processes, for several numbers of learners."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bow.errors import ScheduleError
+from bow.planner.chain_processes import run_in_processes
+from bow.planner.chains import Chain, Progress, Start, Tally, run_chains, spaces_of
+from bow.planner.metropolis import Best
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.problem import Problem
+from bow.planner.search_settings import SearchSettings
+from bow.planner.starts import baseline, random_strategy
+from bow.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found.
+
+    Attributes:
+        strategy: the fastest one.
+        makespan_ns: of a step with it, in which each learner has a batch.
+        chain: on which it was found.
+        chains: all of them.
+        seconds: that it took.
+    """
+
+    strategy: PlacedStrategy
+    makespan_ns: int
+    chain: Chain
+    chains: tuple[Chain, ...]
+    seconds: float
+
+    @property
+    def batch_ns(self) -> float:
+        """What a step takes for each learner's batch: by this strategies with different learners are compared."""
+        return self.makespan_ns / self.strategy.learners
+
+    @property
+    def evaluated(self) -> int:
+        """How many strategies were simulated."""
+        parts = (part for chain in self.chains for part in (chain.walk, chain.descent) if part is not None)
+        return sum(part.evaluated for part in parts)
+
+    @property
+    def bests(self) -> tuple[Best, ...]:
+        """How the best time of the chain on which it was found fell, the descent behind the walk."""
+        walk, descent = self.chain.walk, self.chain.descent
+        assert walk is not None
+        return walk.bests if descent is None else walk.followed_by(descent).bests
+
+
+def search(
+    problem: Problem,
+    settings: SearchSettings,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Found:
+    """Find a fast strategy.
+
+    Ctrl-C ends the search, and the best strategy so far is returned.
+
+    Args:
+        problem: what is planned for.
+        settings: of the search.
+        progress: who is told now and then how it goes; False ends it.
+        clock: seconds.
+
+    Raises:
+        ScheduleError: no strategy that was looked at fits the devices' memory.
+        TopologyError: the devices cannot be divided among so many learners.
+
+    References:
+        Jia, Zaharia, Aiken, 2018, section 6.2.
+    """
+    begun = clock()
+    starts = list(_starts(problem, settings))
+    shares = [starts[number :: settings.processes] for number in range(settings.processes)]
+    tally = Tally(progress, clock)
+    if settings.processes > 1:
+        chains = run_in_processes(problem, shares, settings, tally)
+    else:
+        chains = run_chains(problem, starts, settings, tally.told)
+    chain = min(chains, key=lambda each: (each.batch_ns, each.start.number), default=None)
+    if chain is None or chain.best is None:
+        why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
+        raise ScheduleError(f"no strategy to start from fits: {why}")
+    strategy = problem.strategy(chain.best.splits, chain.start.learners)
+    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun)
+
+
+def _starts(problem: Problem, settings: SearchSettings) -> Iterator[Start]:
+    """A start of each name for each number of learners, and further ones until every process has one."""
+    each = itertools.product(settings.learners, settings.starts)
+    count = len(settings.learners) * len(settings.starts)
+    for number, (learners, name) in enumerate(itertools.cycle(list(each))):
+        if number >= max(count, settings.processes):
+            return
+        of_one = problem.of_one_learner(learners)
+        if name == "random":
+            (space,) = spaces_of(of_one, (), settings, (1,)).values()
+            splits = random_strategy(of_one, space, random.Random(derive_seed(settings.seed, number, 1)))
+        else:
+            splits = baseline(of_one, name)
+        yield Start(name, number, learners, splits)

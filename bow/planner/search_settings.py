@@ -1,0 +1,75 @@
+"""How strategies are searched for."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from bow.errors import SettingError
+from bow.planner.metropolis import TEMPERATURE
+from bow.planner.moves import DeviceLists
+
+Moves: TypeAlias = Literal["paper", "symmetric", "guided"]
+"""What walks change next."""
+
+MOVES: tuple[Moves, ...] = ("paper", "symmetric", "guided")
+
+STARTS = ("data", "expert", "random", "model", "single", "optcnn")
+"""What a walk may start from."""
+
+DESCENT = 0.3
+"""This part of a budget is kept for going down from the best strategy of each walk."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How strategies are searched for.
+
+    Attributes:
+        budget_s: seconds in all; None: walks end by their patience or number of proposals.
+        proposals: of each walk; None: as many as there is time for.
+        patience: a walk ends when nothing better was found for this part of it; None: it does not.
+        temperature: see `metropolis`.
+        starts: what walks start from: one walk for each and each number of learners; a name may stand several times.
+        trial: a process with several walks divides this part of its time among them, and goes on from the best
+            strategy for the rest; 0: all is divided among them, as in the paper.
+        learners: numbers of learners to choose from, between all of which the devices are divided.
+        seed: of all random numbers.
+        processes: that walk at the same time.
+        devices: which lists of devices are tried, see `SplitSpace`.
+        even: tiles must have equal sizes.
+        moves: `"paper"`: any operator gets any split; `"symmetric"`: families of operators that are alike, too, as
+            likely forth as back; `"guided"`: guesses at what could be better, see `GuidedProposals`.
+        descend: whether the best strategies are improved until no neighbour is better or the budget is spent.
+
+    Raises:
+        SettingError: a value outside its range.
+    """
+
+    budget_s: float | None = 30.0
+    proposals: int | None = None
+    patience: float | None = 0.5
+    temperature: float = TEMPERATURE
+    starts: tuple[str, ...] = ("data", "expert", "random")
+    trial: float = 0.4
+    learners: tuple[int, ...] = (1,)
+    seed: int = 0
+    processes: int = 1
+    devices: DeviceLists = "auto"
+    even: bool = False
+    moves: Moves = "guided"
+    descend: bool = True
+
+    def __post_init__(self) -> None:
+        unknown = next((start for start in self.starts if start not in STARTS), None)
+        if unknown is not None or not self.starts:
+            raise SettingError(f"starts must be of {', '.join(STARTS)}, got {unknown or 'none'}")
+        if self.moves not in MOVES:
+            raise SettingError(f"moves must be one of {', '.join(MOVES)}, got {self.moves!r}")
+        if self.budget_s is not None and not (math.isfinite(self.budget_s) and self.budget_s > 0):
+            raise SettingError(f"budget_s must be finite and above 0, got {self.budget_s}")
+        if not 0 <= self.trial < 1:
+            raise SettingError(f"trial must be at least 0 and below 1, got {self.trial}; 0.4 is usual")
+        if not self.learners or min(self.learners) < 1:
+            raise SettingError(f"learners must list numbers of at least 1, got {self.learners}")
+        if self.processes < 1:
+            raise SettingError(f"processes must be at least 1, got {self.processes}")

@@ -1,0 +1,187 @@
+"""Topologies of devices as YAML or JSON, and those that are shipped."""
+
+import importlib.resources
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bow.errors import TopologyError
+from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
+
+NETWORK = "network"
+"""The switch that joins the nodes."""
+
+_KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap"}
+
+
+def shipped_topologies() -> tuple[str, ...]:
+    """The names of the topologies that come with bow.
+
+    Example:
+        >>> "p100_cluster" in shipped_topologies()
+        True
+    """
+    folder = importlib.resources.files("bow.conf") / "topology"
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")))
+
+
+def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopology:
+    """Read a topology from a file, or a shipped one by its name.
+
+    Args:
+        source: a path of a YAML or JSON file, or one of `shipped_topologies()`.
+        nodes: of a cluster of machines that are alike: how many; None: as many as the file says.
+
+    Raises:
+        TopologyError: there is none, or it is damaged.
+
+    Example:
+        >>> cluster = load_topology("p100_cluster")
+        >>> cluster.num_devices, [cluster.channel(number).name for number in cluster.route(0, 1)]
+        (16, ['node0.gpu0 > node0.gpu1'])
+    """
+    shipped = isinstance(source, str) and source in shipped_topologies()
+    try:
+        if shipped:
+            text = (importlib.resources.files("bow.conf") / "topology" / f"{source}.yaml").read_text(encoding="utf-8")
+        else:
+            text = Path(source).read_text(encoding="utf-8")
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise TopologyError(
+            f"topology {str(source)!r} cannot be read ({error.strerror or error}); give a file, or one of "
+            f"{', '.join(shipped_topologies())}"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise TopologyError(f"topology {str(source)!r} is not YAML; correct it") from error
+    return topology_from_dict(data if nodes is None or not isinstance(data, Mapping) else {**data, "nodes": nodes})
+
+
+def topology_from_dict(data: object) -> DeviceTopology:
+    """A topology from what its file says, as hydra composes it.
+
+    Args:
+        data: `name`, `kinds` (by name: the fields of `DeviceKind`), `devices` (by name: a kind, or kind and node),
+            `switches` (names), `links` (`between` two or more names, each pair of which gets a link, or all one where
+            it is shared, and the fields of `Link`), and for several machines that are alike `nodes` (how many; the rest
+            describes one) and `network` (`from` a device or switch of each node to one switch that joins them, and the
+            fields of a link); `overlap` (false where devices do not compute while they send).
+
+    Raises:
+        TopologyError: something is missing or wrong.
+
+    Example:
+        >>> pair = topology_from_dict({
+        ...     "kinds": {"core": {"memory_gib": 4, "tflops": 0.05, "gb_per_s": 10}},
+        ...     "devices": {"a": "core", "b": "core"},
+        ...     "links": [{"between": ["a", "b"], "latency_us": 50, "gb_per_s": 1, "shared": True}],
+        ... })
+        >>> pair.num_devices, pair.num_channels
+        (2, 1)
+    """
+    if not isinstance(data, Mapping):
+        raise TopologyError("a topology is a mapping with devices and links; write one")
+    unknown = sorted(set(data) - _KEYS)
+    if unknown:
+        raise TopologyError(f"a topology has no {unknown[0]!r}; its keys are {', '.join(sorted(_KEYS))}")
+    try:
+        return _read(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, TopologyError):
+            raise
+        raise TopologyError(
+            f"the topology is damaged ({type(error).__name__}: {error}); see conf/topology for examples"
+        ) from error
+
+
+def topology_to_dict(topology: DeviceTopology) -> dict[str, Any]:
+    """What `topology_from_dict` reads, with every device and link written out."""
+    kinds = {device.kind.name: device.kind for device in topology.devices}
+    return {
+        "name": topology.name,
+        "kinds": {name: _fields(kind, leave_out="name") for name, kind in kinds.items()},
+        "devices": {device.name: {"kind": device.kind.name, "node": device.node} for device in topology.devices},
+        "switches": list(topology.switches),
+        "links": [{"between": list(link.ends), **_fields(link, leave_out="ends")} for link in topology.links],
+        "overlap": topology.overlap,
+    }
+
+
+def save_topology(topology: DeviceTopology, path: str | Path) -> None:
+    """Write a topology as YAML, for `load_topology`.
+
+    Args:
+        topology: to be written.
+        path: of the file; folders that are missing are made.
+
+    Raises:
+        TopologyError: it cannot be written.
+    """
+    text = yaml.safe_dump(topology_to_dict(topology), sort_keys=False, allow_unicode=True)
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TopologyError(
+            f"the topology cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
+        ) from error
+
+
+def topology_to_json(topology: DeviceTopology) -> str:
+    """A topology as JSON, which is YAML too: `load_topology` reads it."""
+    return json.dumps(topology_to_dict(topology), indent=1)
+
+
+def _read(data: Mapping[str, Any]) -> DeviceTopology:
+    kinds = {name: DeviceKind(name, **fields) for name, fields in data["kinds"].items()}
+    nodes = data.get("nodes", 1)
+    if not isinstance(nodes, int) or nodes < 1:
+        raise TopologyError(f"nodes must be a whole number of at least 1, got {nodes!r}")
+    prefixes = [f"node{node}." for node in range(nodes)] if nodes > 1 else [""]
+    devices = tuple(
+        _device(prefix + name, kind, kinds, node)
+        for node, prefix in enumerate(prefixes)
+        for name, kind in data["devices"].items()
+    )
+    switches = [prefix + name for prefix in prefixes for name in data.get("switches") or ()]
+    links = [link for prefix in prefixes for each in data.get("links") or () for link in _links(each, prefix)]
+    if data.get("network") is not None and nodes > 1:
+        switches.append(NETWORK)
+        links += _to_network(dict(data["network"]), prefixes)
+    return DeviceTopology(
+        str(data.get("name", "unnamed")), devices, tuple(links), tuple(switches), data.get("overlap", True)
+    )
+
+
+def _device(name: str, described: str | Mapping[str, Any], kinds: Mapping[str, DeviceKind], node: int) -> Device:
+    if isinstance(described, str):
+        kind = described
+    else:
+        kind, node = str(described["kind"]), int(described.get("node", node))
+    if kind not in kinds:
+        raise TopologyError(f"device {name!r} is of kind {kind!r}, which is not described; add it to kinds")
+    return Device(name, kinds[kind], node)
+
+
+def _links(described: Mapping[str, Any], prefix: str) -> Iterator[Link]:
+    fields = dict(described)
+    between: Sequence[str] = fields.pop("between")
+    if isinstance(between, str) or len(between) < 2:
+        raise TopologyError(f"a link is between two or more names, got {between!r}; list them")
+    ends = [prefix + name for name in between]
+    lines = [tuple(ends)] if fields.get("shared") else itertools.combinations(ends, 2)
+    yield from (Link(each, **fields) for each in lines)
+
+
+def _to_network(described: dict[str, Any], prefixes: Iterable[str]) -> Iterator[Link]:
+    start = described.pop("from")
+    for prefix in prefixes:
+        yield Link((prefix + start, NETWORK), **described)
+
+
+def _fields(of: DeviceKind | Link, leave_out: str) -> dict[str, Any]:
+    return {name: value for name, value in vars(of).items() if name != leave_out}

@@ -1,0 +1,180 @@
+// A strategy that is simulated, and proposals to change it that are accepted or undone.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "delta.h"
+#include "memory.h"
+#include "replay.h"
+#include "task_graph.h"
+
+namespace bow::planner {
+
+// What a proposal comes to.
+struct Outcome {
+  enum { kFits, kTooLarge, kTooSlow } what = kFits;
+  int device = 0;      // whose memory is too small
+  int64_t needed = 0;  // of it; or, where it is too slow, a time that it takes at least
+};
+
+// How proposals are simulated. All ways give the same times.
+enum class Algorithm {
+  kDelta,        // edits the tasks, and looks at those that may run at another time
+  kIncremental,  // edits the tasks, and works out all times from nothing
+  kFull          // builds all tasks and works out all times from nothing
+};
+
+class Simulator {
+ public:
+  Simulator(Topology topology, Model model, UpdateTime update_time, std::vector<int64_t> capacity, Algorithm algorithm)
+      : graph(std::move(topology), std::move(model), std::move(update_time)),
+        memory(graph),
+        algorithm_(algorithm),
+        replay_(graph.tasks, graph.topology().num_places()),
+        delta_(graph.tasks, graph.topology().num_places()),
+        capacity_(std::move(capacity)) {}
+
+  Simulator(const Simulator&) = delete;
+
+  TaskGraph graph;
+  Memory memory;
+
+  Time makespan() const { return makespan_; }
+  int64_t num_looked_at() const { return num_looked_at_; }
+
+  // Says how an operator is to be split and placed by the next `build` or `propose`.
+  void stage(Change change) { staged_.push_back(std::move(change)); }
+
+  // With all operators staged.
+  Outcome build() {
+    rebuild(std::exchange(staged_, {}));
+    return check_memory();
+  }
+
+  // With other splits of what is staged. Where it fits and is not too slow, `accept` or `undo` follows; else it is
+  // undone already.
+  Outcome propose(Time limit) {
+    makespan_before_ = makespan_;
+    num_looked_at_ = 0;
+    if (algorithm_ == Algorithm::kFull) {
+      refill();
+    } else {
+      graph.apply(std::exchange(staged_, {}));
+      is_edited_ = true;
+      if (const Time least = graph.tasks.least_time(); least > limit) return too_slow(least);
+      if (algorithm_ == Algorithm::kDelta) {
+        is_updated_ = true;
+        const bool is_fast = delta_.update(limit);
+        num_looked_at_ = delta_.num_looked_at();
+        if (!is_fast) return too_slow(delta_.exceeding());
+        makespan_ = delta_.makespan();
+      } else {
+        makespan_ = replay(limit, [](const Entry&) {});
+        if (makespan_ > limit) return too_slow(makespan_);
+      }
+    }
+    const Outcome outcome = check_memory();
+    if (outcome.what != Outcome::kFits) undo();
+    return outcome;
+  }
+
+  void accept() {
+    if (is_updated_) delta_.commit();
+    if (is_edited_) graph.commit();
+    is_edited_ = is_updated_ = false;
+  }
+
+  // Times that were worked out from nothing stay those of the proposal, and with the full algorithm all tasks, until
+  // somebody asks for them: see `refresh`.
+  void undo() {
+    if (is_updated_) delta_.rollback();
+    if (is_edited_) graph.rollback();
+    if (algorithm_ == Algorithm::kIncremental) replay_.rollback();
+    is_stale_ = algorithm_ != Algorithm::kDelta;
+    is_edited_ = is_updated_ = false;
+    makespan_ = makespan_before_;
+  }
+
+  // Before anybody looks at tasks or times.
+  void refresh() {
+    if (!std::exchange(is_stale_, false)) return;
+    if (algorithm_ == Algorithm::kFull) {
+      rebuild(all(before_));
+    } else {
+      replay(kNever, [](const Entry&) {});
+    }
+  }
+
+ private:
+  void rebuild(std::vector<Change> changes) {
+    graph.clear();
+    graph.apply(std::move(changes));
+    if (algorithm_ == Algorithm::kDelta) {
+      std::vector<Entry> turns;
+      makespan_ = replay(kNever, [&](const Entry& turn) { turns.push_back(turn); });
+      delta_.adopt(turns);
+    } else {
+      makespan_ = replay(kNever, [](const Entry&) {});
+    }
+    graph.commit();
+  }
+
+  // The full algorithm: all operators as they were, but those that are staged.
+  void refill() {
+    if (!is_stale_) before_ = graph.placements();
+    is_stale_ = false;
+    std::vector<Change> changes = all(before_);
+    for (Change& change : staged_) changes[change.op] = std::move(change);
+    staged_.clear();
+    rebuild(std::move(changes));
+  }
+
+  template <typename Visit>
+  Time replay(Time limit, Visit visit) {
+    num_looked_at_ = graph.tasks.num_live();
+    is_stale_ = false;
+    return replay_.run(limit, visit);
+  }
+
+  Outcome too_slow(Time least) {
+    undo();
+    return {Outcome::kTooSlow, 0, least};
+  }
+
+  static std::vector<Change> all(const std::vector<Placed>& placed) {
+    std::vector<Change> changes;
+    for (size_t op = 0; op < placed.size(); ++op) changes.push_back({static_cast<int>(op), placed[op]});
+    return changes;
+  }
+
+  Outcome check_memory() {
+    std::vector<uint8_t> may_exceed;
+    for (int device = 0; device < graph.topology().num_devices(); ++device) {
+      may_exceed.push_back(memory.bound(device) > capacity_[device]);
+    }
+    if (std::none_of(may_exceed.begin(), may_exceed.end(), [](uint8_t may) { return may; })) return {};
+    const std::vector<Peak> peaks = memory.peaks(may_exceed);
+    for (int device = 0; device < graph.topology().num_devices(); ++device) {
+      if (peaks[device].bytes > capacity_[device]) return {Outcome::kTooLarge, device, peaks[device].bytes};
+    }
+    return {};
+  }
+
+  Algorithm algorithm_;
+  Replay replay_;
+  Delta delta_;
+  std::vector<int64_t> capacity_;  // by device
+  std::vector<Change> staged_;
+  std::vector<Placed> before_;  // of the full algorithm: the strategy as it was accepted last
+  Time makespan_ = 0;
+  Time makespan_before_ = 0;
+  int64_t num_looked_at_ = 0;
+  bool is_edited_ = false;   // whether the tasks are those of a proposal
+  bool is_updated_ = false;  // whether their times were worked out from what changed
+  bool is_stale_ = false;    // whether times, or all tasks, are those of a proposal that was undone
+};
+
+}  // namespace bow::planner

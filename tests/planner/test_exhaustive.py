@@ -1,0 +1,136 @@
+"""The fastest strategy of all, with a proof, against looking at every single one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from bow.errors import ScheduleError, SettingError
+from bow.planner.baselines import single_device
+from bow.planner.bounds import StepBounds
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.exhaustive import Proof, exhaustive
+from bow.planner.moves import SplitSpace
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.rules import RULES
+from bow.planner.simulated import Evaluator
+from bow.planner.simulation_result import simulate_model
+from bow.planner.split import Split
+from bow.planner.step_model import StepModel
+from bow.planner.symmetry import symmetries
+from bow.planner.topology_files import load_topology
+from tests.planner.search_graphs import SlowSimulation, branches, language_model, model_of, perceptron
+
+PAIR = load_topology("two_cores")
+NODE = load_topology("p100_node")
+GRAPHS = {
+    "perceptron": perceptron(samples=4, sizes=(2048, 64)),
+    "branches": branches(samples=4, channels=2, size=4),
+    "language model": language_model(samples=4, units=64, words=64, steps=2, layers=1),
+}
+
+
+def space_of(graph: OperatorGraph, topology: DeviceTopology) -> SplitSpace:
+    return SplitSpace(graph, RULES, topology.num_devices, devices="distinct", even=True, max_tiles=2)
+
+
+def proven(graph: OperatorGraph, topology: DeviceTopology, *, prune: bool = True, start: bool = True) -> Proof:
+    splits = single_device(graph)
+    model = model_of(graph, topology)
+    evaluate = Evaluator(SlowSimulation(model, splits), splits)
+    space = space_of(graph, topology)
+    return exhaustive(model, space, evaluate, start=splits if start else None, prune=prune)
+
+
+def fastest_ns(graph: OperatorGraph, topology: DeviceTopology) -> int:
+    """By simulating every strategy from nothing."""
+    model, space = model_of(graph, topology), space_of(graph, topology)
+    every = itertools.product(*(list(space.splits(operator)) for operator in range(space.num_operators)))
+    return min(simulated_ns(model, splits) for splits in every)
+
+
+def simulated_ns(model: StepModel, splits: tuple[Split, ...]) -> int:
+    return simulate_model(model, PlacedStrategy(model.graph.hash, splits)).makespan_ns
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_the_proven_optimum_is_the_fastest_of_all(start: bool) -> None:
+    graph = GRAPHS["perceptron"]
+    proof = proven(graph, PAIR, start=start)
+    assert proof.is_complete
+    assert proof.makespan_ns == proof.bound_ns == fastest_ns(graph, PAIR)
+    assert proof.gap == 0
+    assert simulated_ns(model_of(graph, PAIR), proof.splits) == proof.makespan_ns
+
+
+def test_pruning_changes_nothing_but_how_many_are_looked_at() -> None:
+    graph = GRAPHS["perceptron"]
+    every, pruned = proven(graph, PAIR, prune=False), proven(graph, PAIR)
+    assert every.makespan_ns == pruned.makespan_ns
+    assert 0 < pruned.evaluated < every.evaluated <= every.strategies
+    assert every.evaluated >= every.strategies / every.symmetries
+
+
+def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> None:
+    graph = perceptron(samples=2, sizes=(2, 2))
+    model, space = model_of(graph, NODE), SplitSpace(graph, RULES, 4, devices="distinct", even=True, max_tiles=1)
+    splits = single_device(graph)
+    proof = exhaustive(model, space, Evaluator(SlowSimulation(model, splits), splits), prune=False)
+    assert proof.symmetries == math.factorial(4) == len(symmetries(NODE))
+    # Three operators on four devices that are alike: ways to divide three things into at most four heaps.
+    assert (proof.strategies, proof.evaluated) == (64, 5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("topology", [PAIR, NODE], ids=["pair", "node"])
+def test_no_bound_is_above_what_begins_so(name: str, topology: DeviceTopology) -> None:
+    """Along random strategies: bounds of all their beginnings never fall, and end at most at the simulated time."""
+    graph, source = GRAPHS[name], random.Random(4)
+    model, space = model_of(graph, topology), space_of(graph, topology)
+    options = [list(space.splits(operator)) for operator in range(space.num_operators)]
+    bounds = StepBounds(model, options)
+    for _ in range(12):
+        prefix, splits, last = bounds.nothing(), [], 0
+        for of in options:
+            option = source.randrange(len(of))
+            prefix = bounds.extended(bounds.extensions(prefix), option)
+            splits.append(of[option])
+            assert prefix.bound_ns >= last
+            last = prefix.bound_ns
+        assert 0 < last <= simulated_ns(model, tuple(splits))
+
+
+def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
+    graph = GRAPHS["language model"]
+    model, splits = model_of(graph, NODE), single_device(graph)
+    evaluate = Evaluator(SlowSimulation(model, splits), splits)
+    told: list[int] = []
+
+    def watch(seconds: float, prefixes: int, best_ns: int) -> bool:
+        told.append(prefixes)
+        return len(told) < 30
+
+    proof = exhaustive(model, space_of(graph, NODE), evaluate, start=splits, watch=watch)
+    assert told == [*range(1, 31)]
+    assert not proof.is_complete
+    assert 0 < proof.bound_ns < proof.makespan_ns
+    assert proof.gap == pytest.approx(1 - proof.bound_ns / proof.makespan_ns)
+
+
+def test_without_a_strategy_that_fits_there_is_no_optimum() -> None:
+    graph = perceptron(samples=2, sizes=(2, 2))
+    model, space = model_of(graph, PAIR), SplitSpace(graph, RULES, 2, even=True, max_tiles=1)
+    with pytest.raises(ScheduleError, match="no strategy that was looked at fits"):
+        exhaustive(model, space, lambda splits, limit_ns: None)
+
+
+@pytest.mark.parametrize(("learners", "budget_s", "message"), [(2, None, "one learner, got 2"), (1, 0.0, "above 0")])
+def test_senseless_proofs_are_refused(learners: int, budget_s: float | None, message: str) -> None:
+    graph = perceptron(samples=2, sizes=(2, 2))
+    space = SplitSpace(graph, RULES, 2 // learners)
+    with pytest.raises(SettingError, match=message):
+        exhaustive(model_of(graph, PAIR, learners), space, lambda splits, limit_ns: 1, budget_s=budget_s)

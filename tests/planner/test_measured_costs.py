@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bow.errors import ScheduleError
+from bow.planner.box import Box, tiles, whole
+from bow.planner.costs import RooflineCosts
+from bow.planner.device_topology import Device, DeviceKind, DeviceTopology
+from bow.planner.measured_costs import FORMAT, VERSION, MeasuredCosts, TileTime, TileTimes, mean_times
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.rules import RULES
+from bow.planner.tile_work import tile_key
+from tests.planner.search_graphs import branches, lenet, perceptron
+
+GPU = DeviceKind("gpu", memory_gib=16, tflops=2.0, gb_per_s=500, overhead_us=10, half_outputs=1000)
+ONE = DeviceTopology("one", (Device("gpu0", GPU),))
+CUT = json.dumps({"format": FORMAT, "version": VERSION, "tiles": {"a": [1]}, "updates": {}})
+
+
+def number_of(graph: OperatorGraph, kind: str) -> int:
+    return next(number for number, operator in enumerate(graph.operators) if operator.kind == kind)
+
+
+def box_of(graph: OperatorGraph, number: int) -> Box:
+    return whole(graph.output_shape(graph.operators[number]))
+
+
+def test_measured_tile_takes_the_measured_time_and_others_follow_the_whole_operator() -> None:
+    graph = branches()
+    costs, roofline = (
+        MeasuredCosts(
+            graph, RULES, ONE, {"gpu": TileTimes({_key(graph, 0): TileTime(300_000, 700_000)}, {graph.hash: 0.5})}
+        ),
+        RooflineCosts(graph, RULES, ONE),
+    )
+    box = box_of(graph, 0)
+    assert (costs.forward_ns(0, box, 0), costs.backward_ns(0, box, 0)) == (300_000, 700_000)
+    factor = 1_000_000 / (roofline.forward_ns(0, box, 0) + roofline.backward_ns(0, box, 0))
+    half = next(iter(tiles(graph.output_shape(graph.operators[0]), (2, 1, 1, 1))))
+    assert costs.forward_ns(0, half, 0) == pytest.approx(factor * roofline.forward_ns(0, half, 0), abs=1)
+    other = number_of(graph, "linear")
+    expected = factor * roofline.forward_ns(other, box_of(graph, other), 0)
+    assert costs.forward_ns(other, box_of(graph, other), 0) == pytest.approx(expected, abs=1)
+    assert costs.update_ns(1000, 0) == 500
+    assert costs.is_measured(0, box, 0)
+    assert not costs.is_measured(0, half, 0)
+
+
+def test_costs_do_not_depend_on_the_order_of_questions() -> None:
+    graph = lenet()
+    times = TileTimes({_key(graph, number): TileTime(1000 * number + 1, 500) for number in (0, 2)})
+    boxes = [(number, box_of(graph, number)) for number in range(len(graph.operators))]
+
+    def answers(order: list[tuple[int, Box]]) -> dict[int, int]:
+        costs = MeasuredCosts(graph, RULES, ONE, {"gpu": times})
+        return {number: costs.forward_ns(number, box, 0) for number, box in order}
+
+    assert answers(boxes) == answers(boxes[::-1])
+
+
+def test_kind_of_device_that_was_not_measured_takes_the_rooflines_times() -> None:
+    graph = perceptron()
+    costs = MeasuredCosts(graph, RULES, ONE, {"another": TileTimes({_key(graph, 0): TileTime(1, 1)})})
+    assert costs.forward_ns(0, box_of(graph, 0), 0) == RooflineCosts(graph, RULES, ONE).forward_ns(
+        0, box_of(graph, 0), 0
+    )
+
+
+def test_times_survive_a_file(tmp_path: Path) -> None:
+    times = TileTimes({"a": TileTime(1, 2), "b": TileTime(3, 4)}, {"graph": 0.25})
+    path = tmp_path / "folder" / "times.json"
+    times.save(path)
+    assert TileTimes.from_json(path.read_text(encoding="utf-8")) == times
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", CUT])
+def test_damaged_times_are_refused(text: str) -> None:
+    with pytest.raises(ScheduleError, match=r"^tile times are damaged .*measure again$"):
+        TileTimes.from_json(text)
+
+
+def test_times_of_another_version_are_not_called_damaged() -> None:
+    with pytest.raises(ScheduleError, match=rf'^the text is not "{FORMAT}" of version {VERSION}; measure again$'):
+        TileTimes.from_json(json.dumps({"format": FORMAT, "version": VERSION + 1}))
+
+
+def test_an_update_of_another_graph_is_not_this_ones() -> None:
+    graph = perceptron()
+    costs = MeasuredCosts(graph, RULES, ONE, {"gpu": TileTimes({}, {"another": 1.0})})
+    assert costs.update_ns(1000, 0) == RooflineCosts(graph, RULES, ONE).update_ns(1000, 0)
+
+
+def test_mean_of_devices_leaves_out_what_not_all_have_measured() -> None:
+    one = TileTimes({"a": TileTime(10, 20), "b": TileTime(1, 1)}, {"graph": 1.0, "other": 5.0})
+    other = TileTimes({"a": TileTime(20, 40)}, {"graph": 2.0})
+    assert mean_times([one, other]) == TileTimes({"a": TileTime(15, 30)}, {"graph": 1.5})
+
+
+def _key(graph: OperatorGraph, number: int) -> str:
+    return tile_key(graph, RULES, graph.operators[number], box_of(graph, number))

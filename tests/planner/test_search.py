@@ -1,0 +1,167 @@
+"""The search as a whole: starts, trials, processes, learners, interruption."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bow.errors import ScheduleError, SettingError
+from bow.planner.chains import Chain, Start, Tally, run_chains
+from bow.planner.costs import RooflineCosts
+from bow.planner.device_topology import Device, DeviceTopology
+from bow.planner.metropolis import Best, Walk
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.problem import Problem
+from bow.planner.rules import RULES
+from bow.planner.search import search
+from bow.planner.search_settings import SearchSettings
+from bow.planner.starts import BASELINES, baseline
+from bow.planner.topology_files import load_topology
+from tests.planner.search_graphs import language_model, perceptron
+
+PAIR, NODE = load_topology("two_cores"), load_topology("p100_node")
+SHORT = SearchSettings(budget_s=None, proposals=60, patience=None, starts=("single", "data"))
+
+
+def problem_of(graph: OperatorGraph, topology: DeviceTopology = NODE) -> Problem:
+    return Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
+
+
+PROBLEM = problem_of(perceptron(samples=32, sizes=(1024, 1024, 256)))
+
+
+def test_what_is_found_takes_what_it_says_and_is_no_slower_than_its_starts() -> None:
+    found = search(PROBLEM, SHORT)
+    result = PROBLEM.simulate(found.strategy.splits)
+    assert result.makespan_ns == found.makespan_ns
+    assert found.makespan_ns <= min(PROBLEM.simulate(baseline(PROBLEM, name)).makespan_ns for name in SHORT.starts)
+    assert [chain.start.name for chain in found.chains] == ["single", "data"]
+    assert found.chain in found.chains
+    assert found.evaluated == sum(
+        walk.evaluated for chain in found.chains for walk in (chain.walk, chain.descent) if walk is not None
+    )
+    times = [best.makespan_ns for best in found.bests]
+    assert times == sorted(set(times), reverse=True)
+    assert times[-1] == found.makespan_ns
+
+
+def test_equal_seeds_find_the_same_and_others_walk_elsewhere() -> None:
+    walks = [search(PROBLEM, replace(SHORT, seed=seed, descend=False)).chains[0].walk for seed in (1, 1, 2)]
+    found = [(walk.evaluated, walk.accepted, walk.splits) for walk in walks if walk is not None]
+    assert found[0] == found[1] != found[2]
+
+
+def test_processes_share_the_starts() -> None:
+    alone = search(PROBLEM, SHORT)
+    shared = search(PROBLEM, replace(SHORT, processes=2))
+    assert shared.strategy == alone.strategy
+    assert [chain.start for chain in shared.chains] == [chain.start for chain in alone.chains]
+
+
+def test_the_best_of_several_trials_goes_on() -> None:
+    settings = SearchSettings(budget_s=0.6, patience=None, starts=("model", "single", "single"), trial=0.5)
+    found = search(PROBLEM, settings)
+    walks = [chain.walk for chain in found.chains if chain.walk is not None]
+    assert len(walks) == 3
+    assert [chain.descent is not None for chain in found.chains].count(True) == 1
+    assert found.chain.descent is not None
+    assert found.chain.walk is not None
+    others = [walk.seconds for chain, walk in zip(found.chains, walks, strict=True) if chain is not found.chain]
+    assert found.chain.walk.seconds > max(others)
+    assert found.makespan_ns <= min(walk.makespan_ns for walk in walks)
+
+
+def test_a_walk_behind_another_counts_on() -> None:
+    def walk(first: int, last: int) -> Walk:
+        bests = (Best(0.0, 0, first), Best(1.0, 5, last))
+        return Walk((), bests, 10, 8, 4, 2, 3.0, "budget")
+
+    both = walk(100, 80).followed_by(walk(80, 70))
+    assert both.bests == (Best(0.0, 0, 100), Best(1.0, 5, 80), Best(4.0, 15, 70))
+    assert (both.proposals, both.evaluated, both.accepted, both.refused, both.seconds) == (20, 16, 8, 4, 6.0)
+    assert both.makespan_ns == 70
+
+
+def test_who_watches_hears_of_all_walks_and_ends_them() -> None:
+    told: list[tuple[float, int, float]] = []
+
+    def progress(seconds: float, proposals: int, best_ns: float) -> bool:
+        told.append((seconds, proposals, best_ns))
+        return len(told) < 2
+
+    found = search(PROBLEM, replace(SHORT, proposals=10**6), progress)
+    assert len(told) == 2
+    assert found.chains[-1].is_interrupted
+    assert len(found.chains) == 1
+    assert found.makespan_ns <= told[0][2]
+
+
+def test_the_tally_adds_up_walks() -> None:
+    told: list[tuple[int, float]] = []
+    tally = Tally(lambda _, proposals, best_ns: told.append((proposals, best_ns)) is None)
+    assert tally.told(0, 10, 5.0)
+    assert tally.told(1, 7, 8.0)
+    assert tally.told(0, 20, 4.0)
+    assert told == [(10, 5.0), (17, 5.0), (27, 4.0)]
+
+
+def test_learners_share_the_devices_and_are_compared_by_batch() -> None:
+    found = search(PROBLEM, replace(SHORT, starts=("data",), learners=(1, 4)))
+    assert {chain.start.learners for chain in found.chains} == {1, 4}
+    assert found.batch_ns == found.makespan_ns / found.strategy.learners
+    assert found.batch_ns == min(chain.batch_ns for chain in found.chains)
+
+
+def small_memory(gib: float) -> Problem:
+    devices = tuple(Device(each.name, replace(each.kind, memory_gib=gib)) for each in NODE.devices)
+    return problem_of(PROBLEM.graph, replace(NODE, devices=devices))
+
+
+def test_a_start_that_does_not_fit_is_left_out_with_the_reason() -> None:
+    found = search(small_memory(0.009), replace(SHORT, starts=("single", "data", "random")))
+    refused = [chain for chain in found.chains if chain.walk is None]
+    assert refused
+    assert all("does not fit" in (chain.refusal or "") for chain in refused)
+    assert all(math.isinf(chain.batch_ns) for chain in refused)
+
+
+def test_where_no_start_fits_there_is_one_sentence() -> None:
+    with pytest.raises(ScheduleError, match="no strategy to start from fits: the strategy does not fit"):
+        search(small_memory(1e-6), SHORT)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("graph", [PROBLEM.graph, language_model()], ids=["perceptron", "language model"])
+def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: OperatorGraph) -> None:
+    problem = problem_of(graph)
+    splits = baseline(problem, name)
+    problem.strategy(splits).check(graph, NODE.num_devices, RULES)
+    start = Start(name, 0, 1, splits)
+    (chain,) = run_chains(problem, [start], replace(SHORT, proposals=3, descend=False), lambda *_: True)
+    assert isinstance(chain, Chain)
+    assert chain.batch_ns <= problem.simulate(splits).makespan_ns
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"starts": ("best",)}, "starts must be of .*, got best"),
+        ({"starts": ()}, "got none"),
+        ({"moves": "wild"}, "moves must be one of"),
+        ({"budget_s": 0.0}, "budget_s must be finite and above 0"),
+        ({"trial": 1.0}, "trial must be at least 0 and below 1, got 1.0"),
+        ({"learners": (0,)}, "learners must list numbers of at least 1"),
+        ({"processes": 0}, "processes must be at least 1"),
+    ],
+)
+def test_settings_without_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        SearchSettings(**changes)
+
+
+def test_an_unknown_baseline_is_refused() -> None:
+    with pytest.raises(SettingError, match="there is no baseline 'best'"):
+        baseline(PROBLEM, "best")

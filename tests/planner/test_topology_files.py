@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bow.errors import TopologyError
+from bow.planner.topology_files import (
+    load_topology,
+    save_topology,
+    shipped_topologies,
+    topology_from_dict,
+    topology_to_dict,
+    topology_to_json,
+)
+
+PAIR: dict[str, Any] = {
+    "name": "pair",
+    "kinds": {"core": {"memory_gib": 4, "tflops": 0.05, "gb_per_s": 10}},
+    "devices": {"a": "core", "b": "core"},
+    "links": [{"between": ["a", "b"], "latency_us": 50, "gb_per_s": 1}],
+}
+
+
+@pytest.mark.parametrize("name", shipped_topologies())
+def test_shipped_topology_survives_json(name: str, tmp_path: Path) -> None:
+    topology = load_topology(name)
+    path = tmp_path / "topology.json"
+    path.write_text(topology_to_json(topology), encoding="utf-8")
+    assert load_topology(path) == topology
+
+
+def test_topology_survives_yaml(tmp_path: Path) -> None:
+    topology = topology_from_dict({**PAIR, "overlap": False})
+    save_topology(topology, tmp_path / "folder" / "own.yaml")
+    assert load_topology(tmp_path / "folder" / "own.yaml") == topology
+    assert not topology.overlap
+    with pytest.raises(TopologyError, match="cannot be written to"):
+        save_topology(topology, tmp_path)
+
+
+def test_papers_clusters_have_their_devices_and_links() -> None:
+    p100, k80 = load_topology("p100_cluster"), load_topology("k80_cluster")
+    assert (p100.num_devices, len(p100.nodes)) == (16, 4)
+    assert (k80.num_devices, len(k80.nodes)) == (64, 16)
+    hops = {(a, b): len(p100.route(a, b)) for a, b in ((0, 1), (0, 4))}
+    assert hops == {(0, 1): 1, (0, 4): 4}  # NVLink; PCIe, network, network, PCIe
+    assert [len(k80.route(0, b)) for b in (1, 2, 4)] == [2, 4, 6]  # same board, same machine, another one
+    shared = set(k80.route(0, 2)) & set(k80.route(1, 3))
+    assert {k80.channel(number).name for number in shared} == {"node0.board0 > node0.host", "node0.host > node0.board1"}
+
+
+def test_number_of_nodes_can_be_chosen() -> None:
+    assert load_topology("k80_cluster", nodes=2).num_devices == 8
+    single = load_topology("k80_cluster", nodes=1)
+    assert [device.name for device in single.devices] == ["gpu0", "gpu1", "gpu2", "gpu3"]
+
+
+def test_nodes_are_copies_joined_by_the_network() -> None:
+    data = {**PAIR, "switches": ["host"], "nodes": 3, "network": {"from": "host", "latency_us": 2, "gb_per_s": 5}}
+    data["links"] = [*PAIR["links"], *({"between": [each, "host"], "latency_us": 1, "gb_per_s": 8} for each in "ab")]
+    topology = topology_from_dict(data)
+    assert [device.name for device in topology.devices] == [f"node{node}.{name}" for node in range(3) for name in "ab"]
+    assert [topology.channel(number).name for number in topology.route(1, 4)] == [
+        "node0.b > node0.host",
+        "node0.host > network",
+        "network > node2.host",
+        "node2.host > node2.a",
+    ]
+
+
+def test_link_between_several_is_one_for_each_pair_unless_shared() -> None:
+    devices = {name: "core" for name in "abc"}
+    lines = topology_from_dict(
+        {**PAIR, "devices": devices, "links": [{"between": ["a", "b", "c"], "latency_us": 1, "gb_per_s": 1}]}
+    )
+    bus = topology_from_dict(
+        {
+            **PAIR,
+            "devices": devices,
+            "links": [{"between": ["a", "b", "c"], "latency_us": 1, "gb_per_s": 1, "shared": True}],
+        }
+    )
+    assert (lines.num_channels, bus.num_channels) == (6, 1)
+    assert topology_from_dict(topology_to_dict(bus)) == bus
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"links": []}, "no link leads from 'a' to 'b'"),
+        ({"devices": {"a": "core", "b": "gpu"}}, "device 'b' is of kind 'gpu', which is not described"),
+        ({"nodes": 0}, "nodes must be a whole number of at least 1, got 0"),
+        ({"nodes": 2}, "no link leads from 'node0.a' to 'node1.a'"),
+        ({"link": []}, "a topology has no 'link'"),
+        ({"links": [{"between": "ab", "latency_us": 1, "gb_per_s": 1}]}, "a link is between two or more names"),
+        ({"links": [{"between": ["a", "b"], "speed": 1}]}, "damaged"),
+        ({"kinds": {"core": {"memory_gib": -1, "tflops": 1, "gb_per_s": 1}}}, "memory_gib of device kind 'core'"),
+        ({"kinds": None}, "damaged"),
+        ({"devices": {}}, "no devices"),
+        ({"overlap": "no"}, "overlap of topology 'pair' must be true or false, got 'no'"),
+    ],
+)
+def test_wrong_file_gets_one_sentence(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(TopologyError, match=message) as raised:
+        topology_from_dict({**PAIR, **change})
+    assert "\n" not in str(raised.value)
+
+
+def test_unreadable_file_names_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="p100_cluster"):
+        load_topology(tmp_path / "missing.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [", encoding="utf-8")
+    with pytest.raises(TopologyError, match="is not YAML"):
+        load_topology(broken)
+    broken.write_text("just text", encoding="utf-8")
+    with pytest.raises(TopologyError, match="a topology is a mapping"):
+        load_topology(broken)
