@@ -1,0 +1,206 @@
+"""Captures a model's step as the graph of operators that is split: layers, not what they consist of.
+
+`torch.export` gives the forward pass up to the loss with one node a layer: a convolution, a linear layer, an LSTM cell.
+Each is translated to an operator that there is a rule for, or stays whole under its own name.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
+
+from bow.errors import BowError, LossError
+from bow.graph.batches import batch_tensors
+from bow.graph.learning_step import LearningStep, Step, step_from_loss
+from bow.graph.refusal import refusal, refused
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.rule import Rules
+from bow.planner.rules import RULES
+from bow.tiles.builder import Constant, GraphBuilder, Made, Value, Weight
+from bow.tiles.captured import CapturedStep
+from bow.tiles.constants import buffer, constant_of, held
+from bow.tiles.mutations import Mutations
+from bow.tiles.samples import with_samples
+from bow.tiles.translations import TRANSLATIONS, Exported, Result, exported_call, pointwise
+
+
+def capture_operators(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    step: Step | None = None,
+    rules: Rules = RULES,
+) -> CapturedStep:
+    """Capture a training step as the operators that are split and placed.
+
+    The step runs once on tensors without values, in the mode that the model is in (train or eval), for the shapes of
+    this batch. Recurrent layers of `torch.nn.LSTM` are written out, one cell for each layer and step.
+
+    Args:
+        model: the model; it is not changed.
+        batch: a batch of the shapes to train on: a pair `(inputs, targets)`, or with `step` any pytree of tensors.
+        loss: `loss(outputs, targets) -> scalar`.
+        step: instead of `loss`: `step(model, batch) -> loss`.
+        rules: by which it is found out which dimension of a tensor is that of the samples.
+
+    Raises:
+        CaptureError: the step depends on values in Python, draws random numbers otherwise than by dropout, or changes
+            what is neither a batch norm's running statistics nor a counter.
+        LossError: not exactly one of `loss` and `step`; the result is no scalar that depends on the parameters.
+        DataError: the batch has leaves that are no tensors.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10))
+        >>> batch = torch.randn(8, 1, 4, 4), torch.randint(10, (8,))
+        >>> captured = capture_operators(model, batch, nn.functional.cross_entropy)
+        >>> [operator.kind for operator in captured.graph.operators]
+        ['conv2d', 'pointwise', 'reshape', 'linear', 'cross_entropy', 'counted_mean']
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 3.1.
+    """
+    if (loss is None) == (step is None):
+        raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
+    chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
+    batch_tensors(batch)
+    learning_step = LearningStep(model, chosen)
+    program = _exported(learning_step, batch)
+    translation = _Translation(learning_step.model, program, tree_leaves(batch))
+    graph, made = translation.run()
+    if not graph.tensors[graph.loss].differentiable:
+        raise LossError(
+            "the loss does not depend on the model's parameters; compute it from what the model returns, without "
+            "detach() or torch.no_grad()"
+        )
+    builder = translation.builder
+    return CapturedStep(
+        with_samples(graph, made, rules), made, builder.dtypes, translation.mutations.counters(), builder.constants
+    )
+
+
+def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user's own run of the model has shown its warnings already
+            return torch.export.export(step, (batch,))
+    except BowError:
+        raise
+    except Exception as error:
+        raise refused(type(step.model).__name__, error) from error
+
+
+class _Translation:
+    """Goes through an exported program.
+
+    Args:
+        model: whose parameters it reads.
+        program: what PyTorch exported.
+        batch: the batch's tensors.
+    """
+
+    def __init__(self, model: nn.Module, program: ExportedProgram, batch: Sequence[Tensor]) -> None:
+        self.builder = GraphBuilder(model, batch)
+        self._model = model
+        self._program = program
+        self.mutations = Mutations(program, type(model).__name__)
+        self._values: dict[fx.Node, Any] = {}
+
+    def run(self) -> tuple[OperatorGraph, tuple[int, ...]]:
+        """The graph, and the numbers of the batch's tensors."""
+        self._values.update(self._inputs())
+        *nodes, output = (node for node in self._program.graph.nodes if node.op != "placeholder")
+        for node in nodes:
+            self._values[node] = self._translated(node)
+        loss = self._values[output.args[0][0]]
+        if not isinstance(loss, Made):
+            loss = Made(self.builder.batch[0])  # a constant or a parameter: refused because no gradient flows
+        return self.builder.finished(loss), tuple(self.builder.batch)
+
+    def _inputs(self) -> dict[fx.Node, Value]:
+        """What the program reads, by its placeholder."""
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        batch = iter(self.builder.batch)
+        values: dict[fx.Node, Value] = {}
+        placeholders = (node for node in self._program.graph.nodes if node.op == "placeholder")
+        for node, spec in zip(placeholders, self._program.graph_signature.input_specs, strict=True):
+            target = (spec.target or "").removeprefix("model.")
+            if spec.kind is InputKind.PARAMETER:
+                values[node] = Weight(names[id(self._model.get_parameter(target))])  # tied ones have one name
+            elif spec.kind is InputKind.BUFFER:
+                values[node] = Constant(target, node.meta["val"], functools.partial(buffer, target))
+            elif spec.kind is InputKind.USER_INPUT:
+                values[node] = Made(next(batch))
+            else:
+                tensor = self._program.constants[spec.target or ""]
+                values[node] = Constant((node.name,), node.meta["val"], functools.partial(held, tensor))
+        return values
+
+    def _translated(self, node: fx.Node) -> Any:
+        """What a node makes: a value, a tuple of values, or nothing that anyone reads."""
+        if not node.users:  # and no counter either: those are looked for apart
+            return None
+        if getattr(node.target, "__name__", "") == "getitem":
+            source, place = node.args
+            assert isinstance(source, fx.Node)
+            assert isinstance(place, int)
+            made = self._values[source]
+            return made[place] if isinstance(made, tuple) and place < len(made) else self._missing(source)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise refusal(self._name, f"calls {node.target}, which is no operator", "leave out torch.no_grad()")
+        if node.meta.get("val") is None:
+            return None
+        name = self.mutations.functional_name(node)
+        if name is None:
+            return self._values[node.args[0]]  # type: ignore[index]
+        exported = self._bound(node, name)
+        constant = constant_of(node, exported)
+        if constant is not None:
+            return constant
+        if not exported.operands:
+            raise refusal(self._name, f"draws random numbers with {name}", "use dropout layers")
+        self.builder.name = self._path(node, name.split(".")[1])
+        return self._operator(node, exported)
+
+    def _operator(self, node: fx.Node, exported: Exported) -> Any:
+        translate = TRANSLATIONS.get(exported.function.split(".")[1]) if exported.function.startswith("aten.") else None
+        result: Result = None if translate is None else translate(self.builder, exported)
+        target: Any = node.target
+        if result is None and torch.Tag.nondeterministic_seeded in target.tags:
+            raise refusal(self._name, f"draws random numbers with {exported.function}", "use dropout layers")
+        if result is None and torch.Tag.pointwise in target.tags:
+            result = pointwise(self.builder, exported)
+        if result is None:
+            result = self.builder.add(
+                exported.function, exported.operands, exported.outputs, exported.by_name(), exported.size
+            )
+        several = isinstance(node.meta["val"], (tuple, list))
+        return result[0] if isinstance(result, tuple) and not several else result
+
+    def _bound(self, node: fx.Node, name: str) -> Exported:
+        """A node's arguments by name, with values in the place of nodes."""
+        given = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        return exported_call(name, node.target, *given, node.meta["val"])
+
+    def _path(self, node: fx.Node, function: str) -> str:
+        """What the operators of a node are called: as their module, with the function where that has several."""
+        stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
+        path: str = stack[-1][0].split("@")[0]
+        if path != "model" and not path.startswith("model."):
+            return f"loss.{function}"
+        path = path.removeprefix("model").removeprefix(".")
+        is_layer = path and not list(self._model.get_submodule(path).children())
+        return path if is_layer else ".".join(filter(None, (path, function)))
+
+    def _missing(self, node: fx.Node) -> Any:
+        raise refusal(self._name, f"uses a second result of {node.target}", "use the first only")
+
+    @property
+    def _name(self) -> str:
+        return type(self._model).__name__

@@ -1,0 +1,118 @@
+"""How long transfers between the processes of a team take: measured, and made a topology of."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from bow.planner.device_topology import Device, DeviceTopology, Link
+from bow.tiles.team import Message, Team, wait_for
+
+SIZES = tuple(2**exponent for exponent in range(8, 21, 2))
+"""Bytes of the transfers that show latency and bandwidth: 256 bytes to 1 MiB, as parts of tensors have."""
+
+Lines: TypeAlias = dict[tuple[int, int], tuple[float, float]]
+"""By pair of devices: latency in nanoseconds, and nanoseconds for each byte."""
+
+REPEATS = 25
+
+WARM_UP = 5
+
+
+def measure_links(team: Team, devices: Sequence[Device], name: str = "measured") -> DeviceTopology:
+    """The devices of a team, and links as fast as transfers between them are just now.
+
+    Every pair sends to and fro, one pair at a time, as the tile runtime does it: every message into fresh memory. What
+    the runtime, torch.distributed and the system take for a message on either side is in the latency. Each pair gets a
+    link of its own. Processes on CPUs do not compute while they send and receive, because they copy every byte
+    themselves; that, and not the memory between them, is what limits them.
+
+    All processes of the team call this; they get the same topology.
+
+    Args:
+        team: the processes.
+        devices: of the team, by number.
+        name: of the topology.
+    """
+    return topology_of_lines(team, devices, all_lines(team), name)
+
+
+def all_lines(team: Team) -> Lines:
+    """By pair of devices: latency in nanoseconds, and nanoseconds for each byte, of messages to and fro.
+
+    All processes of the team call this; they get the same.
+
+    Args:
+        team: the processes.
+    """
+    own = {pair: _line(team, *pair) for pair in itertools.combinations(range(team.size), 2)}
+    told = team.everyone({pair: found for pair, found in own.items() if found is not None and pair[0] == team.number})
+    return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
+
+
+def topology_of_lines(team: Team, devices: Sequence[Device], lines: Lines, name: str) -> DeviceTopology:
+    """The devices of a team, with a link for each pair.
+
+    Args:
+        team: the processes.
+        devices: of the team, by number.
+        lines: by pair: latency and nanoseconds for each byte.
+        name: of the topology.
+    """
+    links = tuple(_link(devices[a].name, devices[b].name, *line) for (a, b), line in lines.items())
+    return DeviceTopology(name, tuple(devices), links, overlap=team.device.type == "cuda")
+
+
+def fitted_line(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:
+    """Latency in nanoseconds, and nanoseconds for each byte: the line with the least squares of relative errors.
+
+    Args:
+        sizes: bytes.
+        times_ns: of transfers of so many bytes.
+
+    Example:
+        >>> fitted_line([100, 1000, 10_000], [250.0, 700.0, 5200.0])
+        (200.0, 0.5)
+    """
+    # Each equation latency / time + ns_per_byte * size / time = 1 counts alike: small messages, of which there are
+    # many, would count for nothing beside large ones.
+    rows = torch.tensor([[1 / time, size / time] for size, time in zip(sizes, times_ns, strict=True)]).double()
+    latency, ns_per_byte = torch.linalg.lstsq(rows, torch.ones(len(sizes), 1).double()).solution.flatten().tolist()
+    return round(max(latency, 0.0), 3), round(max(ns_per_byte, 1e-6), 6)
+
+
+def _link(one: str, other: str, latency_ns: float, ns_per_byte: float) -> Link:
+    return Link((one, other), round(latency_ns / 1e3, 3), round(1 / ns_per_byte, 6))
+
+
+def _line(team: Team, first: int, second: int) -> tuple[float, float] | None:
+    """Latency and nanoseconds for each byte between two devices; None on all others."""
+    if team.number not in (first, second):
+        return None
+    return fitted_line(SIZES, [_one_way_ns(team, first, second, num_bytes) for num_bytes in SIZES])
+
+
+def _one_way_ns(team: Team, first: int, second: int, num_bytes: int) -> float:
+    """Half of the median time there and back."""
+    other = second if team.number == first else first
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=team.device)
+    times = []
+    for turn in range(WARM_UP + REPEATS):
+        start = time.perf_counter_ns()
+        for is_there in (True, False):
+            _pass(team, source, other, sends=is_there == (team.number == first))
+        if team.device.type == "cuda":
+            torch.cuda.synchronize(team.device)
+        if turn >= WARM_UP:
+            times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 2
+
+
+def _pass(team: Team, source: torch.Tensor, other: int, sends: bool) -> None:
+    nothing: Sequence[Message] = []
+    message: Sequence[Message] = [(source.clone() if sends else torch.empty_like(source), other, 0)]
+    leaving, arriving = team.exchange(message if sends else nothing, nothing if sends else message)
+    wait_for([*leaving, *arriving])

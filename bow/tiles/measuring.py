@@ -1,0 +1,212 @@
+"""How long tiles take on this device: measured where they run, in whole steps."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from bow.device import processor
+from bow.errors import BowError, SettingError
+from bow.planner.measured_costs import TileTime, TileTimes
+from bow.planner.moves import SplitSpace
+from bow.planner.operator_graph import OperatorGraph, PlanOperator
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.rule import Rules
+from bow.planner.rules import RULES
+from bow.planner.split import Split, tiles_of
+from bow.planner.tile_work import tile_key
+from bow.runtime.build import cache_folder, machine
+from bow.strategy import Span
+from bow.tiles.captured import CapturedStep
+from bow.tiles.runtime import TileRuntime
+from bow.tiles.team import Team
+from bow.tiles.updating import OptimizerFactory
+
+_Spans: TypeAlias = dict[tuple[str, str], list[Span]]
+
+REPEATS = 5
+
+WARM_UP = 2
+
+
+def measure_tiles(
+    captured: CapturedStep,
+    model: nn.Module,
+    batch: Any,
+    optimizer: OptimizerFactory,
+    num_devices: int,
+    *,
+    device: torch.device | None = None,
+    known: TileTimes | None = None,
+    even: bool = False,
+    repeats: int = REPEATS,
+    rules: Rules = RULES,
+) -> TileTimes:
+    """Measure every tile that a strategy for so many devices may have, once for each operator and shape.
+
+    Whole steps are run by the tile runtime on one device, one after the other with all operators split in another way.
+    What it takes to cut and put together what a tile reads counts as the tile's, and so does what the runtime itself
+    takes between two tiles.
+
+    Args:
+        captured: the step.
+        model: that was captured; it is not changed.
+        batch: of the shapes that were captured.
+        optimizer: makes an optimizer from the model's parameters.
+        num_devices: as many tiles as that an operator may have.
+        device: that is measured; None: the CPU, with as many threads as PyTorch has now.
+        known: what was measured before, which is not measured again; None: nothing.
+        even: only tiles of equal sizes.
+        repeats: steps that are timed for each way to split.
+        rules: that are known.
+    """
+    times = TileTimes() if known is None else TileTimes(dict(known.tiles), dict(known.updates))
+    graph, team = captured.graph, Team(device or torch.device("cpu"), is_alone=True)
+    for splits in _ways(graph, rules, num_devices, even):
+        boxes = [list(tiles_of(graph, each, split)) for each, split in zip(graph.operators, splits, strict=True)]
+        keys = [
+            [tile_key(graph, rules, each, box) for box in of] for each, of in zip(graph.operators, boxes, strict=True)
+        ]
+        if graph.hash in times.updates and all(key in times.tiles for of in keys for key in of):
+            continue
+        runtime = TileRuntime(captured, PlacedStrategy(graph.hash, splits), model, optimizer, team, rules=rules)
+        steps = list(_steps(runtime, batch, repeats))
+        found: dict[str, list[TileTime]] = defaultdict(list)
+        for spans in steps:
+            for operator, of in zip(graph.operators, keys, strict=True):
+                for key, took in zip(of, _times_of(operator, len(of), spans), strict=True):
+                    found[key].append(took)
+        times.tiles.update({key: _median(of) for key, of in found.items() if key not in times.tiles})
+        updates = [_update_ns(spans) for spans in steps]
+        times.updates.setdefault(graph.hash, statistics.median(updates) / max(_trained_bytes(graph), 1))
+    return times
+
+
+def kept_times(
+    captured: CapturedStep,
+    model: nn.Module,
+    batch: Any,
+    optimizer: OptimizerFactory,
+    num_devices: int,
+    *,
+    device: torch.device | None = None,
+    even: bool = False,
+    rules: Rules = RULES,
+) -> TileTimes:
+    """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before.
+
+    Args:
+        captured: the step.
+        model: that was captured; it is not changed.
+        batch: of the shapes that were captured.
+        optimizer: makes an optimizer from the model's parameters.
+        num_devices: as many tiles as that an operator may have.
+        device: that is measured; None: the CPU, with as many threads as PyTorch has now.
+        even: only tiles of equal sizes.
+        rules: that are known.
+
+    Raises:
+        SettingError: what was measured cannot be kept.
+    """
+    path = times_file(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
+    known = load_times(path)
+    times = measure_tiles(
+        captured, model, batch, optimizer, num_devices, device=device, known=known, even=even, rules=rules
+    )
+    if times != known:
+        try:
+            times.save(path)
+        except OSError as error:
+            raise SettingError(
+                f"what was measured cannot be kept in {path.parent} ({error.strerror or error}); set BOW_CACHE to a "
+                "folder that can be written to"
+            ) from error
+    return times
+
+
+def times_file(device: torch.device, optimizer: str) -> Path:
+    """Where the times of tiles are kept, of all graphs: by hardware, number of threads, PyTorch, bow and optimizer.
+
+    Args:
+        device: that is measured.
+        optimizer: the name of its class.
+    """
+    hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    described = [processor(), hardware, torch.get_num_threads(), torch.__version__, _version(), optimizer]
+    name = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+    return cache_folder() / "tiles" / f"{name}.json"
+
+
+def _version() -> str:
+    """Of bow; importing it here would turn the layers round."""
+    return str(sys.modules["bow"].__version__)
+
+
+def load_times(path: Path) -> TileTimes | None:
+    """The times that are kept in a file; None: there are none that can be read."""
+    try:
+        return TileTimes.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, BowError):
+        return None
+
+
+def _trained_bytes(graph: OperatorGraph) -> int:
+    return sum(math.prod(each.shape) * each.itemsize for each in graph.weights.values() if each.differentiable)
+
+
+def _ways(graph: OperatorGraph, rules: Rules, num_devices: int, even: bool) -> Iterator[tuple[Split, ...]]:
+    """Strategies on one device in which every operator has each of its degrees once."""
+    space = SplitSpace(graph, rules, 1, devices="every", max_tiles=num_devices, even=even)
+    ways = [list(space.splits(operator)) for operator in range(space.num_operators)]
+    for turn in range(max(map(len, ways))):
+        yield tuple(of[min(turn, len(of) - 1)] for of in ways)
+
+
+def _steps(runtime: TileRuntime, batch: Any, repeats: int) -> Iterator[_Spans]:
+    """By category and name, what ran in each of several steps, with the time since what ran before added."""
+    for step in range(WARM_UP + repeats):
+        runtime.record(step >= WARM_UP)
+        end = time.monotonic_ns()
+        runtime.step(batch, step)
+        spans: _Spans = defaultdict(list)
+        for span in runtime.timeline().spans:
+            spans[span.category, span.name].append(replace(span, start_ns=end))
+            end = span.end_ns
+        if step >= WARM_UP:
+            yield spans
+
+
+def _times_of(operator: PlanOperator, count: int, spans: _Spans) -> list[TileTime]:
+    """By tile of an operator, in one step.
+
+    Where tiles sum something in the middle, all begin together and each has its share of it; their backward passes come
+    first for what is behind the sum, then for what is before it.
+    """
+    forward = [span.duration_ns for span in spans["forward", operator.name]]
+    backward = [span.duration_ns for span in spans["backward", operator.name]]
+    together, own = sum(forward[:-count]), forward[-count:]
+    return [TileTime(own[tile] + together // count, sum(backward[tile::count])) for tile in range(count)]
+
+
+def _update_ns(spans: _Spans) -> int:
+    """What a step spends on all weights behind the backward passes: to put their gradients together, and to update."""
+    of_both = [*spans["reduction", "gradients"], *spans["update", "all"]]
+    return sum(span.duration_ns for span in of_both)
+
+
+def _median(times: Sequence[TileTime]) -> TileTime:
+    return TileTime(
+        round(statistics.median(each.forward_ns for each in times)),
+        round(statistics.median(each.backward_ns for each in times)),
+    )

@@ -1,0 +1,130 @@
+"""`bow.plan`: from a model to a strategy."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.graph.learning_step import Step
+from bow.planner.chains import Progress
+from bow.planner.costs import RooflineCosts
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.problem import Problem
+from bow.planner.rule import Rules
+from bow.planner.rules import RULES
+from bow.planner.search import Found, search
+from bow.planner.search_settings import SearchSettings
+from bow.planner.task_costs import Costs
+from bow.planner.topology_files import load_topology
+from bow.tiles.capturing import capture_operators
+from bow.tiles.machine import MACHINE, measure_machine
+from bow.tiles.measured import OPTIMIZER, measured_costs
+from bow.tiles.updating import OptimizerFactory
+
+CostsName: TypeAlias = Literal["roofline", "measured"]
+
+COSTS: tuple[CostsName, ...] = ("roofline", "measured")
+"""Where the times of tiles are from."""
+
+
+def plan(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    step: Step | None = None,
+    topology: DeviceTopology | str | Path = "two_cores",
+    costs: CostsName = "roofline",
+    optimizer: OptimizerFactory = OPTIMIZER,
+    settings: SearchSettings | None = None,
+    rules: Rules = RULES,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Found:
+    """Find a fast strategy for training a model on several devices, none of which has to be there.
+
+    Every operator may be split in samples, attributes and parameters, and each part be computed on any device;
+    strategies are simulated, and those that do not fit the devices' memory are left out. Operators take what a roofline
+    of their devices gives, or what they were measured to take where the devices are this machine's.
+
+    Args:
+        model: the model; it is not changed.
+        batch: a batch of the shapes to train on, as in `bow.capture`.
+        loss: `loss(outputs, targets) -> scalar`.
+        step: instead of `loss`: `step(model, batch) -> loss`.
+        topology: the devices and what connects them; a file, the name of one that is shipped, such as
+            `"p100_cluster"`, or `"machine"`: this machine's, measured.
+        costs: `"roofline"`, or `"measured"`: once for each operator, tile shape and kind of device, and kept on disk.
+        optimizer: makes an optimizer from the model's parameters; measured with the tiles.
+        settings: of the search; None: the defaults.
+        rules: how operators can be split.
+        progress: is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search.
+        **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)` or `seed=1`.
+
+    Returns:
+        The best strategy (`strategy`), its simulated time (`makespan_ns`), and how it was found.
+
+    Raises:
+        CaptureError, LossError, DataError: as `bow.capture` does.
+        TopologyError: the topology cannot be read, or be divided among so many learners.
+        ScheduleError: no strategy that was looked at fits the devices' memory.
+        SettingError: a setting outside its range, or nothing to measure on.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+        >>> batch = torch.randn(32, 64), torch.randint(10, (32,))
+        >>> found = plan(model, batch, nn.functional.cross_entropy, budget_s=None, proposals=20, starts=("single",))
+        >>> len(found.strategy.splits), found.makespan_ns > 0
+        (5, True)
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018.
+    """
+    if costs not in COSTS:
+        raise SettingError(f"costs must be one of {', '.join(COSTS)}, got {costs!r}")
+    captured = capture_operators(model, batch, loss, step=step, rules=rules)
+    chosen = dataclasses.replace(settings or SearchSettings(), **changes)
+    devices = topology_of(topology)
+    own = None
+    if costs == "measured":
+        own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules)
+    return search(problem_of(captured.graph, devices, rules, own), chosen, progress)
+
+
+def topology_of(topology: DeviceTopology | str | Path, count: int | None = None) -> DeviceTopology:
+    """The topology that is meant.
+
+    Args:
+        topology: as in `plan`.
+        count: of this machine's devices: how many; None: all.
+
+    Raises:
+        TopologyError: it cannot be read.
+        SettingError: there are not so many devices.
+    """
+    if isinstance(topology, DeviceTopology):
+        return topology
+    return measure_machine(count=count) if topology == MACHINE else load_topology(topology)
+
+
+def problem_of(
+    graph: OperatorGraph, topology: DeviceTopology | str | Path, rules: Rules = RULES, costs: Costs | None = None
+) -> Problem:
+    """What is planned for.
+
+    Args:
+        graph: the operators.
+        topology: as in `plan`.
+        rules: how they can be split.
+        costs: how long tiles take; None: what a roofline gives.
+
+    Raises:
+        TopologyError: it cannot be read.
+    """
+    devices = topology_of(topology)
+    return Problem(graph, rules, devices, costs or RooflineCosts(graph, rules, devices), overlap=devices.overlap)

@@ -1,0 +1,41 @@
+"""What the simulator expects of a strategy on the devices that are about to run it."""
+
+import torch
+
+from bow.planner.device_topology import Device
+from bow.planner.measured_costs import MeasuredCosts, TileTimes
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.problem import Problem
+from bow.planner.rules import RULES
+from bow.strategy import Timeline
+from bow.tiles.links import measure_links
+from bow.tiles.measuring import load_times, times_file
+from bow.tiles.speeds import device_kind
+from bow.tiles.team import Team
+
+MEMORY_GIB = 1e6
+"""Of each device: whether a strategy fits is not the question here."""
+
+
+def predicted_timeline(graph: OperatorGraph, strategy: PlacedStrategy, team: Team, optimizer: str) -> Timeline:
+    """When a step by a strategy should run what, on devices and links as fast as they are just now.
+
+    Tiles take what was measured of them on this machine earlier (`bow plan costs=measured`), and what was never
+    measured takes what a roofline of the device gives. All devices ask for it, and the first one simulates.
+
+    Args:
+        graph: that the strategy is for.
+        strategy: on all devices of the team.
+        team: of all devices, those of other learners among them.
+        optimizer: the name of its class.
+    """
+    kind = device_kind(team.device, "measured", MEMORY_GIB, torch.get_num_threads())
+    devices = [Device(f"device {number}", kind) for number in range(team.size)]
+    topology = measure_links(team, devices)
+    if team.number:
+        return Timeline()
+    times = load_times(times_file(team.device, optimizer)) or TileTimes()
+    costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
+    problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)
+    return problem.simulate(strategy.splits, strategy.learners).timeline

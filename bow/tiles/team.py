@@ -1,0 +1,250 @@
+"""The processes that run a strategy together, one for each device: who they are, and how they talk."""
+
+import collections
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bow.errors import ClusterError, SettingError, reason
+
+T = TypeVar("T")
+
+PATIENCE = datetime.timedelta(minutes=30)
+
+SUM_TAG, LOSS_TAG, TAGS = 2**24, 2**25, 2**16
+"""Tags from which on messages of sums and of losses are numbered, and how many there are before they begin anew."""
+
+EXCHANGED_BYTES = 2**18
+"""Up to so many bytes three and more devices on CPUs sum by sending each other all they have; two always do.
+
+A thread of Gloo's allreduce spins while it waits for the other process: over two processes with a core each 256 bytes
+take 2.0 ms, and 0.18 ms by a message each way; 1 MiB takes 2.7 and 0.8 ms.
+"""
+
+
+class Work(Protocol):
+    """Something that is under way."""
+
+    def wait(self) -> Any:
+        """Return once it is done; on a GPU, once the current stream is behind it."""
+
+
+Message: TypeAlias = tuple[Tensor, int, int]
+"""A tensor, the device at the other end, and a tag that both sides know it by."""
+
+
+class Team:
+    """The devices of a strategy: device d is the d-th process of this one's team.
+
+    All processes of torch.distributed are divided into teams of the same size, one behind the other, which run the same
+    strategy, each on a batch of its own. All call the methods of their teams in the same order.
+
+    Args:
+        device: what this process computes on.
+        learners: how many teams there are.
+        is_alone: whether this process is a team by itself, whatever others there are; so is one that has not set up
+            torch.distributed.
+
+    Raises:
+        SettingError: the processes cannot be divided so.
+
+    Attributes:
+        number: of this process in its team.
+        size: how many processes a team has.
+        index: which team this is.
+        count: how many there are.
+    """
+
+    def __init__(self, device: torch.device, learners: int = 1, *, is_alone: bool = False) -> None:
+        self.device = device
+        alone = is_alone or not dist.is_initialized()
+        rank, world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        if learners < 1 or world % learners:
+            raise SettingError(
+                f"{world} processes cannot be divided among {learners} learners; give a divisor of {world}"
+            )
+        self.count = learners
+        self.size = world // learners
+        self.index, self.number = divmod(rank, self.size)
+        self._everyone = tuple(range(self.size))
+        self._across = self._over_teams() if self.count > 1 else None
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._sums = collections.Counter[tuple[int, int]]()
+        if self.count == 1:
+            self._groups[self._everyone] = None  # what torch.distributed calls the default one
+        if self.size > 1:
+            self.prepare([self._everyone])
+            # NCCL makes its connections in the first collective, which all have to take part in.
+            wait_for([self.sum(torch.zeros(1, device=device), self._everyone)])
+
+    def prepare(self, sets: Iterable[Sequence[int]]) -> None:
+        """Set up the groups of devices that are going to sum something; all processes give the same sets."""
+        for devices in sorted({tuple(each) for each in sets if len(each) > 1}):
+            by_messages = len(devices) == 2 and self.device.type == "cpu" and devices != self._everyone
+            if devices not in self._groups and not by_messages:
+                # By all processes, for the groups of all teams: with local synchronisation, Gloo hangs where processes
+                # are in different numbers of groups (pytorch #173608).
+                for team in range(self.count):
+                    ranks = [self._rank(device, team) for device in devices]
+                    group = _asked(dist.new_group, ranks, timeout=PATIENCE)
+                    if team == self.index:
+                        self._groups[devices] = group
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> tuple[list[Work], list[Work]]:
+        """Begin to send and to receive, in one batch: grouped and single messages must not be mixed.
+
+        Args:
+            sends: contiguous tensors, to whom.
+            receives: where to put what comes, from whom.
+
+        Returns:
+            What to wait for before a sent tensor is changed, and before a received one is read.
+        """
+        group = self._groups.get(self._everyone)
+        messages = [
+            dist.P2POp(function, tensor, self._rank(device), group, tag)
+            for function, those in ((dist.isend, sends), (dist.irecv, receives))
+            for tensor, device, tag in those
+        ]
+        if not messages:
+            return [], []
+        works: list[Work] = [*_asked(dist.batch_isend_irecv, messages)]
+        if len(works) == len(messages):
+            return works[: len(sends)], works[len(sends) :]
+        return works, works  # one work for the whole batch
+
+    def sum(self, tensor: Tensor, devices: Sequence[int]) -> Work:
+        """Begin to add a tensor up over some devices, in place; all get the same, to the last bit."""
+        if self._sends(len(devices), tensor.nbytes):
+            return self._exchanged_sum(tensor, devices)
+        return _asked(dist.all_reduce, tensor, group=self._groups[tuple(devices)], async_op=True)  # type: ignore[no-any-return]
+
+    def sum_all(self, tensors: Iterable[Tensor]) -> None:
+        """Add tensors up over all devices, in place."""
+        if self.size > 1:
+            wait_for([self.sum(tensor, self._everyone) for tensor in tensors])
+
+    def sum_over_teams(self, tensor: Tensor) -> Work:
+        """Begin to add a tensor up over the devices of this number in all teams, in place."""
+        return _asked(dist.all_reduce, tensor, group=self._across, async_op=True)  # type: ignore[no-any-return]
+
+    def hand_out(self, tensor: Tensor, source: int) -> Work:
+        """Begin to copy a device's tensor to all others."""
+        if self._sends(2, tensor.nbytes):
+            others = [device for device in self._everyone if device != self.number]
+            from_here = [(tensor.contiguous(), device, LOSS_TAG) for device in others]
+            is_source = self.number == source
+            leaving, arriving = self.exchange(
+                from_here if is_source else [], [] if is_source else [(tensor, source, LOSS_TAG)]
+            )
+            return _All([*leaving, *arriving])
+        group = self._groups[self._everyone]
+        return _asked(dist.broadcast, tensor, src=self._rank(source), group=group, async_op=True)  # type: ignore[no-any-return]
+
+    def hand_out_first(self, tensor: Tensor) -> None:
+        """Copy the tensor of the very first process to all others, of all teams."""
+        if self.size * self.count > 1:
+            _asked(dist.broadcast, tensor, src=0)
+
+    def everyone(self, value: T) -> list[T]:
+        """The plain values of all devices, by number."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        _asked(dist.all_gather_object, values, value, group=self._groups[self._everyone])
+        return values
+
+    def _sends(self, count: int, num_bytes: int) -> bool:
+        """Whether so many devices add up so many bytes by messages."""
+        return self.device.type == "cpu" and (count == 2 or num_bytes <= EXCHANGED_BYTES)
+
+    def _exchanged_sum(self, tensor: Tensor, devices: Sequence[int]) -> Work:
+        others = [device for device in devices if device != self.number]
+        own = tensor.contiguous()
+        theirs = {device: torch.empty_like(own) for device in others}
+        tags = {}
+        for device in others:  # both sides count alike: all begin their sums in the same order
+            pair = min(device, self.number), max(device, self.number)
+            tags[device] = SUM_TAG + self._sums[pair] % TAGS
+            self._sums[pair] += 1
+        leaving, arriving = self.exchange(
+            [(own, device, tags[device]) for device in others], [(theirs[d], d, tags[d]) for d in others]
+        )
+        parts = [own if device == self.number else theirs[device] for device in devices]
+        return _Sum(tensor, parts, [*leaving, *arriving])
+
+    def _over_teams(self) -> dist.ProcessGroup | None:
+        """The group of the devices of this number in all teams."""
+        own = None
+        for device in self._everyone:  # by all processes, in the same order
+            group = _asked(dist.new_group, [self._rank(device, team) for team in range(self.count)], timeout=PATIENCE)
+            own = group if device == self.number else own
+        return own
+
+    def _rank(self, device: int, team: int | None = None) -> int:
+        """The process of a device."""
+        return device + self.size * (self.index if team is None else team)
+
+
+class _All:
+    """Several messages, and the tensors that are on their way."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Return once all have passed."""
+        wait_for(self._works)
+        self._works = ()
+
+
+class _Sum(_All):
+    """A sum of what all devices send each other.
+
+    Args:
+        tensor: where the sum belongs.
+        parts: of the devices, in their order, in which all of them add up.
+        works: the messages; none of them may be under way when `tensor` changes.
+    """
+
+    def __init__(self, tensor: Tensor, parts: Sequence[Tensor], works: Sequence[Work]) -> None:
+        super().__init__(works)
+        self._tensor, self._parts = tensor, parts
+
+    def wait(self) -> None:
+        super().wait()
+        if self._parts:
+            first, second, *others = self._parts
+            total = first + second
+            for part in others:
+                total += part
+            self._tensor.copy_(total)
+            self._parts = ()
+
+
+def wait_for(works: Iterable[Work]) -> None:
+    """Return once all of them are done.
+
+    Raises:
+        ClusterError: another process has gone.
+    """
+    for work in works:
+        _asked(work.wait)
+
+
+def _asked(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Ask for something that needs the others.
+
+    Raises:
+        ClusterError: they have gone.
+    """
+    try:
+        return function(*args, **options)
+    except (RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"another process of the strategy has ended or cannot be reached ({reason(error)}); look at its output"
+        ) from error

@@ -1,0 +1,71 @@
+"""What messages take in use: the chains that are raced, and what becomes of their times."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bow.planner.baselines import data_parallel
+from bow.planner.device_topology import Device, DeviceKind
+from bow.planner.rules import RULES
+from bow.tiles import exchanges
+from bow.tiles.exchanges import LAYERS, measure_links_in_use, message_line
+from bow.tiles.program import program_of
+
+KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
+DEVICES = tuple(Device(f"core{number}", KIND) for number in range(3))
+TEAM: Any = SimpleNamespace(device=torch.device("cpu"), size=3, number=0)
+
+
+def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_nothing() -> None:
+    graph = exchanges._chain(8, 4)[2].graph
+    straight = data_parallel(graph, RULES, 2)
+    crossed = tuple(exchanges._crossed(straight, [each.kind == "linear" for each in graph.operators]))
+    (linear, *_) = (number for number, each in enumerate(graph.operators) if each.kind == "linear")
+    assert crossed[linear] == straight[linear]
+    layers = {tensor for each in graph.operators if each.kind == "linear" for tensor in each.outputs}
+    parts = [part for of in program_of(graph, crossed, RULES).sent for part in of if part.tensor in layers]
+    assert len(parts) == 2 * LAYERS  # both devices send, behind the last layer too
+    assert {end - start for part in parts for start, end in part.box} == {4}  # half of the samples, all of the width
+    assert not [part for of in program_of(graph, straight, RULES).sent for part in of if part.tensor in layers]
+    assert exchanges._messages(graph, crossed) - exchanges._messages(graph, straight) == 4 * LAYERS
+
+
+def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Together:
+        """Two devices whose steps take what a clock says."""
+
+        device = torch.device("cpu")
+
+        def everyone(self, value: list[int]) -> list[list[int]]:
+            return [value, [each - 1000 for each in value]]  # the other one is ready sooner
+
+    def step_ns(team: Any, runtime: str, race: Any, turn: int) -> int:
+        return 1_000_000 + (race.messages * (200_000 + 2 * race.num_bytes) if runtime == "crossed" else 0)
+
+    def race(team: Any, samples: int, width: int) -> Any:
+        return SimpleNamespace(straight="straight", crossed="crossed", messages=32, num_bytes=samples * width * 2)
+
+    monkeypatch.setattr(exchanges, "_race", race)
+    monkeypatch.setattr(exchanges, "_step_ns", step_ns)
+    latency_ns, ns_per_byte = message_line(Together(), turns=1)  # type: ignore[arg-type]
+    assert latency_ns == pytest.approx(200_000, rel=1e-4)
+    assert ns_per_byte == pytest.approx(2, rel=1e-4)
+
+
+def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
+    monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
+    monkeypatch.setattr(exchanges, "message_line", lambda *_: (300_000.0, 0.5))
+    topology = measure_links_in_use(TEAM, DEVICES, "here")
+    assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
+    assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
+    assert topology.name == "here"
+
+
+def test_one_device_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "all_lines", lambda team: {})
+    assert measure_links_in_use(TEAM, DEVICES[:1]).links == ()

@@ -1,0 +1,113 @@
+"""The devices of this machine as a topology: cores here, GPUs as a system with some would tell."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bow.device import available_cores
+from bow.errors import SettingError
+from bow.planner.device_topology import DeviceKind
+from bow.planner.topology_files import load_topology, save_topology
+from bow.tiles import machine
+from bow.tiles.machine import all_on, core_kind, measure_machine, read_devices
+
+KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured."""
+
+    def kind(device: torch.device, name: str, memory_gib: float, threads: int | None = None) -> DeviceKind:
+        return DeviceKind(name, memory_gib=memory_gib, tflops=1, gb_per_s=10)
+
+    monkeypatch.setattr(machine, "device_kind", kind)
+
+
+@pytest.mark.usefixtures("quick")
+def test_cores_are_shared_out_evenly_and_every_pair_is_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "available_cores", lambda: range(6))
+    topology = read_devices("cpu", 3)
+    assert [device.name for device in topology.devices] == ["cores0", "cores1", "cores2"]
+    assert {device.kind.name for device in topology.devices} == {core_kind(2)}
+    assert [link.ends for link in topology.links] == [
+        ("cores0", "cores1"),
+        ("cores0", "cores2"),
+        ("cores1", "cores2"),
+    ]
+    assert not topology.overlap
+    save_topology(topology, tmp_path / "own.yaml")
+    assert load_topology(tmp_path / "own.yaml") == topology
+    assert read_devices("cpu").num_devices == 6
+    with pytest.raises(SettingError, match="7 devices need 7 cores, this process has 6"):
+        read_devices("cpu", 7)
+
+
+@pytest.mark.usefixtures("quick")
+def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="H100", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
+    monkeypatch.setattr(machine, "read_gpu_links", lambda: {(0, 1): ("NVLINK", 2), (0, 2): ("SYSTEM", 0)})
+    topology = read_devices("cuda")
+    assert topology.overlap
+    assert [(link.ends, link.gb_per_s) for link in topology.links] == [
+        (("gpu0", "gpu1"), 40.0),
+        (("gpu0", "gpu1", "gpu2"), 8.0),
+    ]
+    assert topology.devices[0].kind.memory_gib == 80
+    with pytest.raises(SettingError, match="4 GPUs are asked for, this machine has 3"):
+        read_devices("cuda", 4)
+
+
+def test_other_sorts_of_devices_are_refused() -> None:
+    with pytest.raises(SettingError, match="got 'tpu'"):
+        read_devices("tpu")
+
+
+@pytest.mark.usefixtures("quick")
+def test_links_are_measured_by_one_process_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class World:
+        local_rank = 0
+
+        def __enter__(self) -> World:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def start(size: int, device: torch.device, parcel: Any) -> World:
+        seen.append((size, str(device)))
+        parcel.discard()
+        return World()
+
+    monkeypatch.setattr(machine, "available_cores", lambda: range(2))
+    monkeypatch.setattr(machine, "start", start)
+    monkeypatch.setattr(machine, "measure_links_in_use", lambda team, devices, name: (len(devices), name))
+    assert measure_machine("cpu") == (2, "this machine")  # type: ignore[comparison-overlap]
+    assert seen == [(2, "cpu")]
+    assert measure_machine("cpu", 1).num_devices == 1  # nothing to be measured between one
+
+
+def test_all_threads_of_the_process_keep_to_the_cores_that_are_given() -> None:
+    cores, done = sorted(available_cores()), threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    before = os.sched_getaffinity(0), torch.get_num_threads()
+    try:
+        with all_on(cores[:1]):
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id or 0) == {cores[0]}
+            assert torch.get_num_threads() == 1
+        assert os.sched_getaffinity(other.native_id or 0) == before[0]
+        assert (os.sched_getaffinity(0), torch.get_num_threads()) == before
+    finally:
+        done.set()
+        other.join()
