@@ -1,0 +1,28 @@
+"""What a worker runs: `python -m bow.placement.worker`, with its job and then placements on standard input."""
+
+import os
+import pickle
+import signal
+import sys
+
+
+def main() -> None:
+    """Say that it is ready, then answer every placement with its time."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; who started this one ends it
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is no message
+        sys.path[:] = pickle.load(sys.stdin.buffer)
+        evaluate = pickle.load(sys.stdin.buffer)
+        message: float | bool | None = True
+        while True:
+            pickle.dump(message, out)
+            out.flush()
+            try:
+                placement = pickle.load(sys.stdin.buffer)
+            except EOFError:  # nobody needs it any more, or who did is gone
+                return
+            (message,) = evaluate([placement])
+
+
+if __name__ == "__main__":
+    main()
