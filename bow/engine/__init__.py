@@ -1,12 +1,6 @@
 """Engines: how the learning tasks and the synchronisation task of a round run on one device."""
 
-from bow.engine.base import Batches as Batches
 from bow.engine.base import Engine as Engine
-from bow.engine.base import Event as Event
-from bow.engine.base import Outcome as Outcome
-from bow.engine.base import Stacked as Stacked
-from bow.engine.base import TaskSettings as TaskSettings
-from bow.engine.base import check_dispatch as check_dispatch
 from bow.engine.choice import ENGINES as ENGINES
 from bow.engine.choice import STREAM_ENGINES as STREAM_ENGINES
 from bow.engine.choice import EngineName as EngineName
@@ -18,6 +12,12 @@ from bow.engine.choice import make_engine as make_engine
 from bow.engine.eager import Eager as Eager
 from bow.engine.fused import Fused as Fused
 from bow.engine.graph import Graph as Graph
+from bow.engine.outcome import Batches as Batches
+from bow.engine.outcome import Event as Event
+from bow.engine.outcome import Outcome as Outcome
+from bow.engine.outcome import Stacked as Stacked
+from bow.engine.outcome import TaskSettings as TaskSettings
+from bow.engine.outcome import check_dispatch as check_dispatch
 from bow.engine.streams import Streams as Streams
 from bow.engine.task import Batch as Batch
 from bow.engine.task import Loss as Loss

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from bow.engine.base import TaskSettings
 from bow.engine.frozen import FrozenValues
+from bow.engine.outcome import TaskSettings
 from bow.engine.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph, capture
@@ -64,7 +64,7 @@ class CapturedTasks:
         self._group = group
         self._settings = settings
         self._tell = tell
-        self._step = _with_autocast(settings.step, group.device, settings.precision)
+        self._step = with_autocast(settings.step, group.device, settings.precision)
         self._frozen: FrozenValues | None = None
         self._num_changes = 0
         self._unstable: str | None = None
@@ -159,6 +159,8 @@ class CapturedTasks:
         return graph
 
     def _region(self, graph: StepGraph) -> Region | None:
+        if self._settings.schedule is not None:  # a region is one operator
+            return None
         if not (self._settings.compile or compiling_pays(graph, self._settings.rounds)):
             return None
         try:
@@ -223,7 +225,7 @@ def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:
     return rounds * seconds >= COMPILING_PAYS_S
 
 
-def _with_autocast(step: Step, device: torch.device, precision: str | None) -> Step:
+def with_autocast(step: Step, device: torch.device, precision: str | None) -> Step:
     """A step that computes in the precision that was asked for, however it is captured."""
     if precision is None:
         return step

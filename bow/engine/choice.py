@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from bow.device import StreamDevice
-from bow.engine.base import Engine, TaskSettings
+from bow.engine.base import Engine
 from bow.engine.cuda import CudaFused, CudaGraphs, CudaStreams, StreamEngine, WholeRound
 from bow.engine.eager import Eager
 from bow.engine.fused import Fused
 from bow.engine.graph import Graph
+from bow.engine.outcome import TaskSettings
 from bow.engine.streams import Streams
 from bow.errors import SettingError
 from bow.replica import LearnerGroup, num_trainable

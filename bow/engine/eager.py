@@ -11,7 +11,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from bow.device import StreamDevice, cuda_device
-from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
+from bow.engine.base import Engine
+from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
 from bow.engine.random import DrawWatch, task_random
 from bow.engine.swap import Around, swapped_tasks
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range

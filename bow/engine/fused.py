@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
+from bow.engine.base import Engine
 from bow.engine.eager import Eager, InTurn
+from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
 from bow.engine.random import task_random
 from bow.engine.sgd_round import SgdRound
 from bow.engine.sgd_state import fits

@@ -9,19 +9,24 @@ from typing import Any, cast
 
 import torch
 
-from bow.device import available_cores, core_sets, share_cores
-from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
-from bow.engine.captured import CapturedTasks, Shape, shape_of
+from bow.device import available_cores
+from bow.engine.base import Engine
+from bow.engine.captured import CapturedTask, CapturedTasks, Shape, shape_of
 from bow.engine.eager import Eager, InTurn, batch_of
 from bow.engine.graph_ahead import Period
 from bow.engine.graph_round import GraphRound
+from bow.engine.lanes import Lanes
+from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
 from bow.engine.sgd_state import SgdState, fits
 from bow.engine.task import Batch, out_of_range
-from bow.errors import GraphError, RuntimeUnavailableError, reason
+from bow.errors import GraphError, RuntimeUnavailableError, ScheduleError, reason
 from bow.replica import LearnerGroup
 from bow.runtime import NativeTeam, native
+from bow.runtime.issue import operators_of
+from bow.runtime.local import dependencies_of
 from bow.scheduler import Learn
 from bow.seeds import derive_seed
+from bow.strategy import Schedule
 from bow.sync import SMA, Synchroniser
 
 MAX_ROUNDS = 16
@@ -38,7 +43,8 @@ class Graph(Engine):
     rows. Models that cannot be captured run in `eager`, and so do rounds with batches of shapes that are rare.
 
     The number of executors is that of the learners, as far as there are cores; each has as many threads as
-    `torch.get_num_threads()` gives it.
+    `torch.get_num_threads()` gives it. With a schedule every learner has a team of executors, as far as there are
+    cores, and its operators run side by side.
     """
 
     name = "graph"
@@ -54,7 +60,7 @@ class Graph(Engine):
         self._usual_mode: tuple[Any, ...] = ()
         self._cores = len(available_cores())
         self._team: NativeTeam = None
-        self._team_threads = 0
+        self._seated: Lanes | None = None
         self._failed = False
         self.resized()
         try:
@@ -133,11 +139,11 @@ class Graph(Engine):
 
     def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
         """Run the learning tasks of several rounds, each by the learner that is free first."""
-        lanes, threads = self._lanes()
-        self._seat(threads)
+        lanes = Lanes.of(len(self.group), self._cores, torch.get_num_threads(), schedule=None)
+        self._seat(lanes)
         try:
             with _indices_are_data():
-                return Period(self, batches, ahead=len(batches) - due).run(lanes)
+                return Period(self, batches, ahead=len(batches) - due).run(lanes.teams)
         finally:
             self._team.drain()  # after Ctrl-C or a failure, others may still be at work
 
@@ -154,7 +160,8 @@ class Graph(Engine):
         sgd = self._stepping if steps else None
         key = (task.learner, shape, sgd is not None)
         if key not in self._alone:
-            self._alone[key] = GraphRound(self.group, [task.learner], [self._tasks[shape]], [batch], 1, sgd)
+            lane = Lanes(1, (1,))
+            self._alone[key] = GraphRound(self.group, [task.learner], [self._tasks[shape]], [batch], lane, sgd)
         running = self._alone[key]
         index, position = divmod(task.batch, len(self.group))
         number = self.group.first + position
@@ -204,7 +211,7 @@ class Graph(Engine):
             return None
         self._tasks.refusal = None
         self._forgot_stale()
-        mode = (*self._lanes(), torch.is_autocast_enabled("cpu"), self._stepping is not None)
+        mode = (self._lanes(), torch.is_autocast_enabled("cpu"), self._stepping is not None)
         usual = self._usual
         if usual is not None and self._usual_mode == mode and usual.feed(batches, self._seeds(usual)):
             return usual
@@ -241,7 +248,7 @@ class Graph(Engine):
         like = next((batch for batch in dealt if batch is not None), None)
         if like is None:
             return None
-        lanes, threads = self._lanes()
+        lanes = self._lanes()
         key = (lanes, self._stepping is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
         if key not in self._rounds:
             tasks = self._tasks.by_learner(dealt, shapes, self.round_index)
@@ -249,6 +256,8 @@ class Graph(Engine):
                 return None
             if len(self._rounds) == MAX_ROUNDS:
                 self._rounds.clear()
+            if lanes.schedule is not None and not all(self._is_fit(lanes.schedule, task) for task in tasks):
+                lanes = Lanes.of(len(self.group), self._cores, torch.get_num_threads(), schedule=None)
             examples = [like if batch is None else batch for batch in dealt]
             learners = range(len(self.group))
             try:
@@ -257,20 +266,31 @@ class Graph(Engine):
                 self._tasks.refusal = reason(error)
                 return None
             self._rounds[key] = made
-        self._seat(threads)
+        self._seat(self._rounds[key].lanes)
         return self._rounds[key]
 
-    def _lanes(self) -> tuple[int, int]:
-        """How many executors work, and with how many threads each."""
-        return share_cores(len(self.group), self._cores, torch.get_num_threads())
+    def _lanes(self) -> Lanes:
+        """The executors that work."""
+        return Lanes.of(len(self.group), self._cores, torch.get_num_threads(), self.settings.schedule)
 
-    def _seat(self, threads: int) -> None:
-        """Have executors with that many threads each, as many as there are cores for."""
-        if self._team is None or threads != self._team_threads:
+    def _is_fit(self, schedule: Schedule, task: CapturedTask) -> bool:
+        """Whether a schedule is one of this learning task; the user is told once where it is not."""
+        try:
+            schedule.check(dependencies_of(operators_of(task.graph)))
+        except ScheduleError as error:
+            self._tell(f"the strategy does not fit ({reason(error)}); operators run one after another")
+            return False
+        return True
+
+    def _seat(self, lanes: Lanes) -> None:
+        """Have these executors, and as many more of the kind as there are cores for where learners have one each."""
+        if lanes.schedule is None:
+            each = lanes.threads[0]
+            lanes = Lanes(self._cores // each, (each,) * (self._cores // each))
+        if self._team is None or lanes != self._seated:
             self.close()
-            executors = self._cores // threads
-            self._team = native().Team(core_sets(executors, threads), [threads] * executors)
-            self._team_threads = threads
+            self._team = native().Team(*lanes.seats)
+            self._seated = lanes
 
     def _fall_back(self, why: str) -> None:
         self._failed = True

@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bow.engine.base import Batches, Outcome, Stacked
 from bow.engine.eager import batch_of
 from bow.engine.graph_round import GraphRound
+from bow.engine.outcome import Batches, Outcome, Stacked
 from bow.engine.task import Batch
 from bow.replica import LearnerGroup
 from bow.scheduler import Learn, TaskScheduler

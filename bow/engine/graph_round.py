@@ -10,8 +10,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from bow.engine.base import Batches, Outcome, Stacked
 from bow.engine.captured import CapturedTask, leaves_of, structure_of
+from bow.engine.lanes import Lanes
+from bow.engine.outcome import Batches, Outcome, Stacked
 from bow.engine.sgd_state import SgdState
 from bow.engine.task import Batch
 from bow.graph import StepGraph
@@ -30,7 +31,7 @@ class GraphRound:
         learners: those that it runs, neighbours in the replica matrix.
         tasks: by learner: what it runs.
         like: by learner: a batch of the kind that it learns from.
-        num_lanes: executors that share the learners.
+        lanes: the executors that share the learners.
         sgd: what steps and averages inside the job; None: gradients go to the rows of `G` and nothing else happens.
     """
 
@@ -40,7 +41,7 @@ class GraphRound:
         learners: Sequence[int],
         tasks: Sequence[CapturedTask],
         like: Sequence[Batch],
-        num_lanes: int,
+        lanes: Lanes,
         sgd: SgdState | None,
     ) -> None:
         self._group = group
@@ -48,7 +49,9 @@ class GraphRound:
         self._structures = [structure_of(batch) for batch in like]
         self._executor: int | None = None
         self._sgd = sgd
-        self._num_lanes = num_lanes
+        self.lanes = lanes
+        """The executors that it needs."""
+        self._num_lanes = len(lanes.threads)
         self._builder = JobBuilder([task.graph for task in tasks], [task.region for task in tasks], learners)
         self._metrics = list(tasks[0].graph.metrics)
         self._results = [
@@ -196,17 +199,35 @@ class GraphRound:
             node = builder.job.add_average(part, self._num_lanes)
             commit[part].append(builder.note(node, Label("SGD and averaging", "synchronisation")))
         commit = commit if any(commit) else []
-        builder.job.schedule(order=self._lanes(finishes), priority=[], num_lanes=self._num_lanes, commit=commit)
+        order, after, threads = self._order(finishes)
+        builder.job.schedule(
+            order=order, priority=[], num_lanes=self._num_lanes, commit=commit, after=after, threads=threads
+        )
 
-    def _lanes(self, finishes: Sequence[int]) -> list[list[int]]:
-        """What each executor runs of the learning tasks: the learners that the task scheduler gives it, in turn."""
-        programs = self._builder.programs
+    def _order(self, finishes: Sequence[int]) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
+        """What each executor runs of the learning tasks: the learners that the task scheduler gives its team, in turn.
+
+        Returns:
+            Nodes by executor; by node, others that it waits for besides; threads by node.
+        """
+        programs, lanes = self._builder.programs, self.lanes
         order: list[list[int]] = [[] for _ in range(self._num_lanes)]
-        scheduler = TaskScheduler(len(programs), self._num_lanes)
+        after: dict[int, list[int]] = {}
+        threads: list[int] = []
+        scheduler = TaskScheduler(len(programs), lanes.teams)
         for run in scheduler.start([[True] * len(programs)], synchronise=False):
             assert isinstance(run.task, Learn)
-            order[run.place] += [*programs[run.task.learner].nodes, finishes[run.task.learner]]
-        return order
+            nodes, first = programs[run.task.learner].nodes, run.place * lanes.width
+            seating = lanes.seating(len(nodes))
+            for executor, operators in enumerate(seating.order):
+                order[first + executor] += [nodes[index] for index in operators]
+            after |= {nodes[later]: [nodes[index] for index in waits] for later, waits in seating.waits.items()}
+            if seating.operator_threads:
+                threads = threads or [0] * len(self._builder.labels)
+                for node, number in zip(nodes, seating.operator_threads, strict=True):
+                    threads[node] = number
+            order[first].append(finishes[run.task.learner])
+        return order, after, threads
 
     def _add_finish(self, program: Program) -> int:
         graph, layout = program.graph, self._group.layout

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bow.engine.base import Outcome
+from bow.engine.outcome import Outcome
 from bow.engine.sgd_state import Numbers, SgdState
 from bow.engine.task import Batch, Metrics, TaskResult, compiled
 from bow.replica import LearnerGroup

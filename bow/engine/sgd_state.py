@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bow.engine.base import TaskSettings
+from bow.engine.outcome import TaskSettings
 from bow.replica import LearnerGroup
 from bow.sync import EASGD, SMA, Synchroniser
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from bow.device import available_cores, core_sets, share_cores
-from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
+from bow.engine.base import Engine
 from bow.engine.eager import InTurn, Learned, batch_of
+from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
 from bow.engine.place import Crew, num_threads
 from bow.engine.random import DrawWatch, OwnNumbers, task_random, uncompiled
 from bow.engine.task import Batch

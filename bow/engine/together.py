@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from bow.engine.base import TaskSettings
+from bow.engine.outcome import TaskSettings
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult
 from bow.replica import LearnerGroup, buffer_slots
 

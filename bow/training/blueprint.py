@@ -16,6 +16,7 @@ from bow.engine.swap import Memory
 from bow.errors import SettingError
 from bow.replica import BufferPolicy, OptimizerFactory
 from bow.scheduler import Dispatch
+from bow.strategy import Schedule
 from bow.sync import Synchroniser
 from bow.training.replicas import Replicas
 
@@ -38,6 +39,7 @@ class Blueprint:
         buffers: as in `Replicas`.
         seed: as in `Replicas`.
         example: a batch of one learner, where memory is to be predicted from it; None where there is a `step`.
+        schedule: which executors run the operators of a learning task; None: one.
         is_several: whether there are other devices, so that trials go the way that the training will go.
     """
 
@@ -54,6 +56,7 @@ class Blueprint:
     buffers: BufferPolicy
     seed: int
     example: Batch | None
+    schedule: Schedule | None = None
     is_several: bool = False
 
     @functools.cached_property
@@ -94,6 +97,7 @@ class Blueprint:
             precision=self.precision,
             clip_norm=self.clip_norm,
             memory=self.memory,
+            schedule=self.schedule,
             on_nan=self.on_nan,
             buffers=self.buffers,
             compile=compile,

@@ -21,22 +21,18 @@ from bow.engine import Batch, Loss, Step, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
+from bow.training.given import resolve_device
 from bow.training.metrics import IGNORED_LABEL, Metric
-from bow.training.replicas import resolve_device
 from bow.tuner import Tuner
 
 
-def check_choices(
-    lr_interval: str, dispatch: str, tuner: object, strategy: object, checkpoint_every: Any, evaluate_every: Any
-) -> None:
+def check_choices(lr_interval: str, dispatch: str, tuner: object, checkpoint_every: Any, evaluate_every: Any) -> None:
     """Refuse values that do not exist, and settings that this version does not carry out."""
     if lr_interval not in ("epoch", "round"):
         raise SettingError(f'lr_interval must be "epoch" or "round", got {lr_interval!r}')
     check_dispatch(dispatch)
     if tuner is not None and not isinstance(tuner, Tuner):
         raise SettingError(f"tuner must be a bow.Tuner such as bow.Tuner(objective='goodput'), or None, got {tuner!r}")
-    if strategy is not None:
-        raise SettingError(f"strategy={strategy!r}: this version has no planner; leave strategy out")
     if checkpoint_every is not None and (not _is_whole(checkpoint_every) or checkpoint_every < 1):
         raise SettingError(f"checkpoint_every must be at least 1 round, or None, got {checkpoint_every!r}")
     if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, (int, float)) or not evaluate_every > 0:

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 from bow.device import StreamDevice, available_cores, processor
 from bow.replica.model import check_trainable
 from bow.replica.optimizer import make_optimizer
+from bow.runtime import is_built
 from bow.runtime.build import content_hash
 from bow.training.blueprint import Blueprint
 from bow.training.lanes import Request
 from bow.training.opened import Opened
-from bow.training.trials import runtime_is_built
 from bow.tuner import Tuner
 
 RECIPE = 3
@@ -52,7 +52,7 @@ def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tune
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
         "tuner": [tuner.objective, tuner.threshold, tuner.share],
         "machine": [processor(), len(available_cores()), torch.get_num_threads(), *_device(blueprint)],
-        "native runtime": runtime_is_built() if blueprint.on_cpu else None,
+        "native runtime": is_built() if blueprint.on_cpu else None,
         "versions": [sys.modules["bow"].__version__, torch.__version__, platform.python_version()],
     }
 

@@ -15,8 +15,8 @@ from bow.data import Batch, evaluation_batches, open_stream
 from bow.engine import Loss, autocast
 from bow.errors import DataError, SettingError
 from bow.replica import recalibrate
+from bow.training.learners import Learners
 from bow.training.metrics import Metric
-from bow.training.replicas import Replicas
 
 RECALIBRATION_BATCHES = 50
 """Batches of training data on which batch-norm statistics are measured anew."""
@@ -55,7 +55,7 @@ class Evaluator:
         raise DataError("the validation data gave no batch, got an empty stream; give at least one sample")
 
     @torch.no_grad()
-    def __call__(self, replicas: Replicas) -> dict[str, float]:
+    def __call__(self, replicas: Learners) -> dict[str, float]:
         """Values by name: `loss` and each metric."""
         model = replicas.central
         sums: dict[str, float] = {}
@@ -89,7 +89,7 @@ def batch_length(batch: Any) -> int:
     return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
-def recalibrate_central(replicas: Replicas, data: Any, batch_size: int | None, seed: int) -> None:
+def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, seed: int) -> None:
     """Measure the central model's batch-norm statistics on some batches of training data, drawn at random.
 
     A `DataLoader` is iterated with its own sampler, which decides whether it shuffles. What is iterated is a second

@@ -12,8 +12,9 @@ from bow.engine import EngineName
 from bow.engine.choice import FUSED_PARAMETERS
 from bow.engine.swap import SWAPPING
 from bow.replica import num_trainable
+from bow.runtime import is_built
 from bow.training.blueprint import Blueprint
-from bow.training.trials import COMPILED, Trials, runtime_is_built
+from bow.training.trials import COMPILED, Trials
 from bow.tuner import Lane, Setting, doubling
 
 ENGINES_CPU: tuple[EngineName, ...] = ("graph", "streams", "eager", "fused")
@@ -124,7 +125,7 @@ def _of_engine(
             lane = Lane(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
             yield replace(lane, start=rule)
     elif engine == "graph" and blueprint.on_cpu:
-        build_s = 0.0 if runtime_is_built() else BUILD_S
+        build_s = 0.0 if is_built() else BUILD_S
         if not request.compile:
             yield Lane(engine, counts=counts, compile_s=build_s)
             several = tuple(count for count in counts if _threads_each(count, threads) > 1)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import ALONE, World
 from bow.data import BatchStream
-from bow.device import StreamDevice, cuda_device, prepare_environment
+from bow.device import StreamDevice, cuda_device
 from bow.engine import (
     Batch,
     EngineName,
@@ -25,10 +25,8 @@ from bow.engine import (
     TaskSettings,
     check_device,
     check_engine,
-    choose_engine,
     choose_learners,
     make_engine,
-    step_from_loss,
 )
 from bow.engine.memory import bytes_text
 from bow.engine.room import Room
@@ -36,8 +34,9 @@ from bow.engine.swap import Memory, check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.scheduler import Dispatch
-from bow.strategy import Timeline
+from bow.strategy import Schedule, Timeline
 from bow.sync import SMA, DropRule, Synchroniser, Timing
+from bow.training.given import check_schedule, check_stacked, check_step, check_sync, engine_for, resolve_device
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -78,6 +77,7 @@ class Replicas(nn.Module):
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
         memory: where a learning task keeps what its backward pass needs: on the `"device"`, or in host memory
             (`"swap"`: engines `"eager"` and `"streams"` on a GPU), for models that do not fit otherwise.
+        schedule: which executors run the operators of each learning task; for engine `graph` on a CPU.
         on_nan: a learner whose loss, gradient or weights are not finite starts again from z (`"restart"`), or ends the
             training (`"error"`).
         buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
@@ -120,6 +120,7 @@ class Replicas(nn.Module):
         precision: str | None = None,
         clip_norm: float | None = None,
         memory: Memory = "device",
+        schedule: Schedule | None = None,
         on_nan: Literal["restart", "error"] = "restart",
         buffers: BufferPolicy = "average",
         compile: bool = False,
@@ -132,7 +133,16 @@ class Replicas(nn.Module):
         check_engine(engine)
         check_sync(sync)
         settings = TaskSettings(
-            check_step(loss, step), precision, clip_norm, on_nan, compile, seed, expected_rounds, dispatch, memory
+            check_step(loss, step),
+            precision,
+            clip_norm,
+            on_nan,
+            compile,
+            seed,
+            expected_rounds,
+            dispatch,
+            memory,
+            check_schedule(schedule, engine),
         )
         template = prepare_template(model, seed)
         streams = device if isinstance(device, StreamDevice) else None
@@ -597,75 +607,3 @@ def part_of(by_device: Sequence[int], world: World) -> int:
 def num_bytes(batches: Any) -> int:
     """Bytes of the tensors of any pytree."""
     return sum(leaf.nbytes for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
-
-
-def check_step(loss: Loss | None, step: Step | None) -> Step:
-    """The step that was given, or the one that `loss` stands for.
-
-    Raises:
-        SettingError: neither or both were given, or one that cannot be called.
-    """
-    if (loss is None) == (step is None):
-        given = "neither" if loss is None else "both"
-        raise SettingError(f"give either loss= or step=, got {given}; loss(outputs, targets) suits most models")
-    function = step if loss is None else loss
-    if not callable(function):
-        name = "step" if loss is None else "loss"
-        raise SettingError(f"{name} must be a function, got {type(function).__name__}")
-    return step_from_loss(loss) if loss is not None else step  # type: ignore[return-value]
-
-
-def check_stacked(batches: Any, learners: int) -> None:
-    """Refuse what are no batches of all learners, such as the batch of one.
-
-    Raises:
-        SettingError: not tensors `[learners, batch, ...]`.
-    """
-    for leaf in tree_leaves(batches) or [batches]:
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != learners:
-            got = f"one of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise SettingError(
-                f"a round takes a list of {learners} batches, or tensors [{learners}, batch, ...], got {got}; "
-                "give one batch per learner"
-            )
-
-
-def check_sync(sync: object) -> None:
-    """Refuse what is no synchroniser, such as its class or its name."""
-    if not isinstance(sync, Synchroniser):
-        raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
-
-
-def engine_for(
-    engine: EngineName, memory: Memory, model: nn.Module, rounds: int | None, place: torch.device | StreamDevice
-) -> str:
-    """The engine that was named, or the one for `"auto"`: where tensors are to be swapped, one that can."""
-    if engine != "auto":
-        return engine
-    device = place.torch_device if isinstance(place, StreamDevice) else place
-    swaps = memory == "swap" and (isinstance(place, StreamDevice) or place.type == "cuda")
-    return "eager" if swaps else choose_engine(model, rounds, device)
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """The device for `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
-
-    Raises:
-        SettingError: no such device, or none of that kind here.
-    """
-    prepare_environment()  # before CUDA is asked for anything
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        resolved = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}') from error
-    if resolved.type not in ("cpu", "cuda"):
-        raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}')
-    if resolved.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = resolved.index or 0
-        if index >= count:
-            raise SettingError(f'device={str(device)!r} is not here ({count} CUDA devices); use device="cpu"')
-        return torch.device("cuda", index)
-    return resolved

@@ -10,7 +10,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bow.cluster import World
 from bow.data import BatchStream
-from bow.training.replicas import Replicas, part_of
+from bow.training.learners import Learners
+from bow.training.replicas import part_of
 
 
 def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
@@ -33,7 +34,7 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
 def restore(
     state: Mapping[str, Any],
     learned: Mapping[str, Any] | None,
-    replicas: Replicas,
+    replicas: Learners,
     stream: BatchStream,
     scheduler: LRScheduler | None,
 ) -> None:

@@ -29,6 +29,7 @@ from bow.training.callbacks import Hooks
 from bow.training.checkpoint import save_checkpoint
 from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.interruption import Interruption
+from bow.training.learners import Learners
 from bow.training.meter import Meter
 from bow.training.metrics import Metric, mean_of, reached
 from bow.training.opened import dealt_again
@@ -94,7 +95,7 @@ class Run:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: Learners,
         stream: BatchStream,
         scheduler: LRScheduler | None,
         plan: Plan,
@@ -135,11 +136,8 @@ class Run:
         self._seconds = 0.0
         self._watch: Watch | None = None
         self._watch_devices: WatchDevices | None = None
-        most = self._world.everyone(plan.most_learners)
-        if self._world.is_one and plan.most_learners:
-            self._watch = Watch(replicas, plan.tuner, plan.most_learners, plan.tuned.signals)
-        elif not self._world.is_one and all(most) and plan.tuner.objective == "throughput":
-            self._watch_devices = WatchDevices(replicas, plan.tuner, most)
+        if isinstance(replicas, Replicas):  # those of a placed strategy stay as many as they are
+            self._follow_up(replicas)
 
     @property
     def elapsed_s(self) -> float:
@@ -180,6 +178,15 @@ class Run:
             raise
         finally:
             self._progress.close()
+
+    def _follow_up(self, replicas: Replicas) -> None:
+        """Let learners come and go while training, if they may."""
+        plan = self._plan
+        most = self._world.everyone(plan.most_learners)
+        if self._world.is_one and plan.most_learners:
+            self._watch = Watch(replicas, plan.tuner, plan.most_learners, plan.tuned.signals)
+        elif not self._world.is_one and all(most) and plan.tuner.objective == "throughput":
+            self._watch_devices = WatchDevices(replicas, plan.tuner, most)
 
     def _close_loggers(self) -> None:
         for logger in self._loggers:

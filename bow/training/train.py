@@ -28,9 +28,11 @@ from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
 from bow.observe import Logger, Progress, RunDirectory
+from bow.planner.plan_strategy import PlacedStrategy
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
 from bow.scheduler import Dispatch
 from bow.sync import Synchroniser
+from bow.tiles import Team
 from bow.training.blueprint import Blueprint
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, run_of
@@ -49,14 +51,21 @@ from bow.training.checks import (
     warn_of_first_come,
 )
 from bow.training.evaluation import Evaluator
+from bow.training.given import check_step, check_sync
 from bow.training.interruption import end_as_asked
+from bow.training.learners import Learners
 from bow.training.metrics import Accuracy, Metric
 from bow.training.opened import Opened
-from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, check_step, check_sync
+from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.training.result import Result
 from bow.training.resuming import learners_to_resume, optimizer_settings, restore
 from bow.training.run import Plan, Run
+from bow.training.strategy import Strategy, decide, engine_with, read_strategy
+from bow.training.tiles import TileLearners
+from bow.training.tiles_check import Checked, check_speed
+from bow.training.tiles_given import check_settings, devices_of, placed_step
 from bow.training.tuning import (
+    Tuned,
     balanced,
     build,
     check_tuner,
@@ -107,7 +116,8 @@ def train(
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
     resume: str | Path | None = None,
-    strategy: None = None,
+    strategy: Strategy = None,
+    strategy_check: bool = True,
     compile: bool = False,
     bucket_mb: Bucket = None,
     seed: int = 0,
@@ -165,7 +175,17 @@ def train(
             processes do that torchrun has started again. The
             run directory is the checkpoint's own, where checkpoints of later rounds are deleted, or one without a run.
             Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
-        strategy: None; there is no planner in this version.
+        strategy: which executors run the operators of a learning task side by side (engine `graph` on a CPU): a
+            `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: operators are profiled, policies are timed
+            for some seconds, and the best is used if it clearly beats running operators one after another; the log
+            says which. `learners="auto"` is one learner then. None: one executor for each learner. Or a strategy of
+            `bow.plan` or `bow plan`, for this model, loss and batch size: operators are split and placed on devices,
+            each of which is a process; learners that the strategy has are averaged once a step. The batch of a learner
+            is as large as one device's would be, all its devices see the same one, and what is trained is what one
+            device would train, to rounding. Batches of another size, as the last one may be, are left out.
+        strategy_check: before the training, time a placed strategy beside data parallelism for some steps, refuse it
+            if it is slower, and write when a step was expected to run what, and when it did, into
+            `strategy_timeline.json` of the run directory.
         compile: compile the learning task (`fused` always does, `graph` for a long training).
         bucket_mb: between devices, sums are split into parts of so many MiB, or into variables (`"variable"`); None:
             one AllReduce for all.
@@ -198,10 +218,20 @@ def train(
     check_objects("loggers", loggers, Logger)
     check_engine(engine)
     check_callbacks(callbacks)
-    check_choices(lr_interval, dispatch, tuner, strategy, checkpoint_every, evaluate_every)
+    check_choices(lr_interval, dispatch, tuner, checkpoint_every, evaluate_every)
     check_bucket(bucket_mb)
     check_target(target, validation, metrics if step is None else None)
     device, count = choose_devices(devices)
+    given = read_strategy(strategy)
+    placed = given if isinstance(given, PlacedStrategy) else None
+    asked = None if isinstance(given, PlacedStrategy) else given
+    if placed is None:
+        engine = engine_with(asked, engine, device, dispatch, compile)
+    else:
+        check_settings(placed, settings)
+        learners = placed.learners
+        assert isinstance(device, torch.device)  # a fake device with streams is refused
+        count = devices_of(placed, devices, count, device)
     template = prepare_template(model, seed)
     if learners != "auto":
         check_learners(learners)
@@ -235,6 +265,14 @@ def train(
         seed=seed,
         example=None if loss is None else opened.example,
     )
+    tiled = None if placed is None else placed_step(placed, blueprint, opened, None if is_member() else count or 1)
+    say = Progress(enabled=progress and is_leader()).say
+    schedule = decide(asked, blueprint, opened.example, say, 1 if learners == "auto" else learners)
+    if schedule is not None:
+        blueprint = dataclasses.replace(blueprint, schedule=schedule)
+        engine = "graph"
+        if learners == "auto":
+            learners = rule = 1
     request = make_request(engine, learners, compile, opened, rule, epochs=epochs, steps=steps)
     chosen_tuner = check_tuner(tuner, request)
     path, goes_on = _directory(run_dir, resume, checkpoint)
@@ -251,18 +289,29 @@ def train(
         if not world.is_one:
             blueprint = dataclasses.replace(blueprint, is_several=True)
             request = part_of_training(request, world.size)
-        if state is None:
+        if tiled is not None:
+            tuned = Tuned("auto", tiled.strategy.learners, None, False, "given")
+        elif state is None:
             tuned = tune(request, blueprint, opened, chosen_tuner, loss=loss or chosen_step, rule=rule, say=shown.say)
         else:
             tuned = tuned_before(state, request, blueprint, chosen_tuner)
-        tuned = balanced(tuned, request, world)
-        asked_for = None if learners == "auto" and tuned.source != "pinned" else tuned.learners
-        own = tuned.learners if state is None else learners_to_resume(state, asked_for, world)
-        in_all = sum(world.everyone(own))
-        rounds = steps if steps is not None else stream.rounds_left(in_all)
-        replicas = build(tuned, blueprint, rounds, world, learners=own)
+        checked: Checked | None = None
+        replicas: Learners
+        if tiled is not None:
+            team = Team(place, tiled.strategy.learners)
+            if strategy_check and state is None:
+                checked = check_speed(blueprint, tiled, opened.example, team, world)
+            note = f"strategy: {checked.summary}" if checked is not None and world.leads else None
+            replicas = TileLearners(blueprint, tiled, team, world, note=note)
+        else:
+            tuned = balanced(tuned, request, world)
+            asked_for = None if learners == "auto" and tuned.source != "pinned" else tuned.learners
+            own = tuned.learners if state is None else learners_to_resume(state, asked_for, world)
+            in_all = sum(world.everyone(own))
+            rounds = steps if steps is not None else stream.rounds_left(in_all)
+            replicas = build(tuned, blueprint, rounds, world, learners=own)
+            replicas.reside(stream)
         at_the_end.callback(replicas.close)
-        replicas.reside(stream)
         warn_of_first_come(dispatch, sync, tuned.learners)
         scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
         started_with = optimizer_settings(replicas.optimizer)
@@ -270,7 +319,9 @@ def train(
             restore(state, learned, replicas, stream, scheduler)
             started_with = state["started_with"]
         directory, fresh = _made_directory(path, type(template).__name__.lower(), goes_on, settings, world)
-        may_change = lr_interval == "epoch"
+        if checked is not None and world.leads:
+            checked.save(directory.path)
+        may_change = lr_interval == "epoch" and tiled is None
         most_learners = most_while_training(tuned, request, blueprint, chosen_tuner) if may_change else 0
         plan = Plan(
             epochs=epochs,

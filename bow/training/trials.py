@@ -1,12 +1,10 @@
 """Timed trials: the rounds of a training, run for a moment on the user's own model and data, and forgotten."""
 
 import contextlib
-import importlib
 import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -15,8 +13,7 @@ import torch
 from bow.device import StreamDevice
 from bow.engine import EngineName
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
-from bow.runtime.build import FLAGS, cache_folder, content_hash
-from bow.runtime.loading import MODULE
+from bow.runtime import is_built
 from bow.training.blueprint import Blueprint
 from bow.training.opened import TrialFeed
 from bow.training.replicas import Replicas
@@ -76,7 +73,8 @@ class Trials:
         try:
             with self._apart(setting.threads):
                 replicas, compile_s = self._ready(setting)
-                rates = [self._stretch(replicas, trial.seconds / trial.repeats) for _ in range(trial.repeats)]
+                while not trial.is_over(rates):
+                    rates.append(self._stretch(replicas, trial.seconds / trial.repeats))
         except DeviceMemoryError:
             failure, out_of_memory = "out of memory", True
         except SettingError as error:  # refused before it ran
@@ -84,6 +82,7 @@ class Trials:
         except Exception as error:  # whatever an engine does not like about a model
             failure = reason(error)
         if failure is not None:
+            rates.clear()
             self._forget(setting)
         seconds = max(0.0, self._clock() - began - compile_s)
         return Measurement(setting, rates, seconds, compile_s, failure, out_of_memory, no_room)
@@ -125,7 +124,7 @@ class Trials:
         """Learners of a setting, warm, and the seconds that compiling took."""
         engine, compiles = split(setting.engine)
         is_new = _key(setting) not in self._made
-        builds = is_new and engine == "graph" and self._blueprint.on_cpu and not runtime_is_built()
+        builds = is_new and engine == "graph" and self._blueprint.on_cpu and not is_built()
         began = self._clock()
         replicas = self._replicas(setting)
         made = self._clock()
@@ -205,14 +204,6 @@ class Trials:
                 torch.set_num_threads(before)
                 random.setstate(numbers)
                 np.random.set_state(arrays)
-
-
-def runtime_is_built() -> bool:
-    """Whether the native runtime was built on this machine before."""
-    folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
-    sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
-    key = content_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
-    return (cache_folder() / f"runtime-{key}" / f"{MODULE}.so").exists()
 
 
 def split(name: str) -> tuple[str, bool]:

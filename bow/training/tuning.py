@@ -18,9 +18,10 @@ from bow.observe.text import duration_text
 from bow.runtime.build import cache_folder
 from bow.training.blueprint import Blueprint
 from bow.training.description import describe
+from bow.training.given import engine_for
 from bow.training.lanes import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
 from bow.training.opened import Opened
-from bow.training.replicas import Replicas, engine_for
+from bow.training.replicas import Replicas
 from bow.training.signals import Signals
 from bow.training.trials import COMPILED, Trials, split
 from bow.tuner import Calibration, Choice, ChoiceCache, Setting, Tuner, balance

@@ -83,7 +83,10 @@ def trajectory(world: World, by_device: list[int]) -> dict[Case, list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("by_device", [[1, 1], [2, 1], [1, 3, 2], [1, 2, 1, 1]], ids=str)
+WIDE = pytest.param([1, 3, 2], marks=pytest.mark.wide)
+
+
+@pytest.mark.parametrize("by_device", [[1, 1], [2, 1], WIDE, [1, 2, 1, 1]], ids=str)
 def test_several_devices_follow_one(by_device: list[int]) -> None:
     found = in_world(len(by_device), functools.partial(trajectory, by_device=by_device))
     alone = trajectory(ALONE, [sum(by_device)])

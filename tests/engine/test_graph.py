@@ -406,6 +406,7 @@ def test_numbers_of_the_step_and_attributes_of_the_model_are_followed() -> None:
         factor = 1.0
 
     def build() -> nn.Module:
+        torch.manual_seed(0)
         model = Scaling(FEATURES, CLASSES).double()
         model.factor = 1.0
         return model

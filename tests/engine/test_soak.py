@@ -4,7 +4,7 @@ import pytest
 
 from tests.soak import VARIANTS, check, soak
 
-SECONDS = 8
+SECONDS = 4
 
 
 @pytest.mark.parametrize("variant", ["graph", "streams"])

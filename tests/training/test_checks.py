@@ -40,7 +40,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"lr_interval": "step"}, SettingError, 'lr_interval must be "epoch" or "round", got \'step\''),
     ({"dispatch": "any"}, SettingError, 'dispatch must be "fixed" or "first_come", got \'any\''),
     ({"tuner": 1}, SettingError, "must be a bow.Tuner"),
-    ({"strategy": "auto"}, SettingError, "leave strategy out"),
+    ({"strategy": 3}, SettingError, "strategy must be a bow.Schedule, a file of one"),
     ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be at least 1 round, or None, got 0"),
     ({"checkpoint_every": True}, SettingError, "checkpoint_every must be at least 1 round, or None, got True"),
     (

@@ -5,7 +5,6 @@ import functools
 import random
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from training.blueprints import SGD, blueprint, linear, opened, samples, ticking
 import bow
 import bow.training.trials as module
 from bow.errors import DeviceMemoryError, SettingError
-from bow.runtime.loading import native
 from bow.training.replicas import Replicas
 from bow.training.signals import Signals
 from bow.training.trials import Trials
@@ -224,17 +222,10 @@ def test_a_probe_lasts_for_a_while_behind_a_first_round(made: list[Trials]) -> N
 def test_building_the_native_runtime_counts_as_compilation(
     made: list[Trials], monkeypatch: pytest.MonkeyPatch, built: bool
 ) -> None:
-    monkeypatch.setattr(module, "runtime_is_built", lambda: built)
+    monkeypatch.setattr(module, "is_built", lambda: built)
     run = trials(made)
     assert (measure(run, "graph").compile_s > 0) is not built
     assert measure(run, "graph").compile_s == 0
-
-
-def test_the_native_runtime_is_found_where_it_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native()
-    assert module.runtime_is_built()
-    monkeypatch.setenv("BOW_CACHE", str(tmp_path))
-    assert not module.runtime_is_built()
 
 
 def test_probing_raises_what_the_user_has_to_hear(made: list[Trials]) -> None:

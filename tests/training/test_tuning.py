@@ -192,9 +192,9 @@ def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: p
         found = lanes(request(), blueprint(), Trials(blueprint(), opened().feed()))
         return [(lane.engine, lane.compile_s) for lane in found if lane.engine.startswith("graph")]
 
-    monkeypatch.setattr(lanes_module, "runtime_is_built", lambda: True)
+    monkeypatch.setattr(lanes_module, "is_built", lambda: True)
     assert {seconds for _, seconds in names()} == {0.0}
-    monkeypatch.setattr(lanes_module, "runtime_is_built", lambda: False)
+    monkeypatch.setattr(lanes_module, "is_built", lambda: False)
     captured = []
     monkeypatch.setattr(Trials, "compile_s", lambda *_: captured.append(1))
     assert dict(names()) == {"graph": 60.0, "graph+compiled": 80.0}

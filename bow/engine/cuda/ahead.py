@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bow.engine.base import Batches, Stacked
 from bow.engine.cuda.base import Heard, Issued, StreamEngine
 from bow.engine.cuda.feed import Fed
 from bow.engine.cuda.learner import StreamLearner
 from bow.engine.cuda.results import SLOTS
+from bow.engine.outcome import Batches, Stacked
 from bow.scheduler import Learn, Run, TaskScheduler
 
 POLL_S = 20e-6

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from bow.device import Event, Stream, StreamDevice, cuda_device, kernels_for
-from bow.engine.base import Batches, Engine, Outcome, Stacked, TaskSettings
+from bow.engine.base import Engine
 from bow.engine.cuda.feed import Fed, Feed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
 from bow.engine.cuda.results import FINITE, SLOTS, Results
 from bow.engine.cuda.step import SgdStep
 from bow.engine.eager import LearningTasks
 from bow.engine.frozen import FrozenValues
+from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
 from bow.engine.room import out_of_memory_explained
 from bow.engine.sgd_state import fits
 from bow.engine.swap import swapped_tasks

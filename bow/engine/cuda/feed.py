@@ -11,7 +11,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bow.data import Indexed
 from bow.device import Event, StreamDevice
-from bow.engine.base import Batches, Stacked
+from bow.engine.outcome import Batches, Stacked
 from bow.engine.task import Batch
 
 MOST_BUFFERS = 256

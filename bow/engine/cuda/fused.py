@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from bow.device import StreamDevice
-from bow.engine.base import TaskSettings
 from bow.engine.cuda.feed import Given
 from bow.engine.cuda.learner import WARM_UP, gathered, same_in_python, state_of
 from bow.engine.cuda.whole_round import RoundGraphs, StaticRound, unchanged
+from bow.engine.outcome import TaskSettings
 from bow.engine.task import compiled
 from bow.engine.together import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, reason

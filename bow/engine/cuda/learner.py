@@ -6,14 +6,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bow.data import Indexed
 from bow.device import CapturedGraph, Event, Kernels, StreamDevice
 from bow.engine.cuda.feed import Given
+from bow.engine.cuda.spread import SpreadTask
 from bow.engine.eager import LearningTasks
 from bow.engine.random import DEFAULT_GENERATOR
-from bow.engine.task import Batch
+from bow.engine.task import Batch, Step
 from bow.errors import CaptureError
+from bow.graph import StepGraph
+from bow.graph import capture as capture_step
 from bow.replica import LearnerGroup, buffer_slots, buffer_state, load_buffers
 from bow.seeds import derive_seed
 
@@ -45,16 +49,18 @@ class CapturedTask:
         inputs: the batch that it reads, always at the same addresses.
         made: where it leaves its results.
         draws: whether it draws random numbers.
+        spread: what was captured, if its operators are spread over streams; the graph reads tensors of it.
     """
 
     graph: CapturedGraph
     inputs: Given
     made: Made
     draws: bool
+    spread: SpreadTask | None
 
 
 class StreamLearner:
-    """A learner that learns on a stream of its own.
+    """A learner that learns on a stream of its own, and on further ones where its operators are spread over several.
 
     Args:
         device: where.
@@ -69,6 +75,8 @@ class StreamLearner:
     ) -> None:
         self.index = index
         self.stream = device.stream(f"learner {index}")
+        self.streams = [self.stream]
+        """All of its own. What is issued on the others is joined on the first one."""
         self.through = device.event(f"learner {index} is through")
         self.drawless: set[Hashable] = set()
         """Shapes of batches whose learning tasks, where they are not captured, draw no random numbers."""
@@ -106,26 +114,53 @@ class StreamLearner:
         captured.graph.replay()
         return captured.made
 
-    def capture(self, given: Given, behind: Event) -> None:
+    def open_streams(self, count: int) -> None:
+        """Have so many streams.
+
+        Raises:
+            SettingError: the device has no more.
+        """
+        more = range(len(self.streams), count)
+        self.streams += [self._device.stream(f"{self.stream.name}, stream {number}") for number in more]
+
+    def capture(self, given: Given, behind: Event, spread: SpreadTask | None = None) -> None:
         """Capture the learning task for batches of this shape.
 
         Args:
             given: a batch, of the host or the device.
             behind: when the batch, and what the learner is, can be read.
+            spread: the learning task on several streams, which become branches of the graph; None: it is on one.
 
         Raises:
             Exception: the task cannot be captured; buffers are as they were.
         """
         with self._trying(behind, capturing=True):
             inputs = self.inputs_like(given)
-            draws = self.warm_up(inputs)
+            with _closing(spread):  # a capture must not wait for what ran outside of it
+                draws = self.warm_up(inputs, spread=spread)
             try:
-                with self._device.capture(self.stream, self._generator) as graph:
-                    made = self.run(inputs)
+                with _closing(spread), self._device.capture(self.stream, self._generator) as graph:
+                    made = self.run(inputs, spread)
             except BaseException:
                 self._generator = self._device.generator()  # the other one takes part in a capture that has not ended
                 raise
-        self._captured[given.shape] = CapturedTask(graph, inputs, made, draws)
+        self._captured[given.shape] = CapturedTask(graph, inputs, made, draws, spread)
+
+    def trace(self, given: Given, behind: Event, step: Step) -> StepGraph:
+        """The learning task for batches of this shape as a step graph; nothing is computed.
+
+        Args:
+            given: a batch, of the host or the device.
+            behind: when it can be read.
+            step: what is done with it.
+
+        Raises:
+            BowError: as `bow.capture`.
+        """
+        with self._trying(behind):
+            batch = gathered(self.inputs_like(given).batch, self._kernels)
+            with _disable_current_modes():  # a device that watches operators must not take tracing for work
+                return capture_step(self.module, batch, step=step)
 
     def try_out(self, given: Given, behind: Event, *, strictly: bool) -> bool:
         """Run the learning task a few times, undo it, and say whether it draws random numbers."""
@@ -146,20 +181,21 @@ class StreamLearner:
         ]
         return given.with_leaves(leaves)
 
-    def warm_up(self, given: Given, *, strictly: bool = True) -> bool:
+    def warm_up(self, given: Given, *, strictly: bool = True, spread: SpreadTask | None = None) -> bool:
         """Run the learning task a few times on the current stream, and say whether it draws random numbers.
 
         Args:
             given: what it learns from.
+            spread: as for `capture`.
             strictly: whether it raises where the host would have to wait for the device: a capture would fail there,
                 and one that fails is not undone altogether.
         """
         before = state_of(self._generator)
         with self._device.drawing_from(self._generator):
             for _ in range(WARM_UP):
-                self.run(given)
+                self.run(given, spread)
             with self._device.without_waiting() if strictly else contextlib.nullcontext():
-                self.run(given)
+                self.run(given, spread)
         return state_of(self._generator) != before
 
     @contextlib.contextmanager
@@ -190,12 +226,18 @@ class StreamLearner:
             captured.graph.reset()
         self._captured.clear()
 
-    def run(self, given: Given) -> Made:
-        """Issue every operator of the learning task on the current stream."""
+    def run(self, given: Given, spread: SpreadTask | None = None) -> Made:
+        """Issue every operator of the learning task, from the current stream on and back to it.
+
+        Args:
+            given: what it learns from.
+            spread: as for `capture`.
+        """
         bound = [(owner, key, owner._buffers[key]) for _, (owner, key) in buffer_slots(self.module)]
         # Backward on this thread: torch's own thread for the device is one for all learners.
         with torch.autograd.set_multithreading_enabled(False):
-            learned = self._tasks.run(self.index, gathered(given.batch, self._kernels))
+            batch = gathered(given.batch, self._kernels)
+            learned = self._tasks.run(self.index, batch) if spread is None else spread.run(batch)
         for owner, key, buffer in bound:
             assigned = owner._buffers[key]
             if assigned is not buffer and buffer is not None and assigned is not None:
@@ -239,6 +281,11 @@ def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
     finally:
         for attributes, name, value in held:
             attributes[name] = value
+
+
+def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[object]:
+    """Behind it, the task lets go of the memory that it left."""
+    return contextlib.nullcontext() if task is None else contextlib.closing(task)
 
 
 def gathered(batch: Batch, kernels: Kernels) -> Batch:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bow.device import StreamDevice
-from bow.engine.base import Outcome
+from bow.engine.outcome import Outcome
 from bow.errors import LossError
 
 SLOTS = 8

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bow.device import StreamDevice, available_cores
-from bow.engine.base import TaskSettings
 from bow.engine.cuda.ahead import LearnersAhead
 from bow.engine.cuda.feed import Fed, Given
 from bow.engine.cuda.learner import StreamLearner
+from bow.engine.outcome import TaskSettings
 from bow.engine.place import Crew, num_threads
 from bow.replica import LearnerGroup
 from bow.scheduler import Learn, Run, TaskScheduler

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bow.device import CapturedGraph, Stream, StreamDevice
-from bow.engine.base import TaskSettings
 from bow.engine.cuda.base import StreamEngine
 from bow.engine.cuda.feed import Fed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
+from bow.engine.outcome import TaskSettings
 from bow.replica import LearnerGroup
 from bow.sync import Synchroniser
 

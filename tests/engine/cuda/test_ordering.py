@@ -12,7 +12,8 @@ import torch
 import bow
 from bow.device.fake import CaptureRuleError, FakeDevice, RaceError, Wait
 from bow.engine.cuda.results import SLOTS
-from tests.engine.cuda.trainings import ENGINES, SGD, batch, round_of, training
+from bow.strategy import Schedule
+from tests.engine.cuda.trainings import ENGINES, SGD, batch, model, round_of, training
 
 ROUNDS = SLOTS + 3  # every slot of results is used again
 
@@ -67,6 +68,44 @@ def test_every_wait_is_needed(engine: str) -> None:
 def is_noticed(engine: str, case: str, wait: Wait) -> bool:
     try:
         return "not captured" in train(FakeDevice(without=wait), engine, *CASES[case])
+    except (RaceError, CaptureRuleError):
+        return True
+
+
+def train_spread(device: FakeDevice) -> bool:
+    """A training whose operators run on three streams of its learner; whether it ran by its schedule."""
+    replicas = training("graph", device, learners=1, schedule=spread_over(3))
+    with device.issuing():
+        for t in range(2):
+            for outcome in replicas.rounds_at_once([round_of(2 * t, 1), round_of(2 * t + 1, 1)]):
+                outcome.losses.mul(1)
+            replicas.W.mul_(1)
+    replicas.close()
+    return not replicas.take_events()
+
+
+@functools.cache
+def spread_over(streams: int) -> Schedule:
+    """Every operator on another stream than the one before it."""
+    graph = bow.capture(model(), batch(0), torch.nn.functional.cross_entropy)
+    count = len(graph.operators)
+    return Schedule((1,) * streams, order=tuple(tuple(range(stream, count, streams)) for stream in range(streams)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_wait_of_a_schedule_is_needed() -> None:
+    device = FakeDevice()
+    assert train_spread(device)
+    waits = [wait for wait in device.waits if "stream" in f"{wait.waiting} {wait.event}" or "of learner" in wait.event]
+    assert {wait.waiting for wait in waits} == {"learner 0", "learner 0, stream 1", "learner 0, stream 2"}
+    assert len(waits) > 10
+    unnoticed = [wait for wait in waits if not is_noticed_of_spread(wait)]
+    assert unnoticed == []
+
+
+def is_noticed_of_spread(wait: Wait) -> bool:
+    try:
+        return not train_spread(FakeDevice(without=wait))
     except (RaceError, CaptureRuleError):
         return True
 

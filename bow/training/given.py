@@ -1,0 +1,104 @@
+"""What `Replicas` and `bow.train` are given: a step, batches, a synchroniser, an engine and a device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bow.device import StreamDevice, prepare_environment
+from bow.engine import EngineName, Loss, Step, choose_engine, step_from_loss
+from bow.engine.swap import Memory
+from bow.errors import ScheduleError, SettingError
+from bow.strategy import Schedule
+from bow.sync import Synchroniser
+
+
+def check_step(loss: Loss | None, step: Step | None) -> Step:
+    """The step that was given, or the one that `loss` stands for.
+
+    Raises:
+        SettingError: neither or both were given, or one that cannot be called.
+    """
+    if (loss is None) == (step is None):
+        given = "neither" if loss is None else "both"
+        raise SettingError(f"give either loss= or step=, got {given}; loss(outputs, targets) suits most models")
+    function = step if loss is None else loss
+    if not callable(function):
+        name = "step" if loss is None else "loss"
+        raise SettingError(f"{name} must be a function, got {type(function).__name__}")
+    return step_from_loss(loss) if loss is not None else step  # type: ignore[return-value]
+
+
+def check_stacked(batches: Any, learners: int) -> None:
+    """Refuse what are no batches of all learners, such as the batch of one.
+
+    Raises:
+        SettingError: not tensors `[learners, batch, ...]`.
+    """
+    for leaf in tree_leaves(batches) or [batches]:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != learners:
+            got = f"one of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise SettingError(
+                f"a round takes a list of {learners} batches, or tensors [{learners}, batch, ...], got {got}; "
+                "give one batch per learner"
+            )
+
+
+def check_sync(sync: object) -> None:
+    """Refuse what is no synchroniser, such as its class or its name."""
+    if not isinstance(sync, Synchroniser):
+        raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
+
+
+def check_schedule(schedule: Schedule | None, engine: EngineName) -> Schedule | None:
+    """The schedule that was given, if the engine carries schedules out.
+
+    Raises:
+        SettingError: it does not.
+        ScheduleError: it decides while it runs.
+    """
+    if schedule is None:
+        return None
+    if engine != "graph":
+        raise SettingError(f'a schedule is carried out by engine="graph", got engine={engine!r}; name that engine')
+    if schedule.order is None:
+        raise ScheduleError(
+            "a training's schedule needs an order for every executor, got one that decides while it runs"
+        )
+    return schedule
+
+
+def engine_for(
+    engine: EngineName, memory: Memory, model: nn.Module, rounds: int | None, place: torch.device | StreamDevice
+) -> str:
+    """The engine that was named, or the one for `"auto"`: where tensors are to be swapped, one that can."""
+    if engine != "auto":
+        return engine
+    device = place.torch_device if isinstance(place, StreamDevice) else place
+    swaps = memory == "swap" and (isinstance(place, StreamDevice) or place.type == "cuda")
+    return "eager" if swaps else choose_engine(model, rounds, device)
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device for `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
+
+    Raises:
+        SettingError: no such device, or none of that kind here.
+    """
+    prepare_environment()  # before CUDA is asked for anything
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}') from error
+    if resolved.type not in ("cpu", "cuda"):
+        raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}')
+    if resolved.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = resolved.index or 0
+        if index >= count:
+            raise SettingError(f'device={str(device)!r} is not here ({count} CUDA devices); use device="cpu"')
+        return torch.device("cuda", index)
+    return resolved

@@ -1,0 +1,138 @@
+"""The strategy of a training: which executors, streams or devices run the operators of a learning task."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+from bow.device import StreamDevice, available_cores, cuda_device
+from bow.engine import Batch, EngineName
+from bow.engine.captured import with_autocast
+from bow.engine.memory import is_cpu
+from bow.errors import BowError, ScheduleError, SettingError, reason
+from bow.planner import plan_strategy
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.profiler import Comparison, Subject, compare, make_policies
+from bow.profiler.profiling import measure, numbers_of_threads
+from bow.scheduler import Dispatch
+from bow.strategy import Schedule
+from bow.training.blueprint import Blueprint
+from bow.training.strategy_on_device import compare_on
+
+Strategy: TypeAlias = Schedule | PlacedStrategy | str | Path | None
+"""As users give it: a schedule, a placed strategy, a file of either, `"auto"`, or none."""
+
+AUTO: Literal["auto"] = "auto"
+
+
+def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["auto"] | None:
+    """A strategy that a training can use.
+
+    Raises:
+        SettingError: it is something else, or a file that cannot be read.
+        ScheduleError: the file holds neither a schedule nor a placed strategy.
+    """
+    if strategy is None or strategy == AUTO:
+        return AUTO if strategy == AUTO else None
+    if isinstance(strategy, str | Path):
+        try:
+            strategy = _parsed(Path(strategy).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise SettingError(
+                f'strategy={str(strategy)!r} cannot be read ({why}); give "auto", or a file that bow schedule or '
+                "bow plan wrote"
+            ) from error
+    if not isinstance(strategy, Schedule | PlacedStrategy):
+        raise SettingError(f'strategy must be a bow.Schedule, a file of one, "auto" or None, got {strategy!r}')
+    return strategy
+
+
+def _parsed(text: str) -> Schedule | PlacedStrategy:
+    """A strategy of one kind or the other; what is neither is refused as a schedule."""
+    try:
+        is_placed = json.loads(text)["format"] == plan_strategy.FORMAT
+    except (ValueError, KeyError, TypeError):
+        is_placed = False
+    return PlacedStrategy.from_json(text) if is_placed else Schedule.from_json(text)
+
+
+def engine_with(
+    strategy: Schedule | Literal["auto"] | None,
+    engine: EngineName,
+    device: torch.device | StreamDevice,
+    dispatch: Dispatch,
+    compile: bool,
+) -> EngineName:
+    """The engine that carries a strategy out; the one that was asked for where there is no strategy.
+
+    It is engine `graph` on every device: on a CPU executors are cores, on a GPU they are streams. A GPU is given its
+    operators beforehand, so that priorities become an order there.
+
+    Raises:
+        SettingError: what was asked for cannot carry out a strategy.
+        ScheduleError: the strategy has no order for the executors of a CPU.
+    """
+    if strategy is None:
+        return engine
+    if isinstance(strategy, Schedule) and strategy.order is None and is_cpu(device):
+        raise ScheduleError(
+            "a training's strategy needs an order for every executor, got one that decides while it runs; "
+            "bow schedule compare writes one with an order"
+        )
+    if engine not in ("auto", "graph"):
+        raise SettingError(f'a strategy is carried out by engine="graph", got engine={engine!r}; leave one of them out')
+    if dispatch != "fixed":
+        raise SettingError(f'a strategy needs dispatch="fixed", got {dispatch!r}; leave one of them out')
+    if compile:
+        raise SettingError(
+            "a compiled learning task is one operator, so that no strategy applies; leave one of them out"
+        )
+    return "graph" if isinstance(strategy, Schedule) else engine
+
+
+def decide(
+    strategy: Schedule | Literal["auto"] | None,
+    blueprint: Blueprint,
+    batch: Batch,
+    say: Callable[[str], None],
+    learners: int = 1,
+) -> Schedule | None:
+    """The schedule of a training: the one that was given, or the best that measuring finds if it clearly wins.
+
+    Args:
+        strategy: what was asked for.
+        blueprint: of the learners.
+        batch: one of theirs.
+        say: is told what was found.
+        learners: of a device, which share its cores: a schedule for all cores would make them wait for each other.
+    """
+    if strategy != AUTO:
+        return strategy
+    cores = len(available_cores()) // learners
+    if is_cpu(blueprint.device) and learners > 1 and cores < 2:
+        say(f"strategy: none, because {learners} learners leave no two cores to one of them")
+        return None
+    began = time.perf_counter()
+    try:
+        comparison = _compared(blueprint, batch, cores)
+    except BowError as error:
+        say(f"strategy: none, because the step cannot be scheduled ({reason(error)})")
+        return None
+    say(f"strategy: {comparison.verdict} ({time.perf_counter() - began:.1f} s)")
+    return None if comparison.choice.is_sequential else comparison.choice.schedule
+
+
+def _compared(blueprint: Blueprint, batch: Batch, cores: int) -> Comparison:
+    """Policies that a training can use, timed where it will run: on as many cores as a learner has."""
+    place = blueprint.device
+    if not is_cpu(place):
+        return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), blueprint, batch)
+    step = with_autocast(blueprint.step, torch.device("cpu"), blueprint.precision)
+    subject = Subject.of(blueprint.model, batch, step=step)
+    profile = measure(subject, threads=numbers_of_threads(cores))
+    policies = make_policies(subject, profile, cores)
+    return compare(subject, profile, policies=[each for each in policies if each.schedule.order is not None])

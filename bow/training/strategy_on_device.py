@@ -1,0 +1,133 @@
+"""The strategy of a training on a device with streams: rounds by schedules, timed against rounds without."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from bow.device import StreamDevice
+from bow.engine import Batch
+from bow.engine.captured import with_autocast
+from bow.errors import BowError, ScheduleError
+from bow.profiler import Comparison, Policy
+from bow.profiler.device_policies import device_policies
+from bow.profiler.device_profiling import measure_on, subject_on
+from bow.profiler.turns import take_turns
+from bow.scheduler import CriticalPath, critical_path
+from bow.strategy import Schedule
+from bow.training.blueprint import Blueprint
+
+TURNS = 10
+STINT_S = 0.05
+"""Rounds by a policy last so long in each of its turns."""
+
+
+class Rounds:
+    """Rounds of one learner in engine `graph`, as a contestant.
+
+    Learning rates are 0, so that nothing diverges that sees the same batch again and again.
+
+    Args:
+        blueprint: of the learner.
+        batch: what it learns from, on the device.
+        schedule: of its operators; None: the learning task is captured as it is.
+
+    Raises:
+        ScheduleError: the learner does not run by the schedule, or is not captured.
+        BowError: as `Replicas`.
+    """
+
+    def __init__(self, blueprint: Blueprint, batch: Batch, schedule: Schedule | None) -> None:
+        self._batch = batch
+        self._replicas = dataclasses.replace(blueprint, schedule=schedule).build("graph", 1)
+        for group in self._replicas.optimizer.param_groups:
+            group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
+        try:
+            self.run()
+            refusal = [event.message for event in self._replicas.take_events() if event.event == "engine changed"]
+            if refusal:
+                raise ScheduleError(refusal[0])
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self) -> None:
+        """As many rounds as are issued at once; the device has ended them when this returns."""
+        self._replicas.rounds_at_once([[self._batch]] * self._replicas.period)
+        self._replicas.catch_up()
+
+    def rest(self) -> None:
+        """Nothing of it is at work."""
+
+    def close(self) -> None:
+        """Let go of the learner."""
+        self._replicas.close()
+
+
+def compare_on(device: StreamDevice, blueprint: Blueprint, batch: Batch) -> Comparison:
+    """Profile a learning task on a device, and time critical path first on several streams against one stream.
+
+    Both run as they would in training, captured, with the learner's optimizer. On one stream that is the learning task
+    as it is without a schedule, whose operators may be larger than those of a step graph (recurrent layers). The
+    caller's random numbers stay as they are.
+
+    Args:
+        device: where.
+        blueprint: of the learners.
+        batch: one of theirs.
+
+    Raises:
+        ScheduleError: the learning task cannot be captured.
+        BowError: as `bow.capture` and `Replicas`.
+    """
+    with _quietly(device):
+        step = with_autocast(blueprint.step, device.torch_device, blueprint.precision)
+        subject = subject_on(device, blueprint.model, batch, step)
+        profile = measure_on(device, subject)
+        policies = device_policies(subject, profile)
+        path = critical_path(subject.dependencies, profile.nanoseconds(1))
+        own = subject.batch
+        del subject  # its weights are memory that learners may need
+        return timed(blueprint, own, policies, path)
+
+
+def timed(blueprint: Blueprint, batch: Batch, policies: Sequence[Policy], path: CriticalPath) -> Comparison:
+    """Time rounds by each policy in turns; the best one and the one on one stream have more turns of their own.
+
+    Policies that a learner cannot run by are left out; there is nothing to compare them with if that is the one on one
+    stream.
+
+    Args:
+        blueprint: of the learners.
+        batch: on the device.
+        policies: what is timed.
+        path: the critical path of the step.
+
+    Raises:
+        BowError: a learner cannot run on one stream.
+    """
+    with contextlib.ExitStack() as stack:
+        contestants: dict[str, Rounds] = {}
+        for policy in policies:
+            try:
+                rounds = Rounds(blueprint, batch, None if policy.is_sequential else policy.schedule)
+            except BowError:
+                if policy.is_sequential:
+                    raise
+                continue
+            contestants[policy.name] = stack.enter_context(contextlib.closing(rounds))
+        ran = tuple(policy for policy in policies if policy.name in contestants)
+        found = Comparison(ran, take_turns(contestants, turns=TURNS, stint_s=STINT_S), path)
+        finalists = {policy.name: contestants[policy.name] for policy in (found.best_sequential, found.best)}
+        return dataclasses.replace(found, again=take_turns(finalists, turns=2 * TURNS, stint_s=STINT_S))
+
+
+@contextlib.contextmanager
+def _quietly(device: StreamDevice) -> Iterator[None]:
+    """Without a trace: warnings are the training's to make, and random numbers the caller's."""
+    place = device.torch_device
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        warnings.simplefilter("ignore")
+        yield

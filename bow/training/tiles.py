@@ -1,0 +1,249 @@
+"""Learners whose operators run in tiles on several devices, as a training wants them."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from bow.cluster import World
+from bow.engine import Batch, Event, Outcome, Stacked, Step
+from bow.engine.eager import batch_of
+from bow.errors import CheckpointError
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.scheduler import Dispatch
+from bow.seeds import derive_seed
+from bow.strategy import Timeline
+from bow.sync import Synchroniser
+from bow.tiles import CapturedStep, Team, TileRuntime
+from bow.tiles.team import wait_for
+from bow.training.blueprint import Blueprint
+
+STATE_VERSION = "placed strategy 1"
+
+LEFT_OUT = "batch left out"
+"""The event of a batch that is smaller than those that the strategy is for."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A strategy of a planner, and the step that it is for.
+
+    Attributes:
+        captured: the step.
+        strategy: how its operators are split and placed.
+        alike: whether all devices read the same batches from the data by themselves.
+    """
+
+    captured: CapturedStep
+    strategy: PlacedStrategy
+    alike: bool
+
+
+class TileLearners:
+    """Learners that each have a team of devices: what a training asks of them.
+
+    A batch of another size than the strategy's, as the last one of a training may be, is left out.
+
+    Args:
+        blueprint: what they are made of.
+        placed: their step and its strategy.
+        team: the devices of this process's learner.
+        world: the processes of the training, one for each device, among which the teams are side by side.
+        note: what is to be recorded of the strategy.
+
+    Raises:
+        ScheduleError, OptimizerError, SettingError: as `TileRuntime`.
+
+    Attributes:
+        device: what this process computes on.
+        last: loss of the last round.
+    """
+
+    engine = "tiles"
+    dispatch: Dispatch = "fixed"
+    precision = None
+    period = 1
+    num_restarts = 0
+
+    def __init__(self, blueprint: Blueprint, placed: Placed, team: Team, world: World, note: str | None = None) -> None:
+        self.device = team.device
+        self.last: Outcome | None = None
+        self.rounds = 0
+        self._blueprint = blueprint
+        self._placed = placed
+        self._team = team
+        self._world = world
+        self._events = [] if note is None else [Event(0, "strategy", note)]
+        model = copy.deepcopy(blueprint.model).train()
+        self._runtime = TileRuntime(
+            placed.captured,
+            placed.strategy,
+            model,
+            blueprint.optimizer,
+            team,
+            sync=blueprint.sync,
+            seed=derive_seed(blueprint.seed, team.index) if team.index else blueprint.seed,
+        )
+        self._central = model.eval()
+
+    @property
+    def world(self) -> World:
+        """The processes of the training."""
+        return self._world
+
+    @property
+    def learners(self) -> int:
+        """Number of learners on all devices: none is on one alone."""
+        return self._team.count
+
+    @property
+    def learners_in_all(self) -> int:
+        """Number of learners on all devices."""
+        return self._team.count
+
+    @property
+    def by_device(self) -> Sequence[int]:
+        """The first device of each team counts as the learner's."""
+        return [int(rank % self._team.size == 0) for rank in range(self._world.size)]
+
+    @property
+    def own(self) -> range:
+        """The number of this device's learner."""
+        return range(self._team.index, self._team.index + 1)
+
+    @property
+    def sync(self) -> Synchroniser:
+        """What keeps the learners together."""
+        return self._blueprint.sync
+
+    @property
+    def step(self) -> Step:
+        """What a learning task does with a batch."""
+        return self._blueprint.step
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Updates what this device has of the weights."""
+        return self._runtime.optimizer
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters that are trained."""
+        return sum(each.numel() for each in self._central.parameters() if each.requires_grad)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the loss is not finite any more."""
+        return self.last is not None and bool((~self.last.finite).any())
+
+    @property
+    def central(self) -> nn.Module:
+        """The central model as `settle` has made it, in evaluation mode."""
+        return self._central
+
+    def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
+        """Run several rounds: of each, the batch of this device's learner.
+
+        Args:
+            batches: by round, a list of one batch, or one of which the tensors are `[1, batch, ...]`.
+        """
+        outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
+        self.last = outcomes[-1] if outcomes else self.last
+        return outcomes
+
+    def remember(self, outcome: Outcome) -> None:
+        """Make this what `last` is."""
+        self.last = outcome
+
+    def start_timeline(self) -> None:
+        """Record from now on when the tiles of all operators run."""
+        self._runtime.record()
+
+    def take_timeline(self) -> Timeline:
+        """What has run on the devices of this learner; all of them ask for it."""
+        self._runtime.record(False)
+        return self._runtime.timeline()
+
+    def memory_report(self) -> str | None:
+        """Nothing was predicted."""
+        return None
+
+    def settle(self) -> None:
+        """Gather the central model from all devices, on each of them."""
+        self._runtime.gather_into(self._central)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call and a user should hear of."""
+        events, self._events = self._events, []
+        return events
+
+    def export(self) -> nn.Module:
+        """The central model as a plain module of its own, in evaluation mode, on the CPU; all devices ask for it."""
+        self.settle()
+        return copy.deepcopy(self._central).cpu()
+
+    def training_state(self) -> dict[str, Any] | None:
+        """What all devices need to go on exactly, with the same strategy; rank 0 gets it, and the others None."""
+        on_cpu = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), self._runtime.state())
+        devices = self._world.gathered(on_cpu)
+        if devices is None:
+            return None
+        strategy = self._placed.strategy.to_json()
+        return {"version": STATE_VERSION, "strategy": strategy, "round": self.rounds, "devices": devices}
+
+    def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
+        """Continue from `training_state()`; what rank 0 is given counts.
+
+        Raises:
+            CheckpointError: the state is of a training with another strategy, or with none.
+        """
+        problem = None if state is None else self._mismatch(state)
+        told = self._world.leaders((problem, None if state is None or problem else state["round"]))
+        if told[1] is None:
+            raise CheckpointError(told[0] or "there is no state to go on from; resume from a checkpoint")
+        own = self._world.handed_out(None if state is None else state["devices"])
+        self._runtime.load_state(own)
+        self.rounds = told[1]
+
+    def close(self) -> None:
+        """Nothing is at work between rounds."""
+
+    def _mismatch(self, state: Mapping[str, Any]) -> str | None:
+        """Why a state cannot be loaded here, in a sentence; None where it can."""
+        if state.get("version") != STATE_VERSION:
+            return "the checkpoint is of a training without this strategy; resume without strategy=, or start anew"
+        if state["strategy"] != self._placed.strategy.to_json() or len(state["devices"]) != self._world.size:
+            return (
+                "the checkpoint was made with another strategy, or on another number of devices; "
+                "resume with the strategy that the training began with"
+            )
+        return None
+
+    def _round(self, batch: Batch) -> Outcome:
+        index, captured = self.rounds, self._placed.captured
+        self.rounds += 1
+        if batch is None or not captured.fits(batch):
+            if batch is not None and self._team.number == 0:
+                what = f"a batch is smaller than the strategy's, of learner {self._team.index}"
+                self._events.append(Event(index, LEFT_OUT, f"{what}; it is not trained on"))
+            self._runtime.skip()
+            loss = torch.full((1,), torch.nan, device=self.device)
+            return Outcome(loss, torch.ones_like(loss, dtype=torch.bool), [False])
+        loss = self._runtime.step(self._for_all(batch), index).detach().reshape(1)
+        return Outcome(loss, loss.isfinite(), [True])
+
+    def _for_all(self, batch: Batch) -> Batch:
+        """The batch that all devices of the learner train on: the first one's, where they may have read others."""
+        if self._placed.alike or self._team.size == 1:
+            return batch
+
+        def handed_out(leaf: Tensor) -> Tensor:
+            own = leaf.to(self.device, copy=True).contiguous()
+            wait_for([self._team.hand_out(own, 0)])
+            return own
+
+        return tree_map_only(Tensor, handed_out, batch)

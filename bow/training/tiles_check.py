@@ -1,0 +1,126 @@
+"""Before a training by a placed strategy: some steps by it and by data parallelism, and what was predicted of it."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bow.cluster import World
+from bow.engine import Batch
+from bow.errors import SettingError
+from bow.planner.baselines import data_parallel
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.rules import RULES
+from bow.strategy import Timeline
+from bow.tiles import CapturedStep, Team, TileRuntime
+from bow.tiles.predicting import predicted_timeline
+from bow.tiles.timelines import save_timelines
+from bow.training.blueprint import Blueprint
+from bow.training.tiles import Placed
+
+WARM_UP = 2
+TURNS = 7
+STEPS = 2
+"""Each of the two strategies has so many turns of so many steps."""
+
+MARGIN = 1.05
+"""A strategy is slower that takes more than so many times what data parallelism takes: runs differ by as much."""
+
+FILE = "strategy_timeline.json"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a placed strategy did beside data parallelism.
+
+    Attributes:
+        batch_s: what it takes for a batch of one learner.
+        data_s: what data parallelism takes, with all devices.
+        predicted: when a step was expected to run what.
+        measured: when a step ran what, on the devices of the first learner.
+    """
+
+    batch_s: float
+    data_s: float
+    predicted: Timeline
+    measured: Timeline
+
+    @property
+    def summary(self) -> str:
+        """Both times in a sentence."""
+        return f"{1e3 * self.batch_s:.1f} ms a batch, data parallelism {1e3 * self.data_s:.1f} ms"
+
+    def save(self, folder: Path) -> None:
+        """Write both timelines into one file."""
+        save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
+
+
+def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, world: World) -> Checked | None:
+    """Time a strategy beside data parallelism, on copies that leave no trace in the training.
+
+    All processes ask for it. There is nothing to compare with on one device, or where the strategy is data parallelism.
+
+    Args:
+        blueprint: of the learners.
+        placed: the strategy and its step.
+        batch: to train on.
+        team: the devices of this process's learner.
+        world: the processes.
+
+    Raises:
+        SettingError: the strategy is slower.
+    """
+    captured, strategy = placed.captured, placed.strategy
+    data = PlacedStrategy(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
+    if world.size == 1 or strategy == data:
+        return None
+    batch = world.leaders(batch)  # the same for all, whatever their data have dealt
+    all_devices = team if strategy.learners == 1 else Team(team.device)
+    own = _runtime(captured, strategy, blueprint, team)
+    other = _runtime(captured, data, blueprint, all_devices)
+    own_s, data_s = _take_turns(own, other, batch, all_devices)
+    measured = _recorded(own, batch)
+    predicted = predicted_timeline(captured.graph, strategy, all_devices, type(own.optimizer).__name__)
+    checked = world.leaders(Checked(own_s / strategy.learners, data_s, predicted, measured))
+    if checked.batch_s > MARGIN * checked.data_s:
+        raise SettingError(
+            f"the strategy is slower than data parallelism here: {checked.summary}; leave strategy out, plan again, or "
+            "train by it all the same with strategy_check=False"
+        )
+    return checked
+
+
+def _runtime(captured: CapturedStep, strategy: PlacedStrategy, blueprint: Blueprint, team: Team) -> TileRuntime:
+    model, optimizer = blueprint.model, blueprint.optimizer
+    return TileRuntime(captured, strategy, model, optimizer, team, sync=blueprint.sync, seed=blueprint.seed)
+
+
+def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, team: Team) -> tuple[float, float]:
+    """Median seconds of a step of each, on the slowest device."""
+    seconds: dict[TileRuntime, list[float]] = {own: [], other: []}
+    for runtime in seconds:
+        _stint(runtime, batch, WARM_UP, team)
+    for _ in range(TURNS):
+        for runtime, taken in seconds.items():
+            taken.append(max(team.everyone(_stint(runtime, batch, STEPS, team))) / STEPS)
+    return statistics.median(seconds[own]), statistics.median(seconds[other])
+
+
+def _stint(runtime: TileRuntime, batch: Batch, steps: int, team: Team) -> float:
+    """Seconds that some steps take here, begun by all together."""
+    team.everyone(None)
+    start = time.perf_counter()
+    for index in range(steps):
+        runtime.step(batch, index)
+    if team.device.type == "cuda":
+        torch.cuda.synchronize(team.device)
+    return time.perf_counter() - start
+
+
+def _recorded(runtime: TileRuntime, batch: Batch) -> Timeline:
+    runtime.record()
+    runtime.step(batch, 0)
+    runtime.record(False)
+    return runtime.timeline()

@@ -1,0 +1,112 @@
+"""What `bow.train` is given beside a placed strategy: what fits it, and on how many devices it runs."""
+
+from typing import Any
+
+import torch
+
+from bow.cluster import is_member
+from bow.data.tensor_stream import TensorStream
+from bow.device import StreamDevice
+from bow.errors import SettingError
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.rules import RULES
+from bow.sync import Synchroniser, Timing
+from bow.tiles import capture_operators
+from bow.tiles.updating import tile_optimizer
+from bow.training.blueprint import Blueprint
+from bow.training.opened import Opened
+from bow.training.tiles import Placed
+
+ONLY: dict[str, tuple[Any, str]] = {
+    "engine": ("auto", "its operators run in tiles, and not by an engine"),
+    "dispatch": ("fixed", "its learners keep step"),
+    "compile": (False, "its operators run one by one"),
+    "tuner": (None, "it says how many learners there are"),
+    "precision": (None, "it computes in the model's own types; convert the model"),
+    "clip_norm": (None, "no device sees a whole gradient"),
+    "memory": ("device", "its activations stay where they are made"),
+    "buffers": ("average", "learners' statistics are averaged"),
+    "bucket_mb": (None, "its sums are those of the strategy"),
+}
+"""Settings that a placed strategy leaves no choice of: what they have to be, and why."""
+
+
+def check_settings(strategy: PlacedStrategy, settings: dict[str, Any]) -> None:
+    """Refuse settings that a placed strategy does not carry out.
+
+    Args:
+        strategy: that was given.
+        settings: the arguments of `bow.train`.
+
+    Raises:
+        SettingError: with the first one.
+    """
+    for name, (wanted, why) in ONLY.items():
+        if settings[name] != wanted:
+            raise SettingError(f"{name}={settings[name]!r} does not go with a placed strategy: {why}; leave it out")
+    learners, sync = settings["learners"], settings["sync"]
+    if learners not in ("auto", strategy.learners):
+        raise SettingError(
+            f'learners={learners} contradicts the strategy, which has {strategy.learners}; make it that, or "auto"'
+        )
+    if isinstance(settings["devices"], StreamDevice):
+        raise SettingError("a placed strategy runs on processes, one for each device; give their number as devices=")
+    if strategy.learners > 1 and isinstance(sync, Synchroniser) and sync.timing is not Timing.WITH_STEP:
+        raise SettingError(
+            f"learners of a placed strategy are averaged with the step, {sync!r} averages at another time; "
+            "use bow.SMA() or bow.EASGD()"
+        )
+
+
+def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, device: torch.device) -> int | None:
+    """How many processes a strategy runs on: as many as are asked for, or as it names devices.
+
+    Args:
+        strategy: that was given.
+        asked: the user's `devices`.
+        count: as `choose_devices` has it; None: as many as there are processes.
+        device: what this process computes on.
+
+    Raises:
+        SettingError: there are not so many GPUs.
+        ScheduleError: the devices cannot be divided among the learners.
+    """
+    if is_member() or isinstance(asked, int):
+        if count is not None:
+            strategy.devices_per_learner(count)
+        return count
+    named = max((device for split in strategy.splits for device in split.devices), default=0) + 1
+    needed = named * max(1, strategy.learners)
+    gpus = torch.cuda.device_count() if device.type == "cuda" else needed
+    if needed > gpus:
+        raise SettingError(
+            f'the strategy is for {needed} devices, and here are {gpus} GPUs; use devices="cpu", or plan for {gpus}'
+        )
+    return needed
+
+
+def placed_step(strategy: PlacedStrategy, blueprint: Blueprint, opened: Opened, num_devices: int | None) -> Placed:
+    """A strategy with the step that it is for.
+
+    Args:
+        strategy: that was given.
+        blueprint: of the learners.
+        opened: the data.
+        num_devices: how many there are; None where it is not known before the processes have met.
+
+    Raises:
+        CaptureError: the step cannot be divided into operators.
+        ScheduleError: the strategy is for another model or batch size, or not legal on so many devices.
+        OptimizerError: the optimizer does not treat every element alike.
+    """
+    model = blueprint.model
+    modes = {module: module.training for module in model.modules()}
+    try:
+        captured = capture_operators(model.train(), opened.example, step=blueprint.step)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if num_devices is not None:
+        strategy.check(captured.graph, num_devices, RULES)
+    tile_optimizer(blueprint.optimizer, model, {}, {})  # only to see whether it treats every element alike
+    return Placed(captured, strategy, isinstance(opened.stream, TensorStream))

@@ -1,0 +1,275 @@
+"""Training by the strategies of a planner."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+import bow
+from bow.cluster import World
+from bow.errors import CheckpointError, OptimizerError, ScheduleError, SettingError
+from bow.planner.baselines import data_parallel
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.rules import RULES
+from bow.planner.split import Split, everything_on
+from bow.strategy import Timeline
+from bow.tiles import capture_operators
+from bow.training import tiles_check
+from bow.training.tiles import LEFT_OUT
+from tests.cluster.worlds import in_world
+
+BATCH, STEPS = 4, 6
+SGD = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
+DROPS = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.2)
+COMMON: dict[str, Any] = {"batch_size": BATCH, "steps": STEPS, "optimizer": SGD, "progress": False, "seed": 3}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def data(count: int = 16) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(count, 5, generator=torch.Generator().manual_seed(1)).double()
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def strategy(num_devices: int, learners: int = 1) -> PlacedStrategy:
+    """Data parallel, but the first layer by its channels, and the second whole on the last device."""
+    graph = capture_operators(model(), tuple(each[:BATCH] for each in data()), cross_entropy).graph
+    first, *splits = data_parallel(graph, RULES, num_devices)
+    linear = next(number for number, each in enumerate(graph.operators[1:]) if each.kind == "linear")
+    splits[linear] = dataclasses.replace(everything_on(graph, num_devices - 1)[0])
+    return PlacedStrategy(graph.hash, (Split((1, num_devices), first.devices), *splits), learners)
+
+
+class Offset(Dataset[tuple[Tensor, Tensor]]):
+    """Samples that are read in another way by every process."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return len(data()[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, labels = data()
+        return inputs[index] + 100 * self.rank, labels[index]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What is kept of a training."""
+
+    losses: list[float]
+    state: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, result: bow.Result) -> Outcome:
+        return cls([record["train_loss"] for record in result.history], result.model.state_dict())
+
+
+class Stop(bow.Callback):
+    """Ends a training early."""
+
+    def on_round_end(self, run: Any) -> None:
+        if run.round == STEPS // 2:
+            run.stop()
+
+
+def trainings(world: World, folder: Path) -> dict[str, Any]:
+    """Everything that two processes are needed for, in one go: they take longer to start than to train."""
+
+    def train(name: str, placed: PlacedStrategy, given: Any = None, **settings: Any) -> bow.Result:
+        options = {"strategy_check": False, "run_dir": folder / name, **COMMON, **settings}
+        return bow.train(model(), data() if given is None else given, cross_entropy, strategy=placed, **options)
+
+    def refused(train: Callable[[], object]) -> str:
+        with pytest.raises((SettingError, CheckpointError)) as caught:
+            train()
+        return str(caught.value)
+
+    one, two = strategy(2), strategy(1, learners=2)
+    found: dict[str, Any] = {"one": Outcome.of(train("one", one)), "two": Outcome.of(train("two", two))}
+    found["read"] = Outcome.of(train("read", one, Offset(world.rank)))
+    drops = {"lr_scheduler": DROPS, "lr_interval": "round"}
+    for name, placed in (("one", one), ("two", two)):
+        train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Stop()], **drops)
+        found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
+    found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
+    tiles_check.MARGIN, margin = math.inf, tiles_check.MARGIN
+    train("checked", one, strategy_check=True)
+    tiles_check.MARGIN, tiles_check._take_turns = margin, lambda *_: (0.03, 0.02)
+    found["slow"] = refused(lambda: train("slow", one, strategy_check=True))
+    found["slow for two"] = Outcome.of(train("slow for two", two, strategy_check=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiles")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bow.training.run.write_report", lambda run_dir: None)
+        patch.setattr(tiles_check, "_take_turns", tiles_check._take_turns)  # put back behind the trainings
+        return in_world(2, functools.partial(trainings, folder=folder))[0]
+
+
+def by_replicas(folder: Path, learners: int, **settings: Any) -> Outcome:
+    """The same training by learners on one device."""
+    options = {**COMMON, "engine": "eager", "devices": "cpu", "learners": learners, **settings}
+    return Outcome.of(bow.train(model(), data(), cross_entropy, run_dir=folder, **options))
+
+
+def assert_alike(one: Outcome, other: Outcome) -> None:
+    assert one.losses == pytest.approx(other.losses, rel=1e-6)  # means that one device takes in float32
+    assert one.state.keys() == other.state.keys()
+    for name, value in one.state.items():
+        torch.testing.assert_close(value, other.state[name], rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_a_strategy_trains_what_one_device_trains(found: dict[str, Any], tmp_path: Path) -> None:
+    assert_alike(found["one"], by_replicas(tmp_path, learners=1))
+
+
+def test_learners_of_a_strategy_are_those_of_one_device(found: dict[str, Any], tmp_path: Path) -> None:
+    assert_alike(found["two"], by_replicas(tmp_path, learners=2))
+
+
+def test_all_devices_train_on_the_batches_that_the_first_one_reads(found: dict[str, Any]) -> None:
+    assert_alike(found["read"], found["one"])
+
+
+@pytest.mark.parametrize(("name", "learners"), [("one", 1), ("two", 2)])
+def test_a_training_goes_on_from_its_checkpoint(
+    found: dict[str, Any], tmp_path: Path, name: str, learners: int
+) -> None:
+    """Learning rates fall meanwhile, so that learners start again from the central model."""
+    whole = by_replicas(tmp_path, learners, lr_scheduler=DROPS, lr_interval="round")
+    assert_alike(found[f"{name} resumed"], dataclasses.replace(whole, losses=found[f"{name} resumed"].losses))
+
+
+def test_a_checkpoint_of_another_strategy_is_refused(found: dict[str, Any]) -> None:
+    assert "made with another strategy" in found["other"]
+
+
+def test_a_strategy_slower_than_data_parallelism_is_refused(found: dict[str, Any], folder: Path) -> None:
+    assert "slower than data parallelism here: 30.0 ms a batch, data parallelism 20.0 ms" in found["slow"]
+    assert "strategy_check=False" in found["slow"]
+    assert not (folder / "slow").exists()
+
+
+def test_a_step_of_two_learners_is_two_batches(found: dict[str, Any]) -> None:
+    assert_alike(found["slow for two"], found["two"])
+
+
+def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[str, Any], folder: Path) -> None:
+    events = json.loads((folder / "checked" / tiles_check.FILE).read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert list(names.values()) == ["predicted", "measured"]
+    for pid in names:
+        ran = [event for event in events if event["pid"] == pid and event["ph"] == "X"]
+        assert {event["cat"] for event in ran} >= {"forward", "backward", "update"}
+    records = [json.loads(line) for line in (folder / "checked" / "metrics.jsonl").read_text().splitlines()]
+    (event,) = [record for record in records if record.get("event") == "strategy"]
+    assert re.fullmatch(r"strategy: [\d.]+ ms a batch, data parallelism [\d.]+ ms", event["message"])
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bow.Result]]:
+    """A training on one device, by a strategy of one."""
+    monkeypatch.setattr("bow.training.run.write_report", lambda run_dir: None)
+
+    def run(given: Any = None, samples: int = 16, **settings: Any) -> bow.Result:
+        options = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON, **settings}
+        return bow.train(model(), data(samples), cross_entropy, strategy=given or strategy(1), **options)
+
+    return run
+
+
+def test_a_strategy_is_read_from_a_file(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    file = tmp_path / "strategy.json"
+    file.write_text(strategy(1).to_json())
+    result = train(str(file))
+    assert (result.engine, result.learners) == ("tiles", 1)
+    assert_alike(Outcome.of(result), by_replicas(tmp_path / "other", learners=1))
+
+
+def test_a_smaller_batch_is_left_out_and_the_user_hears_of_it(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    results = [train(samples=count, steps=None, run_dir=tmp_path / str(count)) for count in (6, 4)]
+    records = [json.loads(line) for line in (tmp_path / "6" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records if record.get("event") == LEFT_OUT] == [1]
+    assert int(results[0].model.get_buffer("1.num_batches_tracked")) == 1
+
+
+def test_what_runs_when_can_be_recorded(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    train(callbacks=[bow.TraceRounds(first=1, rounds=2)])
+    spans = Timeline.load(tmp_path / "run" / bow.TraceRounds.FILE).spans
+    assert sum(span.category == "update" for span in spans) == 2
+
+
+def test_a_training_that_diverges_has_no_hope() -> None:
+    from bow.training.tiles import TileLearners
+
+    class Learners(TileLearners):
+        def __init__(self) -> None:
+            self.last = None
+
+    learners = Learners()
+    assert not learners.is_hopeless
+    for value, hopeless in ((1.0, False), (torch.inf, True)):
+        losses = torch.tensor([value])
+        learners.remember(bow.training.tiles.Outcome(losses, losses.isfinite(), [True]))
+        assert learners.is_hopeless is hopeless
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"engine": "eager"}, SettingError, "engine='eager' does not go with a placed strategy"),
+        ({"dispatch": "first_come"}, SettingError, "dispatch='first_come' does not go with a placed strategy"),
+        ({"precision": "bfloat16"}, SettingError, "precision='bfloat16' does not go with a placed strategy"),
+        ({"clip_norm": 1.0}, SettingError, "clip_norm=1.0 does not go .*no device sees a whole gradient"),
+        ({"compile": True}, SettingError, "compile=True does not go with a placed strategy"),
+        ({"buffers": "first"}, SettingError, "buffers='first' does not go with a placed strategy"),
+        ({"tuner": bow.Tuner()}, SettingError, "tuner=.* does not go with a placed strategy"),
+        ({"learners": 2}, SettingError, "learners=2 contradicts the strategy, which has 1"),
+        ({"batch_size": 8}, ScheduleError, "the strategy is for graph .*, this model's is .*; plan again"),
+        ({"optimizer": torch.optim.Adafactor}, OptimizerError, "does not treat every element of a weight alike"),
+        ({"given": strategy(2), "devices": 1}, ScheduleError, "has a tile on device 1, and there are 1"),
+        (
+            {"given": strategy(1, learners=2), "sync": bow.SSGD()},
+            SettingError,
+            r"learners of a placed strategy are averaged with the step, SSGD\(every=1\) averages at another time",
+        ),
+        ({"given": strategy(1, learners=2), "devices": 3}, ScheduleError, "3 devices cannot be divided among 2"),
+    ],
+)
+def test_what_a_strategy_cannot_carry_out_is_refused(
+    train: Callable[..., bow.Result], settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        train(**settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_another_version_is_refused(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    file = tmp_path / "strategy.json"
+    file.write_text(strategy(1).to_json().replace('"version": 1', '"version": 7'))
+    with pytest.raises(ScheduleError, match="has version 7"):
+        train(str(file))
