@@ -18,12 +18,21 @@ usage: bow COMMAND [ARGUMENTS]
 
   bow train [NAME=VALUE ...] [-m]   train a model; without arguments LeNet on handwritten digits
   bow report RUN_DIR                write the report of a run, finished or not
+  bow schedule ACTION [NAME=VALUE ...]   profile, simulate, run and compare schedules of operators
+  bow plan [NAME=VALUE ...]         how to split a model's operators over devices, simulated
   bow doctor [NAME=VALUE ...]       what this machine can run, and whether these settings would fit
   bow bench NAME [NAME=VALUE ...]   run a benchmark
 
 bow COMMAND --help says more. bow --version prints the version.
 """
-COMMANDS = {"train": "training", "report": "report", "doctor": "diagnosis", "bench": "benchmark"}
+COMMANDS = {
+    "train": "training",
+    "report": "report",
+    "schedule": "scheduling",
+    "plan": "planning",
+    "doctor": "diagnosis",
+    "bench": "benchmark",
+}
 MISTAKE = 2
 INTERRUPTED = 130
 

@@ -123,7 +123,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
     """The engine that would run, and what it would need."""
     from bow.engine import choose_learners
-    from bow.training.replicas import engine_for
+    from bow.training.given import engine_for
 
     inputs, size, memory = arguments["data"][0], arguments["batch_size"], arguments["memory"]
     model = arguments["model"]()

@@ -14,8 +14,8 @@ from bow.cli.composition import compose, options
 from bow.cli.objects import imported
 from bow.models import sequence_cross_entropy
 
-IMAGES = ("lenet", "logistic_regression", "mlp", "resnet")
-TEXTS = ("lstm", "transformer")
+IMAGES = ("googlenet", "lenet", "logistic_regression", "mlp", "pathnet", "resnet", "resnet50")
+TEXTS = ("lstm", "phased_lstm", "rnn_language_model", "transformer")
 
 
 def arguments(*overrides: str) -> dict[str, Any]:

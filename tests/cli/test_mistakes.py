@@ -18,7 +18,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown recipe": (["recipe=lenett"], ["recipe=lenett", "did you mean lenet?"]),
     "misspelt key": (["lerners=4"], ["lerners=4", "did you mean learners?"]),
     "misspelt nested key": (["optimizer.momentun=0.5"], ["optimizer.momentun=0.5", "did you mean momentum?"]),
-    "unknown option of a group": (["model=vgg"], ["model=vgg", "choose one of lenet"]),
+    "unknown option of a group": (["model=vgg"], ["model=vgg", "choose one of alexnet"]),
     "unknown engine": (["engine=warp"], ["engine=warp", "choose one of auto, eager, fused"]),
     "setting of another option": (["sync=ssgd", "sync.mu=0.5"], ["sync.mu=0.5", "sync=ssgd has no settings"]),
     "added key": (["+colour=red"], ["colour=red", "bow train --help"]),

@@ -1,0 +1,176 @@
+"""`bow plan`: how the operators of a model are split over devices."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bow.cli.planning_files import load, save
+from bow.cli.planning_methods import all_methods, compared_methods, find
+from bow.cli.planning_settings import Settings, read
+from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
+from bow.cli.subject import parts
+from bow.errors import BowError, SettingError, reason
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.explain import explain
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.problem import Problem
+from bow.planner.simulation_result import SimulationResult
+from bow.planner.starts import baseline
+from bow.planner.topology_files import save_topology, shipped_topologies
+from bow.tiles import capture_operators
+from bow.tiles.machine import MACHINE
+from bow.tiles.measured import measured_costs
+from bow.tiles.planning import problem_of, topology_of
+
+USAGE = """\
+usage: bow plan [--dry-run] [NAME=VALUE ...]
+       bow plan compare [NAME=VALUE ...]
+       bow plan explain | show FILE [NAME=VALUE ...]
+
+  bow plan network=nmt size=tiny topology=p100_node      search a strategy, and write it
+  bow plan compare network=alexnet topology=k80_node     all methods side by side
+  bow plan explain plan/strategy.json                    every operator: its split, costs, and what else would cost
+  bow plan show plan/strategy.json                       the same without other choices
+
+Nothing is trained: times are simulated, from a roofline of the devices or from measured times. What is planned for, as
+for bow train: recipe=lenet batch_size=64, model=..., data=...; or a network of the papers: network=rnnlm size=tiny.
+A strategy's file says what it was planned for; settings of the command line come before that.
+
+topology=NAME or FILE   the devices and links (two_cores); {topologies};
+                        {machine}: this one, its links measured between processes
+devices=N               with topology={machine}: so many devices, between which the cores or GPUs are divided
+save_topology=FILE      write the topology as YAML, to plan for it again
+costs=roofline          or measured: every tile once on this machine's devices; kept in the cache folder
+method=NAME             {methods}
+methods=NAME,NAME       those that are compared
+budget_s=30             seconds of each search, and of the other choices that explain tries
+proposals=N             instead: strategies that each walk looks at
+learners=1,2            numbers of learners to choose from
+processes=1             that search at the same time
+seed=0                  of the search
+keep=2                  other choices that explain shows for each operator
+out=plan                the folder of strategy.json, timeline.json and timeline.svg; FILE.json: the strategy alone
+--dry-run               only print: nothing is measured and no file is written; for any topology, hardware or not
+
+Ctrl-C ends a search, which keeps the best strategy so far.
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Carry out `bow plan`; `words` are what stands behind it."""
+    if words and words[0] in ("-h", "--help"):
+        print(
+            USAGE.format(topologies=", ".join(shipped_topologies()), methods=", ".join(all_methods()), machine=MACHINE),
+            end="",
+        )
+        return 0
+    action, file, rest = _action(words)
+    settings = read(rest)
+    console = Console(highlight=False, soft_wrap=True)
+    if action in ("show", "explain"):
+        _tell(Console(highlight=False), file, settings, action)
+        return 0
+    topology = topology_of(settings.topology or "two_cores", settings.devices)
+    if settings.save_topology is not None:
+        save_topology(topology, settings.save_topology)
+    problem = _problem(settings, topology)
+    (_compare if action == "compare" else _plan)(console, problem, settings)
+    return 0
+
+
+def _problem(settings: Settings, topology: DeviceTopology) -> Problem:
+    model, batch, step = parts(settings.network, settings.size, settings.others)
+    captured = capture_operators(model, batch, step=step)
+    costs = measured_costs(captured, model, batch, topology) if settings.costs == "measured" else None
+    return problem_of(captured.graph, topology, costs=costs)
+
+
+def _plan(console: Console, problem: Problem, settings: Settings) -> None:
+    found = find(problem, settings.method, settings.search, console)
+    if found.how:
+        console.print(found.how)
+    strategy = found.strategy
+    result = problem.simulate(strategy.splits, strategy.learners)
+    if result.refusal is not None:
+        raise SettingError(f"method={settings.method} gives a strategy that does not fit: {result.refusal}")
+    console.print(told(strategy, result))
+    plain = _simulated(problem, "data")
+    if isinstance(plain, SimulationResult):
+        ratio = plain.makespan_ns / (result.makespan_ns / strategy.learners)
+        console.print(f"data parallelism: {plain.makespan_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
+    if settings.dry_run:
+        console.print("dry run: nothing is written")
+    else:
+        written = save(settings, strategy, result, problem.topology)
+        console.print(f"files: {', '.join(map(str, written))}")
+
+
+def _compare(console: Console, problem: Problem, settings: Settings) -> None:
+    rows = comparison()
+    plain = _simulated(problem, "data")
+    base = plain.makespan_ns if isinstance(plain, SimulationResult) else None
+    for method in settings.methods or compared_methods():
+        try:
+            strategy = find(problem, method, settings.search, console).strategy
+            result: SimulationResult | str = problem.simulate(strategy.splits, strategy.learners)
+        except BowError as error:
+            add_result(rows, method, reason(error), 1, base)
+            continue
+        name = method if strategy.learners == 1 else f"{method}, {strategy.learners} learners"
+        add_result(rows, name, result, strategy.learners, base)
+    console.print(rows)
+
+
+def _tell(console: Console, file: str, settings: Settings, action: str) -> None:
+    loaded = load(Path(file), settings)
+    topology = loaded.topology or topology_of(loaded.settings.topology or "two_cores", settings.devices)
+    problem, strategy = _problem(loaded.settings, topology), loaded.strategy
+    strategy.check(problem.graph, topology.num_devices, problem.rules)
+    if action == "show":
+        told_of = explain(problem, strategy.splits, strategy.learners, operators=())
+        console.print(strategy_table(problem, told_of))
+    else:
+        begun, budget_s = time.perf_counter(), settings.search.budget_s
+        with console.status("simulating other choices"):
+            told_of = explain(
+                problem,
+                strategy.splits,
+                strategy.learners,
+                keep=settings.keep,
+                goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
+            )
+        console.print(explanation_table(problem, told_of, settings.keep))
+        left_out = f"; {told_of.left_out} operators left out, see budget_s" if told_of.left_out else ""
+        console.print(f"{told_of.tried:,} other choices simulated{left_out}")
+    console.print(_summary(problem, strategy))
+
+
+def _summary(problem: Problem, strategy: PlacedStrategy) -> str:
+    return told(strategy, problem.simulate(strategy.splits, strategy.learners))
+
+
+def _simulated(problem: Problem, name: str) -> SimulationResult | str:
+    """A baseline, or why there is none."""
+    try:
+        return problem.simulate(baseline(problem, name))
+    except BowError as error:
+        return reason(error)
+
+
+def _action(words: Sequence[str]) -> tuple[str, str, Sequence[str]]:
+    first = words[0] if words else ""
+    if first == "compare":
+        return first, "", words[1:]
+    if first in ("show", "explain"):
+        if len(words) < 2 or "=" in words[1]:
+            raise SettingError(
+                f"bow plan {first} needs the file of a strategy; write bow plan {first} plan/strategy.json"
+            )
+        return first, words[1], words[2:]
+    if first and "=" not in first and not first.startswith("-"):
+        raise SettingError(
+            f"{first!r} is not an action of bow plan; use compare, explain FILE, show FILE, or settings alone"
+        )
+    return "plan", "", words

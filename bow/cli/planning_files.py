@@ -1,0 +1,111 @@
+"""The files of `bow plan`: a strategy with what it was planned for, and its simulated timeline."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bow.cli.planning_settings import Settings
+from bow.errors import SettingError
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.simulation_result import SimulationResult
+from bow.planner.topology_files import topology_from_dict, topology_to_dict
+from bow.strategy.picture import timeline_svg
+
+STRATEGY, TIMELINE, PICTURE = "strategy.json", "timeline.json", "timeline.svg"
+
+PLANNED_FOR = "planned_for"
+"""Key of what is in a strategy's file besides: `PlacedStrategy.from_json` leaves it out."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a file holds.
+
+    Attributes:
+        strategy: for some graph.
+        settings: with what the file says filled in where nothing else was given.
+        topology: of the file; None: another one was given, or the file has none.
+    """
+
+    strategy: PlacedStrategy
+    settings: Settings
+    topology: DeviceTopology | None
+
+
+def save(
+    settings: Settings, strategy: PlacedStrategy, result: SimulationResult, topology: DeviceTopology
+) -> tuple[Path, ...]:
+    """Write a strategy with what it is for, and into a folder its timeline too.
+
+    Args:
+        settings: `out` says where.
+        strategy: that was found.
+        result: of simulating it.
+        topology: that it was found for.
+
+    Returns:
+        What was written.
+
+    Raises:
+        SettingError: it cannot be written.
+    """
+    subject = {
+        "network": settings.network,
+        "size": settings.size,
+        "others": list(settings.others),
+        "costs": settings.costs,
+        "makespan_ns": result.makespan_ns,
+        "topology": topology_to_dict(topology),
+    }
+    text = json.dumps({**json.loads(strategy.to_json()), PLANNED_FOR: subject})
+    is_file = settings.out.suffix == ".json"
+    folder = settings.out.parent if is_file else settings.out
+    file = settings.out if is_file else folder / STRATEGY
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        if is_file:
+            return (file,)
+        result.timeline.save(folder / TIMELINE)
+        (folder / PICTURE).write_text(timeline_svg(result.timeline, "simulated"), encoding="utf-8")
+    except OSError as error:
+        raise SettingError(f"out={settings.out} cannot be written ({error.strerror or error}); give another") from error
+    return tuple(folder / name for name in (STRATEGY, TIMELINE, PICTURE))
+
+
+def load(path: Path, settings: Settings) -> Loaded:
+    """A strategy from its file, or from the folder that has it; what it was planned for, unless settings say.
+
+    Args:
+        path: of the file or folder.
+        settings: as given.
+
+    Raises:
+        SettingError: the file cannot be read, or neither it nor the settings say what it is for.
+        ScheduleError: it is damaged, or of another version.
+    """
+    file = path / STRATEGY if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SettingError(f"{file} cannot be read ({why or error}); give a file that bow plan wrote") from error
+    strategy = PlacedStrategy.from_json(text)
+    known: Mapping[str, Any] = json.loads(text).get(PLANNED_FOR) or {}
+    topology = None
+    try:
+        if not settings.has_subject and known:
+            others = tuple(str(word) for word in known["others"])
+            settings = replace(settings, network=str(known["network"]), size=str(known["size"]), others=others)
+        if not settings.topology and known:
+            topology = topology_from_dict(known["topology"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SettingError(
+            f"{file} does not say rightly what it was planned for ({type(error).__name__}: {error}); plan again"
+        ) from error
+    if not known and not settings.has_subject:
+        raise SettingError(f"{file} does not say what it was planned for; add network=NAME, or the model's settings")
+    return Loaded(strategy, settings, topology)

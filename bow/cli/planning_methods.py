@@ -1,0 +1,195 @@
+"""The methods of `bow plan`, by name: the planner's searches and baselines, and the methods of device placement."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bow.cli.suggestion import suggestion
+from bow.errors import SettingError
+from bow.planner.exhaustive import exhaustive
+from bow.planner.moves import SplitSpace
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.problem import Problem
+from bow.planner.search import search
+from bow.planner.search_settings import SearchSettings
+from bow.planner.simulated import Evaluator
+from bow.planner.starts import BASELINES, baseline
+from bow.planner.step_model import StepModel
+
+SEARCHES = ("search", "mcmc", "exhaustive")
+"""Methods of the planner that take time; `mcmc` is another name of `search`."""
+
+RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
+"""Methods of device placement that are called otherwise here, because the planner has methods of these names."""
+
+ALIASES = {"reinforce": "learned"}
+
+LEFT_OUT = ("soap",)
+"""A method of device placement that is the planner's search."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a method has found.
+
+    Attributes:
+        strategy: for the graph.
+        how: what there is to say about it; "": nothing.
+    """
+
+    strategy: PlacedStrategy
+    how: str = ""
+
+
+def placement_methods() -> dict[str, str]:
+    """The methods of device placement: by the name that they have here, the one that they have there."""
+    from bow.placement.methods import METHODS
+
+    return {RENAMED.get(name, name): name for name in METHODS if name not in LEFT_OUT}
+
+
+def all_methods() -> tuple[str, ...]:
+    """The names of all methods."""
+    return (*SEARCHES, *BASELINES, *placement_methods(), *ALIASES)
+
+
+def compared_methods() -> tuple[str, ...]:
+    """Those that are compared where nothing else is said: all that are not the same, and come to an end."""
+    return (*BASELINES, "search", *placement_methods())
+
+
+def check_method(name: str) -> None:
+    """Refuse a method that does not exist.
+
+    Raises:
+        SettingError: there is none of this name.
+    """
+    if name not in (*SEARCHES, *BASELINES) and name not in all_methods():
+        raise SettingError(f"method={name!r} does not exist; {suggestion(name, all_methods())}")
+
+
+def find(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
+    """Find a strategy.
+
+    Args:
+        problem: what is planned for.
+        method: its name.
+        settings: of whatever searches.
+        console: that shows how it goes.
+
+    Raises:
+        BowError: it cannot, because something is not installed or nothing fits.
+    """
+    if method in ("search", "mcmc"):
+        return _searched(problem, settings, console)
+    if method == "exhaustive":
+        return _proven(problem, settings, console)
+    if method in BASELINES:
+        return Planned(problem.strategy(baseline(problem, method)))
+    return _placed(problem, ALIASES.get(method, method), settings, console)
+
+
+def _searched(problem: Problem, settings: SearchSettings, console: Console) -> Planned:
+    with watched(settings.budget_s, console) as tell:
+        found = search(problem, settings, tell)
+    ended = ", interrupted" if any(chain.is_interrupted for chain in found.chains) else ""
+    how = (
+        f"{found.evaluated:,} strategies in {found.seconds:.1f} s{ended}; the best was found from start "
+        f"{found.chain.start.name!r}"
+    )
+    return Planned(found.strategy, how)
+
+
+def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Planned:
+    space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices, even=settings.even)
+    start = baseline(problem, "data")
+    model = StepModel(
+        problem.graph,
+        problem.rules,
+        problem.topology,
+        problem.costs,
+        optimizer_bytes_per_weight_byte=problem.optimizer_bytes_per_weight_byte,
+        overlap=problem.overlap,
+    )
+    with watched(settings.budget_s, console) as tell:
+        evaluate = Evaluator(problem.simulation(start), start)
+        proof = exhaustive(model, space, evaluate, start=start, budget_s=settings.budget_s, watch=tell)
+    of_all = f"{proof.evaluated:,} of {proof.strategies:,} strategies in {proof.seconds:.1f} s"
+    shown = "no strategy is faster" if proof.is_complete else f"none is faster by more than {proof.gap:.1%}"
+    return Planned(problem.strategy(proof.splits), f"{of_all}; {shown}")
+
+
+def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
+    from bow.placement.budget import Budget
+    from bow.placement.evaluation import SimulatedEvaluator
+    from bow.placement.grouping import module_groups
+    from bow.placement.methods import place
+
+    groups = module_groups(problem.graph)
+    evaluator = SimulatedEvaluator(problem, groups)
+    budget = Budget(settings.budget_s, settings.proposals)
+    with console.status(f"{method} ...") as status:
+        placed = place(
+            placement_methods()[method],
+            groups,
+            evaluator,
+            budget,
+            settings.seed,
+            lambda message: status.update(f"{method}: {message}"),
+        )
+    return Planned(problem.strategy(placed.splits), f"{len(groups)} groups of operators, placed whole")
+
+
+@contextlib.contextmanager
+def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
+    """A bar with the best time so far; what it gives is told how a search goes, and says whether it goes on.
+
+    Ctrl-C ends the search, which then keeps the best strategy so far; a second one ends the command.
+
+    Args:
+        budget_s: seconds of the search; None: they are not limited.
+        console: where the bar is.
+    """
+    bar = Progress(
+        TextColumn("searching"),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+    )
+    with bar, _interruptible() as is_interrupted:
+        task = bar.add_task("", total=budget_s)
+
+        def tell(seconds: float, proposals: int, best_ns: float) -> bool:
+            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
+            bar.update(task, completed=seconds, description=said)
+            return not is_interrupted()
+
+        yield tell
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

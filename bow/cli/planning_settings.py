@@ -1,0 +1,147 @@
+"""What `bow plan` is told, as one object."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from bow.cli.planning_methods import check_method
+from bow.cli.suggestion import suggestion
+from bow.errors import SettingError
+from bow.planner.search_settings import SearchSettings
+from bow.tiles.machine import MACHINE
+from bow.tiles.planning import COSTS, CostsName
+
+DRY_RUN = "--dry-run"
+
+FLAGS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What belongs to `bow plan` itself.
+
+    Attributes:
+        topology: name or file; "": none was given.
+        costs: where the times of tiles are from.
+        devices: of this machine: how many; None: all.
+        save_topology: the file to which the topology is written; None: none.
+        method: that finds the strategy.
+        methods: those that are compared; empty: all.
+        out: where the strategy goes: a folder, or a JSON file.
+        dry_run: print, and neither measure nor write.
+        network: of the papers; "": a model by settings.
+        size: of the network.
+        keep: how many other choices are shown for each operator.
+        others: settings of the model, as for `bow train`.
+        search: how strategies are searched for.
+
+    Raises:
+        SettingError: settings that exclude each other.
+    """
+
+    topology: str = ""
+    costs: CostsName = "roofline"
+    devices: int | None = None
+    save_topology: Path | None = None
+    method: str = "search"
+    methods: tuple[str, ...] = ()
+    out: Path = Path("plan")
+    dry_run: bool = False
+    network: str = ""
+    size: str = ""
+    keep: int = 2
+    others: tuple[str, ...] = ()
+    search: SearchSettings = field(default_factory=SearchSettings)
+
+    def __post_init__(self) -> None:
+        if self.dry_run and (self.costs == "measured" or self.topology == MACHINE):
+            what = f"topology={MACHINE}" if self.topology == MACHINE else "costs=measured"
+            raise SettingError(f"{what} measures this machine and a dry run measures nothing; leave one of them out")
+        if self.dry_run and self.save_topology is not None:
+            raise SettingError("save_topology=FILE writes and a dry run writes nothing; leave one of them out")
+        if self.devices is not None and self.topology != MACHINE:
+            raise SettingError(f"devices={self.devices} is for topology={MACHINE}; other topologies list theirs")
+        if self.keep < 1:
+            raise SettingError(f"keep must be at least 1, got {self.keep}")
+
+    @property
+    def has_subject(self) -> bool:
+        """Whether it was said what is planned for."""
+        return bool(self.network or self.others)
+
+
+def read(words: Sequence[str]) -> Settings:
+    """Settings from `NAME=VALUE` words; what is none of ours belongs to the model.
+
+    Raises:
+        SettingError: a value that cannot be understood.
+    """
+    own: dict[str, Any] = {}
+    of_search: dict[str, Any] = {}
+    others: list[str] = []
+    for word in words:
+        name, _, value = ("dry_run", "=", "true") if word == DRY_RUN else word.partition("=")
+        if name in _OWN:
+            own[name] = _value(_OWN[name], name, value)
+        elif name in _SEARCHING:
+            of_search[name] = _value(_SEARCHING[name], name, value)
+        else:
+            others.append(word)
+    if "proposals" in of_search and "budget_s" not in of_search:
+        of_search["budget_s"] = None
+    return Settings(**own, others=tuple(others), search=replace(SearchSettings(), **of_search))
+
+
+def _value(reader: tuple[Callable[[str], Any], str], name: str, text: str) -> Any:
+    read, wanted = reader
+    try:
+        return read(text)
+    except (ValueError, KeyError) as error:
+        if isinstance(error, SettingError):
+            raise
+        raise SettingError(f"{name} must be {wanted}, got {text!r}") from error
+
+
+def _method(text: str) -> str:
+    check_method(text)
+    return text
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    return tuple(_method(name) for name in text.split(",") if name)
+
+
+def _costs(text: str) -> str:
+    if text not in COSTS:
+        raise SettingError(f"costs={text!r} does not exist; {suggestion(text, COSTS)}")
+    return text
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise KeyError(text)
+    return text
+
+
+_OWN: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "topology": (_named, "a name or a file"),
+    "costs": (_costs, "a name"),
+    "devices": (int, "a whole number"),
+    "save_topology": (lambda text: Path(_named(text)), "a file"),
+    "method": (_method, "a name"),
+    "methods": (_methods, "names with commas"),
+    "out": (lambda text: Path(_named(text)), "a folder or a file"),
+    "dry_run": (FLAGS.__getitem__, "true or false"),
+    "network": (str, "a name"),
+    "size": (str, "a name"),
+    "keep": (int, "a whole number"),
+}
+_SEARCHING: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "budget_s": (float, "a number"),
+    "proposals": (int, "a whole number"),
+    "learners": (lambda text: tuple(int(part) for part in text.split(",")), "a whole number, or several with commas"),
+    "processes": (int, "a whole number"),
+    "seed": (int, "a whole number"),
+}
+assert {*_OWN, "others", "search"} == {each.name for each in fields(Settings)}

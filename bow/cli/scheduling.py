@@ -1,0 +1,252 @@
+"""`bow schedule`: the operators of a learning task, profiled, simulated, run and compared."""
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bow.cli.subject import parts
+from bow.cli.suggestion import suggestion
+from bow.device import available_cores
+from bow.errors import RuntimeUnavailableError, SettingError
+from bow.profiler import Comparison, Policy, Profile, Subject, compare, make_policies, policies_here, symmetric
+from bow.profiler.profiling import REPEATS, measure, under
+from bow.profiler.report import (
+    before_after_table,
+    longest_table,
+    path_table,
+    policy_table,
+    step_table,
+    symmetric_table,
+)
+from bow.runtime.loading import is_available, native
+from bow.scheduler import critical_path
+from bow.strategy.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
+
+USAGE = """\
+usage: bow schedule ACTION [NAME=VALUE ...]
+
+  profile    measure every operator of a learning task, by number of threads, and the step by number of executors
+  simulate   the critical path, the parallelism there is, and every policy in simulated time
+  run        run one policy: longest operators before and after, co-running operators, timeline
+  compare    time every policy in turns, and write the best strategy for bow train strategy=...
+
+What is scheduled, as for bow train: recipe=lstm batch_size=32, model=..., data=...
+or a network of the papers: network=googlenet size=tiny (sizes: tiny, and those of the papers)
+
+out=DIRECTORY   where files go (schedule)
+policy=NAME     what run runs (the fastest in simulated time)
+turns=N         of every policy in compare (10)
+fresh=true      measure operators again that are known from before
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What belongs to `bow schedule` itself."""
+
+    out: Path = Path("schedule")
+    policy: str = ""
+    turns: int = 10
+    fresh: bool = False
+    network: str = ""
+    size: str = ""
+
+
+def run(words: Sequence[str]) -> int:
+    """Carry out `bow schedule`; `words` are what stands behind it."""
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    action, rest = words[0], words[1:]
+    if action not in ACTIONS:
+        raise SettingError(f"{action!r} is not an action of bow schedule; {suggestion(action, ACTIONS)}")
+    settings, others = _read(rest)
+    _warn(action, settings)
+    console = _console()
+    _make_folder(settings.out)
+    _check_runtime(action)
+    subject = _subject(settings, others)
+    profile = measure(subject, cache=not settings.fresh, progress=lambda text: console.print(f"measuring {text}"))
+    _write(settings.out / "profile.json", profile.to_json())
+    ACTIONS[action](console, subject, profile, settings)
+    console.print(f"files: {settings.out}")
+    return 0
+
+
+def _profile(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
+    console.print(step_table(profile), "")
+    found = symmetric(subject, profile, len(available_cores()), repeats=REPEATS) if is_available() else None
+    if found is not None:
+        console.print(symmetric_table(found), "")
+    console.print(longest_table(profile, found))
+
+
+def _simulate(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
+    policies = make_policies(subject, profile, len(available_cores()))
+    path = critical_path(subject.dependencies, profile.nanoseconds(1))
+    console.print(path_table(path, profile), "", policy_table(policies))
+    fastest = min(policies, key=lambda policy: policy.predicted.makespan)
+    _write_timeline(settings.out, fastest.name, simulated=fastest.predicted)
+
+
+def _run(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
+    policies = policies_here(subject, profile, len(available_cores()), REPEATS)
+    policy = _named(policies, settings.policy)
+    usual = min((each for each in policies if each.is_sequential), key=lambda each: each.predicted.makespan)
+    before, _ = under(subject, usual.schedule, REPEATS)
+    after, timeline = under(subject, policy.schedule, REPEATS)
+    console.print(before_after_table(profile, before, after, (usual.name, policy.name)))
+    simulated = policy.predicted
+    console.print(
+        f"\n{policy.name}: a step of {timeline.makespan * 1e3:.3f} ms, simulated {simulated.makespan * 1e3:.3f}; "
+        f"{mean_co_running(timeline):.2f} operators run at once on average, simulated "
+        f"{mean_co_running(simulated):.2f}, at most {max(count for _, count in co_running(timeline))}"
+    )
+    for name, own in (("simulated", simulated), ("measured", timeline)):
+        counts = " ".join(f"{count:.1f}" for count in co_running_by_part(own))
+        console.print(f"operators at once in each tenth of the step, {name}: {counts}")
+    _write_timeline(settings.out, policy.name, simulated=simulated, measured=timeline)
+
+
+def _compare(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
+    with console.status("timing") as status:
+        found = compare(subject, profile, turns=settings.turns, progress=lambda text: status.update(f"timing {text}"))
+    console.print(path_table(found.path, profile), "", policy_table(found.policies, found), "", found.verdict, sep="\n")
+    _, timeline = under(subject, found.choice.schedule, REPEATS)
+    _write_timeline(settings.out, found.choice.name, simulated=found.choice.predicted, measured=timeline)
+    fixed = _for_training(found)
+    file = settings.out / "strategy.json"
+    if fixed is None:
+        with _told(file):
+            file.unlink(missing_ok=True)
+        console.print("no strategy for training: operators run one after another fastest")
+    else:
+        _write(file, fixed.schedule.to_json())
+        console.print(f"for training: {fixed.name}: bow train engine=graph strategy={file}")
+
+
+ACTIONS: dict[str, Callable[[Console, Subject, Profile, Settings], None]] = {
+    "profile": _profile,
+    "simulate": _simulate,
+    "run": _run,
+    "compare": _compare,
+}
+
+
+def _for_training(found: Comparison) -> Policy | None:
+    """The best of the policies with an order, if it clearly beats running operators one after another."""
+    fixed = tuple(policy for policy in found.policies if policy.schedule.order is not None)
+    choice = replace(found, policies=fixed).choice
+    return None if choice.is_sequential else choice
+
+
+def _write_timeline(out: Path, title: str, **timelines: Any) -> None:
+    timeline = side_by_side(**timelines)
+    _write(out / "timeline.json", json.dumps(timeline.to_chrome()))
+    _write(out / "timeline.svg", timeline_svg(timeline, title))
+
+
+def _write(file: Path, text: str) -> None:
+    with _told(file):
+        file.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """Say in a sentence why a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingError(f"{file} cannot be written ({error.strerror}); give another folder with out=...") from error
+
+
+def _check_runtime(action: str) -> None:
+    """Without the native runtime, operators only run one after another: enough to measure them.
+
+    Raises:
+        RuntimeUnavailableError: the action runs them side by side.
+    """
+    try:
+        native()
+    except RuntimeUnavailableError as error:
+        if action in ("run", "compare"):
+            raise
+        warnings.warn(f"operators are measured in Python: {error}", stacklevel=2)
+
+
+def _named(policies: Sequence[Policy], name: str) -> Policy:
+    if not name:
+        return min(policies, key=lambda policy: policy.predicted.makespan)
+    found = next((policy for policy in policies if policy.name == name), None)
+    if found is None:
+        names = "; ".join(policy.name for policy in policies)
+        raise SettingError(f"policy={name!r} does not exist; use one of: {names}")
+    return found
+
+
+def _warn(action: str, settings: Settings) -> None:
+    """Say which settings have no effect."""
+    unused = [("policy", "run")] if settings.policy and action != "run" else []
+    unused += [("turns", "compare")] if settings.turns != Settings.turns and action != "compare" else []
+    for name, used_by in unused:
+        warnings.warn(f"{name} has no effect on bow schedule {action}; it is for bow schedule {used_by}", stacklevel=2)
+
+
+def _console() -> Console:
+    """The terminal; elsewhere 140 columns, so that a table in a log is whole."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=140)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"out={out} cannot be made ({error.strerror}); give another folder") from error
+    if not os.access(out, os.W_OK):
+        raise SettingError(f"out={out} cannot be written; give another folder")
+
+
+def _subject(settings: Settings, others: Sequence[str]) -> Subject:
+    model, batch, step = parts(settings.network, settings.size, others)
+    return Subject.of(model, batch, step=step)
+
+
+def _read(words: Sequence[str]) -> tuple[Settings, list[str]]:
+    """Our own settings, and the others."""
+    own: dict[str, Any] = {}
+    others: list[str] = []
+    readers: dict[str, Callable[[str], Any]] = {
+        "out": Path,
+        "policy": str,
+        "turns": _count,
+        "fresh": _truth,
+        "network": str,
+        "size": str,
+    }
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name in readers:
+            own[name] = readers[name](value)
+        else:
+            others.append(word)
+    return Settings(**own), others
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingError(f"turns must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise SettingError(f"fresh must be true or false, got {text!r}")
+    return text == "true"

@@ -1,0 +1,63 @@
+"""What `bow schedule` and `bow plan` are about: the model of a recipe, or a network of the papers."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from bow.cli.suggestion import suggestion
+from bow.engine import Step
+from bow.errors import SettingError
+
+
+class Parts(NamedTuple):
+    """A model, a batch of one learner, and what a learning task does with them."""
+
+    model: nn.Module
+    batch: Any
+    step: Step
+
+
+def parts(network: str, size: str, others: Sequence[str]) -> Parts:
+    """What is to be scheduled or planned.
+
+    Args:
+        network: of the papers; "": a model by settings.
+        size: of the network; "": tiny.
+        others: settings as for `bow train`.
+
+    Raises:
+        SettingError: there is no network of this name or size, a setting that does not exist, or settings that exclude
+            each other.
+    """
+    if not network and size:
+        raise SettingError(f"size={size} is of a network; give network=NAME too, or leave it out")
+    if network and others:
+        raise SettingError(f"network={network} leaves nothing to set, got {others[0]!r}; leave one out")
+    return _network(network, size or "tiny") if network else _recipe(others)
+
+
+def _network(name: str, size: str) -> Parts:
+    from bow.engine import step_from_loss
+    from bow.models.sizes import NETWORKS
+
+    if name not in NETWORKS:
+        raise SettingError(f"network={name!r} does not exist; {suggestion(name, NETWORKS)}")
+    network = NETWORKS[name]
+    if size not in network.sizes:
+        raise SettingError(f"network={name} has no size {size!r}; {suggestion(size, network.sizes)}")
+    return Parts(network.build(size), network.batch(size), step_from_loss(network.loss))
+
+
+def _recipe(words: Sequence[str]) -> Parts:
+    from bow.cli.arguments import build
+    from bow.cli.composition import compose
+    from bow.engine import step_from_loss
+    from bow.engine.captured import with_autocast
+    from bow.training.opened import Opened
+
+    given = build(compose(words))
+    opened = Opened(given["data"], batch_size=given["batch_size"], epochs=1, steps=None, seed=given["seed"])
+    step = with_autocast(given["step"] or step_from_loss(given["loss"]), torch.device("cpu"), given["precision"])
+    return Parts(given["model"](), opened.example, step)

@@ -1,0 +1,315 @@
+"""`bow plan` from the outside: files, tables, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bow.cli import main, planning, planning_methods
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.topology_files import load_topology
+from bow.strategy import Timeline
+from bow.tiles import capture_operators
+
+MODEL = ["model=mlp", "batch_size=8"]
+NODE = "topology=p100_node"
+SHORT = ["proposals=20", "seed=1"]
+PLACEMENTS = ("expert_placement", "mcmc_placement", "learned", "scotch", "mincut", "metis")
+
+
+_parts = functools.cache(planning.parts)
+
+
+@functools.cache
+def _captured(model: Any) -> Any:
+    """Of one batch and step, as each model here has."""
+    parts = next(parts for parts in _known if parts.model is model)
+    return capture_operators(parts.model, parts.batch, step=parts.step)
+
+
+_known: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder; models are built and captured once for all tests."""
+
+    def parts(*words: Any) -> Any:
+        found = _parts(*words)
+        _known.append(found)
+        return found
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(planning, "parts", parts)
+    monkeypatch.setattr(planning, "capture_operators", lambda model, batch, step: _captured(model))
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    def told() -> str:
+        out, err = capsys.readouterr()
+        return " ".join((out + err).split())
+
+    return told
+
+
+@pytest.fixture
+def planned(said: Callable[[], str]) -> dict[str, Any]:
+    """The file of a strategy for the MLP on four GPUs, as data."""
+    assert main(["plan", *MODEL, NODE, "method=data"]) == 0
+    said()
+    found: dict[str, Any] = json.loads(Path("plan/strategy.json").read_text())
+    return found
+
+
+def changed(planned: dict[str, Any], **changes: Any) -> str:
+    """The name of a file with the strategy changed."""
+    Path("changed.json").write_text(json.dumps({**planned, **changes}))
+    return "changed.json"
+
+
+def test_a_search_writes_a_strategy_and_its_timeline(said: Callable[[], str]) -> None:
+    assert main(["plan", *MODEL, NODE, *SHORT]) == 0
+    told = said()
+    assert "a step:" in told
+    assert "data parallelism:" in told
+    strategy = PlacedStrategy.from_json(Path("plan/strategy.json").read_text())
+    assert max(device for split in strategy.splits for device in split.devices) <= 3
+    assert Timeline.load("plan/timeline.json").makespan > 0
+    assert Path("plan/timeline.svg").read_text().startswith("<svg")
+
+
+def test_dry_run_prints_the_same_and_writes_nothing(said: Callable[[], str]) -> None:
+    assert main(["plan", "--dry-run", *MODEL, "topology=h100_node", "method=model"]) == 0
+    dry = said()
+    assert "dry run: nothing is written" in dry
+    assert not list(Path().iterdir())
+    assert main(["plan", *MODEL, "topology=h100_node", "method=model", "out=one/plan.json"]) == 0
+    assert said().split("files:")[0] == dry.split("dry run:")[0]
+    assert [path.name for path in Path("one").iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("method", ["single", "data", "model", "expert", "exhaustive", *PLACEMENTS])
+def test_every_method_gives_a_strategy(method: str, said: Callable[[], str]) -> None:
+    words = ["topology=two_cores", "budget_s=1"] if method == "exhaustive" else [NODE, *SHORT]
+    status = main(["plan", *MODEL, *words, f"method={method}", "out=other.json"])
+    told = said()
+    if status:
+        assert method in ("scotch", "mincut", "metis"), told
+        assert "install" in told
+        return
+    strategy = PlacedStrategy.from_json(Path("other.json").read_text())
+    if method in PLACEMENTS:
+        assert all(split.num_tiles == 1 for split in strategy.splits)
+    if method == "exhaustive":
+        assert "strategies in" in told
+
+
+def test_comparing_has_a_row_for_everything(said: Callable[[], str]) -> None:
+    methods = ("single", "data", "search", "expert_placement")
+    assert main(["plan", "compare", *MODEL, NODE, *SHORT, f"methods={','.join(methods)}"]) == 0
+    told = said()
+    assert all(method in told for method in methods)
+    assert "1.00" in told  # data parallelism over itself
+
+
+def test_a_method_that_cannot_says_why_in_its_row(said: Callable[[], str]) -> None:
+    assert main(["plan", "compare", *MODEL, NODE, "methods=single,cpu"]) == 0
+    assert "none: there is no processor among the devices" in said()
+
+
+@pytest.mark.usefixtures("planned")
+def test_showing_a_strategy_names_every_operator(said: Callable[[], str]) -> None:
+    assert main(["plan", "show", "plan"]) == 0
+    told = said()
+    assert "linear" in told
+    assert "sample 4" in told
+
+
+@pytest.mark.usefixtures("planned")
+def test_explaining_says_what_other_choices_cost(said: Callable[[], str]) -> None:
+    assert main(["plan", "explain", "plan/strategy.json", "keep=1"]) == 0
+    told = said()
+    assert "other choices simulated" in told
+    assert "%)" in told
+    assert "a step:" in told
+
+
+def test_a_strategy_is_explained_for_the_topology_that_its_file_has(said: Callable[[], str]) -> None:
+    text = Path(planning.__file__).parents[2] / "conf" / "topology" / "p100_node.yaml"
+    Path("own.yaml").write_text(text.read_text().replace("gpu3", "last"))
+    assert main(["plan", *MODEL, "topology=own.yaml", "method=model"]) == 0
+    Path("own.yaml").unlink()
+    assert main(["plan", "show", "plan"]) == 0
+    assert "last" in said()
+
+
+def test_costs_and_topology_of_this_machine_are_measured_and_kept(
+    said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bow.tiles import measuring
+    from bow.tiles import planning as tiles_planning
+    from bow.tiles.machine import read_devices
+
+    def one_device(devices: str = "auto", count: int | None = None) -> DeviceTopology:
+        return read_devices("cpu", 1)
+
+    monkeypatch.setattr(tiles_planning, "measure_machine", one_device)
+    monkeypatch.setattr(measuring, "REPEATS", 1)
+    monkeypatch.setenv("BOW_CACHE", str(tmp_path / "cache"))
+    words = ["plan", *MODEL, "method=single", "costs=measured", "out=plan.json"]
+    assert main([*words, "topology=machine", "save_topology=own.yaml"]) == 0
+    assert load_topology("own.yaml").num_devices == 1
+    (kept,) = (tmp_path / "cache" / "tiles").iterdir()
+    before = kept.read_bytes()
+    assert main([*words, "topology=own.yaml"]) == 0
+    assert kept.read_bytes() == before
+    first, second = (line for line in said().split("a step: ")[1:])
+    assert first.split()[:2] == second.split()[:2]
+
+
+@pytest.fixture
+def _interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is pressed as soon as a search tells how it goes."""
+    real = planning_methods.search
+
+    def searched(problem: Any, settings: Any, tell: Any) -> Any:
+        def told(*how: Any) -> bool:
+            assert signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler)
+            signal.raise_signal(signal.SIGINT)
+            return bool(tell(*how))
+
+        return real(problem, settings, told)
+
+    monkeypatch.setattr(planning_methods, "search", searched)
+
+
+@pytest.mark.usefixtures("_interrupted")
+def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    began = time.monotonic()
+    assert main(["plan", *MODEL, NODE, "budget_s=300"]) == 0
+    assert time.monotonic() - began < 250
+    assert "interrupted" in said()
+    PlacedStrategy.from_json(Path("plan/strategy.json").read_text())
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["network=nosuch"], "network='nosuch' does not exist"),
+        (["network=rnnlm", "size=huge"], "has no size 'huge'"),
+        ([*MODEL, "topology=nosuch"], "topology 'nosuch' cannot be read"),
+        ([*MODEL, "method=magic"], "method='magic' does not exist"),
+        ([*MODEL, "method=serch"], "did you mean search?"),
+        (["compare", *MODEL, "methods=data,magic"], "method='magic' does not exist"),
+        ([*MODEL, "costs=guessed"], "costs='guessed' does not exist; choose one of measured, roofline"),
+        ([*MODEL, "costs=measured"], "costs=measured needs devices of this machine, topology 'two_cores' has core"),
+        ([*MODEL, "budget_s=soon"], "budget_s must be a number, got 'soon'"),
+        ([*MODEL, "budget_s=-1"], "budget_s must be finite and above 0, got -1"),
+        ([*MODEL, "proposals=many"], "proposals must be a whole number, got 'many'"),
+        ([*MODEL, "learners=1,x"], "learners must be a whole number, or several with commas, got '1,x'"),
+        ([*MODEL, "learners=3", "topology=p100_node"], "4 devices cannot be divided among 3 learners"),
+        ([*MODEL, "devices=2"], "devices=2 is for topology=machine"),
+        ([*MODEL, "topology=machine", "devices=9999"], "9999 devices need 9999 cores"),
+        ([*MODEL, "topology=machine", "--dry-run"], "topology=machine measures this machine and a dry run"),
+        ([*MODEL, "costs=measured", "dry_run=true"], "costs=measured measures this machine and a dry run"),
+        ([*MODEL, "save_topology=x.yaml", "dry_run=true"], "a dry run writes nothing"),
+        ([*MODEL, "dry_run=perhaps"], "dry_run must be true or false, got 'perhaps'"),
+        ([*MODEL, "out=/dev/null/there", "method=single"], "out=/dev/null/there cannot be written"),
+        ([*MODEL, "method=single", "save_topology=/dev/null/there"], "the topology cannot be written to"),
+        (["model=nosuch"], "choose one of alexnet"),
+        (["explane"], "'explane' is not an action of bow plan"),
+        (["show"], "bow plan show needs the file of a strategy"),
+        (["explain", "network=rnnlm"], "bow plan explain needs the file of a strategy"),
+        (["show", "missing.json"], "missing.json cannot be read"),
+        (["show", "damaged.json"], "the strategy is not JSON"),
+        (["show", "binary.json"], "binary.json cannot be read (it is no text)"),
+        (["show", "list.json"], 'the text is not a "bow placed strategy"'),
+        ([*MODEL, "topology=damaged.yaml"], "topology 'damaged.yaml' is not YAML"),
+        ([*MODEL, "topology=apart.yaml"], "no link leads from 'a' to 'b'"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("damaged.json").write_text("{")
+    Path("binary.json").write_bytes(b"\xff\xfe\x00")
+    Path("list.json").write_text("[]")
+    Path("damaged.yaml").write_text("a: [")
+    kinds = "kinds: {core: {memory_gib: 1, tflops: 1, gb_per_s: 1}}"
+    Path("apart.yaml").write_text(f"{kinds}\ndevices: {{a: core, b: core}}\n")
+    refused(["plan", *words], message, capsys)
+
+
+def refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("bow: ")
+    assert message in lines[0]
+    assert "Traceback" not in lines[0]
+
+
+WIDE: list[dict[str, Any]] = [{"degrees": [99, 1], "devices": [0] * 99}]
+FAR: list[dict[str, Any]] = [{"degrees": [1, 1], "devices": [7]}]
+RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "message"),
+    [
+        ({}, ["model=logistic_regression", "batch_size=8"], "the strategy is for graph"),
+        ({}, ["topology=two_cores"], "has a tile on device 2, and there are 2 (0 to 1)"),
+        ({"splits": WIDE}, [], "has a sample of 8, got degree 99; give at most 8"),
+        ({"splits": FAR}, [], "has a tile on device 7, and there are 4 (0 to 3)"),
+        ({"splits": [{"degrees": [1], "devices": [0]}]}, [], "has 2 dimensions, got 1 degrees"),
+        ({"splits": [{"degrees": [0, 1], "devices": []}]}, [], "a degree must be at least 1, got 0"),
+        ({"splits": [{"degrees": [2, 1], "devices": [0]}]}, [], "is split into 2 tiles, got 1 devices"),
+        ({"splits": []}, [], "the strategy has 0 splits for"),
+        ({"splits": [{"degrees": ["x", 1], "devices": [0]}]}, [], "the strategy is damaged"),
+        ({"splits": None}, [], "the strategy is damaged"),
+        ({"version": 99}, [], "the strategy has version 99, this bow reads 1; plan again"),
+        ({"format": "a letter"}, [], 'the text is not a "bow placed strategy"'),
+        ({"learners": 3}, [], "4 devices cannot be divided among 3 learners"),
+        ({"planned_for": None}, [], "does not say what it was planned for; add network=NAME"),
+        ({"planned_for": {"topology": 7}}, MODEL, "a topology is a mapping with devices and links"),
+        ({"planned_for": [1]}, [], "does not say rightly what it was planned for"),
+    ],
+)
+def test_files_that_do_not_fit_get_one_sentence(
+    changes: dict[str, Any],
+    words: list[str],
+    message: str,
+    planned: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if changes.get("splits"):
+        changes = {"splits": [*changes["splits"], *planned["splits"][1:]]}
+    refused(["plan", "show", changed(planned, **changes), *words], message, capsys)
+
+
+def test_an_operator_without_a_rule_is_never_split(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=logistic_regression", "batch_size=8", "loss=null", "step=tests.cli.steps.sorted_outputs"]
+    assert main(["plan", *words, "topology=p100_node", "method=data"]) == 0
+    planned = json.loads(Path("plan/strategy.json").read_text())
+    assert main(["plan", "show", "plan"]) == 0
+    assert "sort" in capsys.readouterr().out
+    whole = [number for number, split in enumerate(planned["splits"]) if split["devices"] == [0]]
+    planned["splits"][whole[0]] = {"degrees": [2, 1], "devices": [0, 1]}
+    refused(["plan", "show", changed(planned)], "cannot be split by", capsys)
+
+
+def test_help_names_topologies_and_methods(said: Callable[[], str]) -> None:
+    assert main(["plan", "--help"]) == 0
+    told = said()
+    for word in ("p100_cluster", "machine", "mcmc_placement", "learned", "explain", "--dry-run"):
+        assert word in told
