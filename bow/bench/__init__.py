@@ -10,7 +10,25 @@ from collections.abc import Sequence
 from bow.bench.arguments import describe, parse
 from bow.errors import SettingError
 
-NAMES = ("engines", "sweep", "accuracy", "readme", "gpu", "peers", "figures", "tuner", "allreduce")
+NAMES = (
+    "engines",
+    "sweep",
+    "accuracy",
+    "readme",
+    "gpu",
+    "peers",
+    "figures",
+    "tuner",
+    "allreduce",
+    "schedule",
+    "micro",
+    "costs",
+    "manycore",
+    "placement",
+    "planner",
+    "predicted",
+    "tiles",
+)
 HELP = ("-h", "--help")
 
 

@@ -17,10 +17,11 @@ from bow.bench.peers.training import FINAL, Training
 from bow.bench.results import RESULTS, Table, write_text
 from bow.bench.workloads import WORKLOADS
 from bow.errors import SettingError
+from bow.models import NETWORKS
 
 BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of results -->"
 
-OPTIONAL = ("peers", "allreduce")
+OPTIONAL = ("peers", "allreduce", "schedule")
 """Left out where there are no results yet; so are the figures."""
 
 HEADLINES = (
@@ -67,6 +68,7 @@ def results_block(folder: Path) -> str:
         ("accuracy", _accuracy),
         ("sweep", _sweep),
         ("allreduce", _allreduce),
+        ("schedule", _schedule),
     )
     paths = [(folder / f"{name}.json", write) for name, write in parts]
     texts = [write(_read(path)) for path, write in paths if path.is_file() or path.stem not in OPTIONAL]
@@ -106,8 +108,6 @@ def _side(side: dict[str, Any] | None) -> list[str]:
 
 
 def _tuner(result: dict[str, Any]) -> str:
-    if any("verdict" not in pair for pair in result["pairs"]):
-        return _tuner_by_trial(result)
     rows = []
     for pair in result["pairs"]:
         over = "" if pair["ratio"] is None else _interval(pair["ratio"])
@@ -131,26 +131,6 @@ def _tuner(result: dict[str, Any]) -> str:
 
 def _interval(found: dict[str, Any]) -> str:
     return f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
-
-
-def _tuner_by_trial(result: dict[str, Any]) -> str:
-    """Of results from before the fastest took turns: the best is that of the exhaustive trial."""
-    rows = []
-    for pair in result["pairs"]:
-        ratio = pair["ratio"]
-        over = "the same" if ratio is None else f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
-        cost = f"{pair['calibration_s']:.1f} s, {pair['share']:.1%}"
-        rows.append([pair["model"], str(pair["batch_size"]), pair["choice"], pair["best"], over, cost])
-    columns = ["model", "batch size", "found by the tuner", "best of all", "found over best", "cost"]
-    table = Table(columns, rows, left=["model", "found by the tuner", "best of all"])
-    settings = result["settings"]
-    return (
-        f"**Learners and engine found by measurement** (`{result['command']}`, {_machine(result)}). What the tuner "
-        f"finds for a training of about {settings['run_s']:g} s, against the best of everything that it could have "
-        f"chosen, {settings['repeats']} interleaved repeats of the two; the cost is that of all trials, compilation "
-        "included, and its share of the training. [All of it](benchmarks/results/tuner.md).\n\n"
-        f"{table.markdown()}"
-    )
 
 
 def _peers(result: dict[str, Any]) -> str:
@@ -225,8 +205,24 @@ def _allreduce(result: dict[str, Any]) -> str:
     )
 
 
+def _schedule(result: dict[str, Any]) -> str:
+    """What bow chooses for the operators of one learner, over the fastest way to run them one after another."""
+    found = {name: network["policies"]["choice"]["speed_up"] for name, network in result["networks"].items()}
+    quoted = "; ".join(f"{NETWORKS[name].title} {_spread(each)}" for name, each in found.items())
+    return (
+        f"**Operators of one learner side by side** (`{result['command']}`, {_machine(result)}). A step under the "
+        "schedule that `bow schedule compare` chooses, over the fastest that runs one operator after another, "
+        f"PyTorch's too: median and quartiles of {2 * result['settings']['turns']} turns. {quoted}. "
+        "[All policies](benchmarks/results/schedule.md), [what they do](docs/scheduling.md).\n"
+    )
+
+
 def _ratio(way: dict[str, Any]) -> str:
-    return "{median:.2f} ({low:.2f} to {high:.2f})".format(**way["ratio"])
+    return _spread(way["ratio"])
+
+
+def _spread(found: dict[str, Any]) -> str:
+    return "{median:.2f} ({low:.2f} to {high:.2f})".format(**found)
 
 
 def _first(accuracies: list[float], target: float) -> int | str:

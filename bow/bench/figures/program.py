@@ -14,7 +14,7 @@ from bow.bench.figures.page import markdown, results_table, stem
 from bow.bench.figures.settings import TABLE, Settings
 from bow.bench.results import Result, console, prepare_output, write_json, write_text
 from bow.errors import BowError
-from bow.training.replicas import resolve_device
+from bow.training.given import resolve_device
 
 PAGE = "figures.md"
 

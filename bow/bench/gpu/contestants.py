@@ -15,6 +15,7 @@ from bow.bench.gpu.workloads import SGD, Data, Feed, Workload
 from bow.data import open_stream
 from bow.device import StreamDevice
 from bow.engine import EngineName, Stacked
+from bow.strategy import Schedule
 from bow.sync import SMA, Synchroniser
 from bow.training import Replicas
 
@@ -130,6 +131,7 @@ class BowTraining:
         engine: what runs them.
         sync: what keeps them together.
         compile: whether the learning task is compiled.
+        schedule: which streams run the operators of a learning task; None: one.
         gathers: whether learning tasks begin by gathering their batch, as they do in `bow.train` where the samples fit
             on the device; otherwise they are given it. Engine `eager` is always given it.
         most_rounds: that are issued at once.
@@ -145,6 +147,7 @@ class BowTraining:
         engine: EngineName,
         sync: Synchroniser | None = None,
         compile: bool = False,
+        schedule: Schedule | None = None,
         gathers: bool = True,
         most_rounds: int = MOST_ROUNDS,
     ) -> None:
@@ -160,6 +163,7 @@ class BowTraining:
             sync=SMA() if sync is None else sync,
             device=device,
             compile=compile,
+            schedule=schedule,
         )
         with device.issuing():
             self._stream = open_stream(data, batch_size=batch_size, steps=ENDLESS)

@@ -27,7 +27,7 @@ UPDATE_KERNELS = 1
 
 def measure(context: Context) -> None:
     """Count kernels, operations and bytes of a learner's step, on the host."""
-    arguments = [part.arguments for part in PARTS if part.arguments]
+    arguments = [part.arguments for part in PARTS if "model" in part.arguments]
     rows: list[dict[str, Any]] = []
     for model, batch_size in dict.fromkeys((each["model"], each["batch_size"]) for each in arguments):
         if rows and not context.time.allows(1):

@@ -45,6 +45,10 @@ def _race(kind: str, weight: float, model: str, batch_size: int) -> Part:
     return Part(f"{kind}_{model}_{batch_size}", kind, weight, {"model": model, "batch_size": batch_size})
 
 
+def _scheduling(weight: float, network: str) -> Part:
+    return Part(f"scheduling_{network}", "scheduling", weight, {"network": network})
+
+
 EIGHT_QUEUES = "launches_8_queues"
 
 PARTS = (
@@ -62,6 +66,10 @@ PARTS = (
     Part("spreading", "spreading", 20),
     _race("throughput", 45, "resnet32", 16),
     _race("throughput", 45, "resnet32", 64),
+    _scheduling(35, "googlenet"),
+    _scheduling(45, "inception"),
+    _scheduling(40, "lstm"),
+    _scheduling(15, "lenet"),
     Part("pinning", "pinning", 15),
     Part("compiling", "compiling", 15),
     Part(EIGHT_QUEUES, "launches", 15, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),

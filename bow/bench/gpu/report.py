@@ -5,6 +5,7 @@ from typing import Any
 
 from bow.bench.gpu.floors import Floors
 from bow.bench.gpu.line_up import PLAIN, one_graphed
+from bow.bench.gpu.scheduling_report import scheduling_section, spread_text
 from bow.bench.gpu.workloads import WORKLOADS
 from bow.bench.measure import ratios
 from bow.bench.results import Table
@@ -24,6 +25,7 @@ def markdown(values: Values) -> str:
         *_kernels(parts),
         *_overlap(parts),
         *_paper(parts),
+        *scheduling_section(parts),
         *_agreement(parts),
         *_trouble(parts),
     ]
@@ -89,7 +91,7 @@ def _launches(parts: Mapping[str, Values]) -> Iterator[str]:
             for way in ("graphs", "branches"):
                 measured = row.get(way)
                 keys = ("kernels_per_us", "us_per_kernel_of_a_chain", "host_us")
-                cells += [_spread(measured[key], 2) if measured else "" for key in keys]
+                cells += [spread_text(measured[key], 2) if measured else "" for key in keys]
             rows.append(cells)
         yield Table(columns, rows).markdown()
 
@@ -124,8 +126,8 @@ def _throughput_table(found: Values, floors: Floors) -> str:
         lines.append(
             [
                 row["name"] + _ran_as(row),
-                _spread(row["samples_per_s"], 0),
-                _spread(row["round_ms"], 3),
+                spread_text(row["samples_per_s"], 0),
+                spread_text(row["round_ms"], 3),
                 _ratio(row, plain),
                 _ratio(row, one),
                 *(f"{floor[key]:.3f}" if key in floor else "" for key in ("chain_ms", "work_ms", "starts_ms")),
@@ -150,8 +152,8 @@ def _averaging(parts: Mapping[str, Values]) -> Iterator[str]:
             str(found["batch_size"]),
             row["engine"],
             str(row["learners"]),
-            _spread(row["percent_over_never"], 2),
-            _spread(row["percent_over_independent"], 2) if "percent_over_independent" in row else "",
+            spread_text(row["percent_over_never"], 2),
+            spread_text(row["percent_over_independent"], 2) if "percent_over_independent" in row else "",
         ]
         for found in groups
         for row in found["rows"]
@@ -172,10 +174,10 @@ def _kernels(parts: Mapping[str, Values]) -> Iterator[str]:
             row["size"],
             str(row["learners"]),
             f"{row['mbyte']:,.1f}",
-            _spread(row["us"], 1),
-            _spread(row["gb_per_s"], 0),
-            _spread(row["copy_gb_per_s"], 0),
-            _spread(row["share_of_copy"], 2),
+            spread_text(row["us"], 1),
+            spread_text(row["gb_per_s"], 0),
+            spread_text(row["copy_gb_per_s"], 0),
+            spread_text(row["share_of_copy"], 2),
         ]
         for row in found["rows"]
     ]
@@ -231,7 +233,7 @@ def _plain_table(found: Values, losses: Values, cores: Values) -> str:
     columns += ["loss"] * bool(losses) + ["cores"] * bool(cores)
     lines = []
     for row in found["contestants"]:
-        line = [row["name"] + _ran_as(row), _spread(row["samples_per_s"], 0), _spread(row["round_ms"], 3)]
+        line = [row["name"] + _ran_as(row), spread_text(row["samples_per_s"], 0), spread_text(row["round_ms"], 3)]
         line += [str(losses.get(row["name"], ""))] * bool(losses) + [str(cores.get(row["name"], ""))] * bool(cores)
         lines.append(line)
     return Table(columns, lines, left=["contestant"]).markdown()
@@ -278,12 +280,7 @@ def _ran_as(row: Values) -> str:
 def _ratio(row: Values, base: Values | None) -> str:
     if base is None or len(row["rates"]) != len(base["rates"]):
         return ""
-    return _spread(ratios(row["rates"], base["rates"]).as_dict(3), 2)
-
-
-def _spread(values: Values, digits: int) -> str:
-    median, low, high = (f"{values[name]:,.{digits}f}" for name in ("median", "low", "high"))
-    return f"{median} ({low}-{high})"
+    return spread_text(ratios(row["rates"], base["rates"]).as_dict(3), 2)
 
 
 __all__: Sequence[str] = ["markdown"]

@@ -6,13 +6,17 @@ from typing import Any
 
 import torch
 
-import bow
 from bow.bench.gpu.averaging import NEVER
 from bow.bench.gpu.machine import Machine
 from bow.bench.gpu.parts import Context
 from bow.bench.gpu.racing import Race
 from bow.bench.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
+from bow.engine import step_from_loss
+from bow.graph import StepGraph
+from bow.profiler import Subject
+from bow.profiler.device_profiling import subject_on
 from bow.runtime import StreamRuntime, branch_schedule
+from bow.strategy import Schedule
 from bow.sync import SMA
 
 STREAMS = (1, 2, 4, 8)
@@ -21,22 +25,30 @@ WARM_UP = 3
 
 
 class SpreadTraining:
-    """One learner whose operators go to several streams by TensorFlow's rule; SGD behind them, on the first one.
+    """One learner whose operators go to several streams by a schedule; SGD behind them, on the first one.
 
     Args:
         machine: where.
         subject: what is trained.
         data: on what.
         batch_size: samples in a batch.
-        num_streams: how many streams.
+        graph: the step on such a batch.
+        schedule: of its operators.
         captured: as one CUDA graph with branches; otherwise operator by operator, as TensorFlow did.
     """
 
     def __init__(
-        self, machine: Machine, subject: Workload, data: Data, batch_size: int, num_streams: int, captured: bool
+        self,
+        machine: Machine,
+        subject: Workload,
+        data: Data,
+        batch_size: int,
+        graph: StepGraph,
+        schedule: Schedule,
+        captured: bool,
     ) -> None:
         device = self._device = machine.device
-        self._streams = [device.stream(f"operators {index}") for index in range(num_streams)]
+        self._streams = [device.stream(f"operators {index}") for index in range(len(schedule.threads))]
         self._batch_size = batch_size
         self._graph: Any = None
         with device.issuing():
@@ -48,17 +60,14 @@ class SpreadTraining:
                 self._parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
                 self._buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
                 self._momenta = [torch.zeros_like(p) for p in self._parameters.values()]
-        machine.synchronize()  # capturing looks at the batch from the caller's stream
-        step_graph = bow.capture(model, self._batch, subject.loss)
-        self._runtime = StreamRuntime(step_graph, branch_schedule(step_graph, num_streams), device, self._streams)
+        self._runtime = StreamRuntime(graph, schedule, device, self._streams)
         if captured:
             with device.issuing(), torch.no_grad():
                 for _ in range(WARM_UP):
                     self._step()
                 self._runtime.close()
-                with device.capture(self._streams[0]) as graph:
+                with device.capture(self._streams[0]) as self._graph:
                     self._step()
-            self._graph = graph
 
     def __call__(self) -> int:
         """Train on one batch; returns its samples."""
@@ -89,6 +98,15 @@ class SpreadTraining:
                 self._buffers[name].copy_(buffer)
 
 
+def subject_of(race: Race) -> Subject:
+    """The step that contestants run, on the device, captured from a model of its own."""
+    machine, workload = race.context.machine, race.subject
+    batch = tuple(part[: race.batch_size] for part in race.data)
+    found = subject_on(machine.device, workload.model(), batch, step_from_loss(workload.loss))
+    machine.synchronize()
+    return found
+
+
 def measure(context: Context) -> None:
     """For each number of streams: one learner spread over them, and as many learners, without averaging."""
     groups: list[dict[str, Any]] = []
@@ -98,10 +116,11 @@ def measure(context: Context) -> None:
             context.note(f"{model}: left out, because time ran out")
             continue
         race = Race.of(context, model, batch_size)
+        graph = subject_of(race).graph
         for count in STREAMS if not settings.fake else STREAMS[:2]:
             for captured in (False, True):
                 name = f"one learner on {count} streams{', as a graph' if captured else ''}"
-                race.other(name, 1, _maker(race, count, captured))
+                race.other(name, 1, spread(race, graph, branch_schedule(graph, count), captured))
             race.bow(f"{count} learners", count, engine="graph", sync=SMA(every=NEVER))
         race.run(settings.repeats, settings.stint_s)
         race.close()
@@ -109,6 +128,9 @@ def measure(context: Context) -> None:
         context.record(groups=groups)
 
 
-def _maker(race: Race, num_streams: int, captured: bool) -> Callable[[], SpreadTraining]:
-    machine = race.context.machine
-    return functools.partial(SpreadTraining, machine, race.subject, race.data, race.batch_size, num_streams, captured)
+def spread(race: Race, graph: StepGraph, schedule: Schedule, captured: bool) -> Callable[[], SpreadTraining]:
+    """What makes a contestant whose operators are spread over streams."""
+    machine, subject = race.context.machine, race.subject
+    return functools.partial(
+        SpreadTraining, machine, subject, race.data, race.batch_size, graph, schedule, captured=captured
+    )

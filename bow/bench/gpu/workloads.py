@@ -12,9 +12,12 @@ from torch.nn.functional import cross_entropy
 from bow.bench.gpu.machine import place
 from bow.device import StreamDevice
 from bow.engine import Loss, Stacked
-from bow.models import LeNet, LogisticRegression, ResNet
+from bow.models import GoogLeNet, InceptionV3, LeNet, LogisticRegression, ResNet, RNNLanguageModel
+from bow.models.branches import Branches, ConvNorm
+from bow.models.sequence_loss import sequence_cross_entropy
 
 CLASSES = 10
+VOCABULARY, TEXT_LENGTH = 1000, 8
 LEARNING_RATE, MOMENTUM = 0.001, 0.9
 """So small that the weights hardly move, however long the measurement takes."""
 
@@ -33,7 +36,10 @@ class Workload:
         name: as settings have it.
         title: for people.
         build: makes the model.
-        shape: of a sample.
+        shape: of a sample; of texts, their length.
+        loss: of outputs and targets.
+        vocabulary: of texts, whose every token has a target; None: samples are images with a class each.
+        most_samples: that are made, because they are large.
     """
 
     name: str
@@ -41,12 +47,18 @@ class Workload:
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     loss: Loss = cross_entropy
+    vocabulary: int | None = None
+    most_samples: int | None = None
 
     def data(self, samples: int) -> Data:
         """Noise with random labels, in the memory of the host: nothing to learn, so nothing fades out."""
         generator = torch.Generator().manual_seed(0)
-        inputs = torch.randn(samples, *self.shape, generator=generator)
-        return inputs, torch.randint(CLASSES, (samples,), generator=generator)
+        count = samples if self.most_samples is None else min(samples, self.most_samples)
+        if self.vocabulary is not None:
+            tokens, targets = torch.randint(self.vocabulary, (2, count, *self.shape), generator=generator)
+            return tokens, targets
+        inputs = torch.randn(count, *self.shape, generator=generator)
+        return inputs, torch.randint(CLASSES, (count,), generator=generator)
 
     def model(self) -> nn.Module:
         """The model, the same one every time."""
@@ -58,6 +70,21 @@ WORKLOADS = {
     "logistic": Workload("logistic", "logistic regression", lambda: LogisticRegression(784, CLASSES), (1, 28, 28)),
     "lenet": Workload("lenet", "LeNet", lambda: LeNet(CLASSES), (1, 28, 28)),
     "resnet32": Workload("resnet32", "ResNet-32", lambda: ResNet(32, CLASSES), (3, 32, 32)),
+    # The published networks on small images: operators that do not fill a large GPU by themselves.
+    "googlenet": Workload(
+        "googlenet", "GoogLeNet", lambda: GoogLeNet(CLASSES, width=1), (3, 64, 64), most_samples=2048
+    ),
+    "inception": Workload(
+        "inception", "Inception-v3", lambda: InceptionV3(CLASSES, width=1), (3, 75, 75), most_samples=2048
+    ),
+    "lstm": Workload(
+        "lstm",
+        "LSTM",
+        lambda: RNNLanguageModel(VOCABULARY, hidden=128, layers=4),
+        (TEXT_LENGTH,),
+        sequence_cross_entropy,
+        VOCABULARY,
+    ),
 }
 
 
@@ -66,10 +93,19 @@ def _tiny_network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 2, 3, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, CLASSES))
 
 
+def _tiny_branches() -> nn.Module:
+    """Two convolutions side by side, one of them behind another."""
+    long = nn.Sequential(ConvNorm(3, 2, 1), ConvNorm(2, 2, 3, padding=1))
+    return nn.Sequential(Branches([ConvNorm(3, 2, 1), long]), nn.Flatten(), nn.Linear(64, CLASSES))
+
+
 TINY = {
     "logistic": Workload("logistic", "logistic regression", lambda: LogisticRegression(16, CLASSES), (1, 4, 4)),
     "lenet": Workload("lenet", "LeNet", lambda: LeNet(CLASSES, size=4), (1, 4, 4)),
     "resnet32": Workload("resnet32", "ResNet-32", _tiny_network, (3, 4, 4)),
+    "googlenet": Workload("googlenet", "GoogLeNet", _tiny_branches, (3, 4, 4)),
+    "inception": Workload("inception", "Inception-v3", _tiny_branches, (3, 4, 4)),
+    "lstm": Workload("lstm", "LSTM", lambda: RNNLanguageModel(5, hidden=4, layers=2), (2,), sequence_cross_entropy, 5),
 }
 """Of the same names, for the fake device."""
 

@@ -1,0 +1,89 @@
+"""The operators of the papers' networks, and what each has to do."""
+
+import functools
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+import bow
+from bow.costs import Work
+from bow.errors import SettingError
+from bow.graph import Operator, StepGraph, kinds
+from bow.models import NETWORKS
+
+T = TypeVar("T")
+
+_BACKWARD = "aten.convolution_backward.default"
+
+
+@functools.cache
+def population(network: str, size: str = "paper", samples: int | None = None) -> Mapping[str, Work]:
+    """The different operators of a network's training step; nothing is computed, and no weights take memory.
+
+    Args:
+        network: one of `bow.models.NETWORKS`.
+        size: of the network.
+        samples: in a batch; None: as many as the paper has.
+
+    Raises:
+        SettingError: no such network or size.
+    """
+    if network not in NETWORKS:
+        raise SettingError(f"network must be one of {', '.join(NETWORKS)}, got {network!r}")
+    chosen = NETWORKS[network]
+    with torch.device("meta"):
+        model, batch = chosen.build(size), chosen.batch(size, samples)
+    return works_of(bow.capture(model, batch, chosen.loss))
+
+
+def works_of(graph: StepGraph) -> dict[str, Work]:
+    """By key: what the different operators of a step have to do; views and updates are left out."""
+    works: dict[str, Work] = {}
+    for operator in graph.operators:
+        if is_worth_measuring(operator):
+            works[key_of(operator, graph)] = Work(kind_of(operator), operator.flops, operator.bytes_moved)
+    return works
+
+
+def is_worth_measuring(operator: Operator) -> bool:
+    """Whether an operator takes time: it is no view and no update, and moves something."""
+    only_allocates = operator.kind.split(".")[1].startswith(("empty", "new_empty"))
+    return not (operator.is_view or kinds.is_update(operator.kind) or only_allocates) and operator.bytes_moved > 0
+
+
+def key_of(operator: Operator, graph: StepGraph) -> str:
+    """An operator's kind, and the shapes of what it reads and makes.
+
+    Convolutions that read the same may differ in their stride, and so in what they make.
+    """
+    read = " ".join(str(list(graph.values[value].shape)) for value in operator.reads)
+    made = " ".join(str(list(graph.values[value].shape)) for value in operator.results if value is not None)
+    return f"{kind_of(operator)} {read} -> {made}"
+
+
+def kind_of(operator: Operator) -> str:
+    """An operator's kind; half of a convolution's backward says which half."""
+    if operator.kind != _BACKWARD:
+        return operator.kind
+    return f"{_BACKWARD} {'input' if operator.arguments[-1][0] else 'weight'}"
+
+
+def several(networks: Iterable[str], size: str, batch_sizes: Iterable[int]) -> dict[str, Work]:
+    """The different operators of several networks at several batch sizes."""
+    sizes = list(batch_sizes)
+    works: dict[str, Work] = {}
+    for network in networks:
+        for samples in sizes:
+            works |= population(network, size, samples)
+    return works
+
+
+def drawn(works: Mapping[str, T], most: int, seed: int) -> dict[str, T]:
+    """Some of them, at random, in their order; all, where there are not more."""
+    chosen: Sequence[str] = list(works)
+    if len(chosen) > most:
+        kept = set(random.Random(seed).sample(chosen, most))
+        chosen = [name for name in chosen if name in kept]
+    return {name: works[name] for name in chosen}

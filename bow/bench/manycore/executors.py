@@ -1,0 +1,103 @@
+"""Executors with teams of threads of their own: a step's time by how many there are (Tang et al., Figure 6)."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from bow.bench.manycore.machines import TEAM_CORES, durations, share_of_memory, team
+from bow.bench.manycore.steps import Step
+from bow.costs import Saturation
+from bow.scheduler import ListScheduler, Scheduler, Start, critical_path
+from bow.simulator import simulate_operators
+
+EXTRA = {"pathnet": (6, 10), "googlenet": (3, 10)}
+"""Executors, and threads of each, that the paper tries with one network only: as many as operators run in parallel."""
+
+
+def shapes(network: str) -> list[tuple[int, int]]:
+    """Numbers of executors, and threads of each, that Figure 6 has.
+
+    Example:
+        >>> shapes("pathnet")
+        [(2, 32), (4, 16), (6, 10), (8, 8), (16, 4), (32, 2)]
+    """
+    uniform = [(count, TEAM_CORES // count) for count in (2, 4, 8, 16, 32)]
+    return sorted([*uniform, EXTRA[network]] if network in EXTRA else uniform)
+
+
+def sequential_ns(machine: Saturation, step: Step) -> int:
+    """A step with one executor that has all threads."""
+    return sum(durations(machine, step, team(TEAM_CORES)))
+
+
+def critical_first(step: Step, executors: int, times: Sequence[int]) -> ListScheduler:
+    """Graphi's scheduler: the ready operator from which the longest path leads to the end."""
+    return ListScheduler(step.dependencies, executors, critical_path(step.dependencies, times).levels)
+
+
+def first_come(step: Step, executors: int) -> ListScheduler:
+    """One queue, in the order in which operators became ready."""
+    return ListScheduler(step.dependencies, executors)
+
+
+def at_random(step: Step, executors: int, seed: int) -> ListScheduler:
+    """Any of the ready operators: how section 4.3 describes the schedulers of TensorFlow and MXNet."""
+    draw = random.Random(seed)
+    return ListScheduler(step.dependencies, executors, [draw.random() for _ in step.works])
+
+
+def simulated_ns(scheduler: Scheduler, times: Sequence[int], dispatch_ns: int = 0, polling: int = 1) -> int:
+    """How long a step takes.
+
+    Args:
+        scheduler: what decides.
+        times: by operator: nanoseconds.
+        dispatch_ns: as in `simulate_operators`.
+        polling: as in `simulate_operators`.
+    """
+
+    def duration(start: Start) -> int:
+        return times[start.operator]
+
+    timeline = simulate_operators(scheduler, duration, dispatch_ns=dispatch_ns, polling=polling)
+    return round(1e9 * timeline.makespan)
+
+
+def sweep(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Critical path first, and first come, first served, with each number of executors, over sequential execution."""
+    before = sequential_ns(machine, step)
+    rows = []
+    for executors, threads in tried:
+        times = durations(machine, step, team(threads))
+        first = simulated_ns(critical_first(step, executors, times), times)
+        queue = simulated_ns(first_come(step, executors), times)
+        rows.append(
+            {
+                "executors": executors,
+                "threads": threads,
+                "ms": round(first / 1e6, 4),
+                "speedup": round(before / first, 4),
+                "over_first_come": round(first / queue, 4),
+            }
+        )
+    return rows
+
+
+def fastest(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """The shape with the highest speed-up, of equal ones that with fewer executors."""
+    best = max(rows, key=lambda row: (row["speedup"], -row["executors"]))
+    return best["executors"], best["threads"]
+
+
+def held_to_shares(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Speed-ups where no executor uses more than its part of the memory's bandwidth.
+
+    The machine lets operators that run at the same time use all of it, each; this errs on the other side.
+    """
+    before = sequential_ns(machine, step)
+    rows = []
+    for executors, threads in tried:
+        times = durations(share_of_memory(machine, executors), step, team(threads))
+        first = simulated_ns(critical_first(step, executors, times), times)
+        rows.append({"executors": executors, "threads": threads, "speedup": round(before / first, 4)})
+    return rows

@@ -1,0 +1,138 @@
+"""All that is simulated of one network in one size."""
+
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from bow.bench.manycore.curves import learn
+from bow.bench.manycore.diagonal import compare_diagonals
+from bow.bench.manycore.executors import fastest, held_to_shares, sequential_ns, shapes, sweep
+from bow.bench.manycore.machines import AS_IN_TENSORFLOW, GRAPHI_MACHINES, LIU_MACHINES, TEAMS_STAY, durations, team
+from bow.bench.manycore.options import try_options
+from bow.bench.manycore.queues import TABLE_2_SHAPES, compare_queues
+from bow.bench.manycore.sensitivity import of_executors, of_strategies
+from bow.bench.manycore.settings import Settings
+from bow.bench.manycore.steps import Step, capture_step
+from bow.bench.manycore.strategies import (
+    PLANS,
+    best_pair,
+    counts_of,
+    longest_types,
+    pairs,
+    recommended,
+    simulate_plan,
+    try_changes,
+    try_plans,
+    try_sharing,
+)
+from bow.costs import Saturation, sort_of
+from bow.scheduler import critical_path
+from bow.strategy import Timeline
+
+MACHINE = Saturation()
+
+Cells: TypeAlias = dict[tuple[int, str], Timeline]
+"""By number of executors and scheduler: when cells ran."""
+
+Counts: TypeAlias = dict[str, list[int]]
+"""By plan: how many operators ran behind each event."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a job.
+
+    Attributes:
+        network: whose.
+        size: of it.
+        found: plain values.
+        cells: timelines of the cells of an LSTM, to be drawn.
+        counts: of a network of Liu et al., to be drawn.
+    """
+
+    network: str
+    size: str
+    found: dict[str, Any]
+    cells: Cells
+    counts: Counts
+
+
+def all_jobs(settings: Settings) -> list[Callable[[], Done]]:
+    """The jobs, those that take longest first."""
+    ordered = sorted(settings.sizes, key=lambda size: (size != settings.detail, size))
+    graphi = [(network, size) for network in reversed(settings.graphi) for size in ordered]
+    texts_first = sorted(graphi, key=lambda job: "lstm" not in job[0])
+    return [
+        *(functools.partial(executors_job, network, size, settings) for network, size in texts_first),
+        *(functools.partial(strategies_job, network, settings) for network in reversed(settings.liu)),
+    ]
+
+
+def carry_out(jobs: Sequence[Callable[[], Done]], workers: int) -> Iterator[Done]:
+    """Do the jobs, in so many processes."""
+    if workers == 1:
+        yield from (job() for job in jobs)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for future in [pool.submit(job) for job in jobs]:
+            yield future.result()
+
+
+def executors_job(network: str, size: str, settings: Settings) -> Done:
+    """A network of Tang et al.; in detail in one size."""
+    step = capture_step(network, size)
+    machine = GRAPHI_MACHINES[TEAMS_STAY](MACHINE)
+    tried = shapes(network)
+    rows = sweep(machine, step, tried)
+    found = {**_sizes(step), "executors": rows, "shares": held_to_shares(machine, step, tried)}
+    if any(sort_of(kind) == "convolution" for kind in set(step.kinds)):
+        found["tensorflow"] = sweep(GRAPHI_MACHINES[AS_IN_TENSORFLOW](MACHINE), step, tried)
+    cells: Cells = {}
+    if size == settings.detail:
+        best = fastest(rows)
+        counts = [count for count, _ in TABLE_2_SHAPES[:4] if best[0] / 2 <= count <= 2 * best[0]]
+        found["queues"] = compare_queues(machine, step, settings.dispatch_ns, settings.draws)
+        found["options"] = try_options(machine, step, best, counts)
+        found["sensitivity"] = of_executors(
+            MACHINE, GRAPHI_MACHINES[TEAMS_STAY], step, TABLE_2_SHAPES[:4], settings.factors
+        )
+        if network == "lstm":
+            found["diagonal"], cells = compare_diagonals(machine, step, TABLE_2_SHAPES[:4], settings.draws)
+    return Done(network, size, found, cells, {})
+
+
+def _sizes(step: Step) -> dict[str, Any]:
+    """How large a step is, on the machine of Tang et al."""
+    machine = GRAPHI_MACHINES[TEAMS_STAY](MACHINE)
+    alone = critical_path(step.dependencies, durations(machine, step, team(8)))
+    return {
+        "operators": len(step),
+        "sequential_ms": round(sequential_ns(machine, step) / 1e6, 4),
+        "parallelism_with_8": round(alone.parallelism, 2),
+    }
+
+
+def strategies_job(network: str, settings: Settings) -> Done:
+    """A network of Liu et al., on both machines."""
+    step = capture_step(network, settings.size)
+    found: dict[str, Any] = {"operators": len(step)}
+    for name, adapt in LIU_MACHINES.items():
+        machine = adapt(MACHINE)
+        curves = learn(machine, step, settings.noise, settings.interval, settings.seed)
+        found[name] = {
+            "recommended_ms": round(sum(recommended(machine, step)) / 1e6, 4),
+            "plans": try_plans(machine, step, curves),
+            "sharing": try_sharing(step, curves),
+            "changes": try_changes(machine, step, curves),
+            "best_pair": best_pair(machine, step, list(pairs())),
+            "longest": longest_types(machine, step, curves),
+        }
+    found["sensitivity"] = of_strategies(
+        MACHINE, step, settings.noise, settings.interval, settings.seed, settings.factors
+    )
+    curves = learn(MACHINE, step, settings.noise, settings.interval, settings.seed)
+    counts = {plan.name: counts_of(simulate_plan(step, curves, plan)[0]) for plan in PLANS[2:4]}
+    return Done(network, settings.size, found, {}, counts)

@@ -1,0 +1,150 @@
+"""What else Graphi's authors tried, in simulated time (Tang et al., section 6, and 5.2)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bow.bench.manycore.executors import simulated_ns
+from bow.bench.manycore.machines import TEAM_CORES, durations, team
+from bow.bench.manycore.steps import Step
+from bow.costs import Saturation, sort_of
+from bow.scheduler import ListScheduler, Start, classes_by_scaling, critical_path
+from bow.simulator import simulate_operators
+
+TEAMS = ((32, 16, 8, 8), (16, 16, 8, 8, 4, 4, 4, 4))
+"""Executors of three sizes, as in the paper's example, which share out all cores."""
+
+KEPT = (0.9, 0.8)
+"""What an operator that finds its input in its executor's cache takes, over what it takes otherwise: a parameter. The
+paper found a modest gain for element-wise operators, and none for products."""
+
+HANDOVER_NS = (0, 1000, 5000)
+"""Nanoseconds that it takes to hand an operator to another executor: a parameter."""
+
+CHANGE_MS = (10.0, 30.0)
+"""Milliseconds of context switches where the number of executors changes, from and to (section 6)."""
+
+
+def try_options(machine: Saturation, step: Step, shape: tuple[int, int], counts: Sequence[int]) -> dict[str, Any]:
+    """The effect of each option on a step with critical path first.
+
+    Args:
+        machine: what operators take.
+        step: the step.
+        shape: the executors and threads that are compared with, the best symmetric ones.
+        counts: numbers of executors that a pass may have.
+    """
+    return {
+        "executors": shape[0],
+        "threads": shape[1],
+        "sizes": [team_sizes(machine, step, shape, teams) for teams in TEAMS],
+        "changing": changing_number(machine, step, shape, counts),
+        "preferred": [preferred_executor(machine, step, shape, kept) for kept in KEPT],
+        "small": [small_at_once(machine, step, shape, handover_ns) for handover_ns in HANDOVER_NS],
+    }
+
+
+def team_sizes(machine: Saturation, step: Step, shape: tuple[int, int], teams: Sequence[int]) -> dict[str, Any]:
+    """Executors of several sizes, and operators that prefer the size that they use well."""
+    sizes = sorted(set(teams))
+    by_size = {size: durations(machine, step, team(size)) for size in sizes}
+    by_operator = [{size: by_size[size][each] for size in sizes} for each in range(len(step))]
+    prefers = classes_by_scaling(by_operator, sizes)
+    usual = [own[sizes[wanted]] for own, wanted in zip(by_operator, prefers, strict=True)]
+    levels = critical_path(step.dependencies, usual).levels
+    scheduler = ListScheduler(step.dependencies, len(teams), levels, threads=teams, prefers=prefers)
+    spent = 0
+
+    def duration(start: Start) -> int:
+        nonlocal spent
+        spent += start.threads * by_size[start.threads][start.operator]
+        return by_size[start.threads][start.operator]
+
+    makespan = simulate_operators(scheduler, duration).makespan
+    symmetric = durations(machine, step, team(shape[1]))
+    return {
+        "teams": list(teams),
+        "time": round(1e9 * makespan / _symmetric_ns(step, shape, symmetric), 4),
+        "thread_time": round(spent / (shape[1] * sum(symmetric)), 4),
+    }
+
+
+def changing_number(machine: Saturation, step: Step, shape: tuple[int, int], counts: Sequence[int]) -> dict[str, Any]:
+    """The best numbers of executors for forward and backward pass, each with all cores shared out among them."""
+    passes = {count: durations(machine, step, team(TEAM_CORES // count)) for count in counts}
+    before_ns = _symmetric_ns(step, shape, durations(machine, step, team(shape[1])))
+    taken = {(ahead, behind): _changing_ns(step, ahead, behind, passes) for ahead in counts for behind in counts}
+    (ahead, behind), best_ns = min(taken.items(), key=lambda item: item[1])
+    return {
+        "forward": ahead,
+        "backward": behind,
+        "time": round(best_ns / before_ns, 4),
+        "saved_ms": round((before_ns - best_ns) / 1e6, 4),
+    }
+
+
+def _changing_ns(step: Step, ahead: int, behind: int, passes: dict[int, list[int]]) -> int:
+    forward = sum(step.forward)
+    times = [passes[ahead if is_forward else behind][each] for each, is_forward in enumerate(step.forward)]
+    levels = critical_path(step.dependencies, times).levels
+    scheduler = ListScheduler(
+        step.dependencies, max(ahead, behind), levels, open=lambda finished: ahead if finished < forward else behind
+    )
+    return simulated_ns(scheduler, times)
+
+
+def preferred_executor(machine: Saturation, step: Step, shape: tuple[int, int], kept: float) -> dict[str, Any]:
+    """Operators stay on the executor that has their input in its cache, where element-wise ones are faster for it."""
+    executors, threads = shape
+    times = durations(machine, step, team(threads))
+    levels = critical_path(step.dependencies, times).levels
+    taken = {}
+    for stay in (False, True):
+        scheduler = ListScheduler(step.dependencies, executors, levels, stay=stay)
+        taken[stay] = simulate_operators(scheduler, with_caches(step, times, kept)).makespan
+    return {"kept": kept, "time": round(taken[True] / taken[False], 4)}
+
+
+def with_caches(step: Step, times: Sequence[int], kept: float) -> Callable[[Start], int]:
+    """Durations where an input may lie in the executor's cache; whoever asks does so as operators start."""
+    ran_on: dict[int, int] = {}
+
+    def duration(start: Start) -> int:
+        operator = start.operator
+        ran_on[operator] = start.executor
+        near = any(ran_on[each] == start.executor for each in step.dependencies[operator])
+        gains = near and sort_of(step.works[operator].kind) == "elementwise"
+        return round(kept * times[operator]) if gains else times[operator]
+
+    return duration
+
+
+def small_at_once(machine: Saturation, step: Step, shape: tuple[int, int], handover_ns: int) -> dict[str, Any]:
+    """Operators that a team makes no faster run with one thread where they became ready.
+
+    Nothing is handed over for them, as is for all others. Those that are ready at the start wait in the queue, or have
+    the light executor.
+    """
+    executors, threads = shape
+    alone = durations(machine, step, team(1))
+    shared = durations(machine, step, team(threads))
+    small = {each for each, time in enumerate(alone) if time <= shared[each]}
+    queued = [time + handover_ns for time in shared]
+    mixed = [alone[each] if each in small else time for each, time in enumerate(queued)]
+    levels = critical_path(step.dependencies, mixed).levels
+    before_ns = _symmetric_ns(step, shape, queued)
+    taken = {
+        light: simulated_ns(ListScheduler(step.dependencies, executors, levels, small=small, light=light), mixed)
+        for light in (False, True)
+    }
+    return {
+        "handover_ns": handover_ns,
+        "small": len(small),
+        "operators": len(step),
+        "time": round(taken[False] / before_ns, 4),
+        "time_with_light": round(taken[True] / before_ns, 4),
+    }
+
+
+def _symmetric_ns(step: Step, shape: tuple[int, int], times: Sequence[int]) -> int:
+    levels = critical_path(step.dependencies, times).levels
+    return simulated_ns(ListScheduler(step.dependencies, shape[0], levels), times)

@@ -1,0 +1,98 @@
+"""How much of the results comes from the parameters of the machine: each changed by itself."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from bow.bench.manycore.curves import learn
+from bow.bench.manycore.executors import critical_first, fastest, first_come, sequential_ns, simulated_ns
+from bow.bench.manycore.machines import VARIATIONS, durations, team
+from bow.bench.manycore.steps import Step
+from bow.bench.manycore.strategies import Plan, recommended, simulate_plan, try_pairs
+from bow.costs import Saturation
+
+USUAL_PAIRS = ((1, 34), (2, 34), (3, 22), (4, 16))
+"""Those that the manual optimum is chosen from here."""
+
+
+def machines(machine: Saturation, factors: Sequence[float]) -> Iterator[tuple[str, float, Saturation]]:
+    """Parameter, factor, and the machine with that; the machine as it is comes first."""
+    yield "none", 1.0, machine
+    for parameter, varied in VARIATIONS.items():
+        for factor in factors:
+            yield parameter, factor, varied(machine, factor)
+
+
+def of_executors(
+    machine: Saturation,
+    adapt: Callable[[Saturation], Saturation],
+    step: Step,
+    tried: Sequence[tuple[int, int]],
+    factors: Sequence[float],
+) -> list[dict[str, Any]]:
+    """The best speed-up over sequential execution, with which executors, and critical path first over first come.
+
+    Args:
+        machine: whose parameters are varied.
+        adapt: what is made of it afterwards.
+        step: the step.
+        tried: shapes.
+        factors: that each parameter is multiplied by.
+    """
+    rows = []
+    for parameter, factor, varied in machines(machine, factors):
+        own = adapt(varied)
+        before = sequential_ns(own, step)
+        found = []
+        for executors, threads in tried:
+            times = durations(own, step, team(threads))
+            first = simulated_ns(critical_first(step, executors, times), times)
+            found.append({"executors": executors, "threads": threads, "speedup": round(before / first, 4)})
+        executors, threads = fastest(found)
+        times = durations(own, step, team(threads))
+        first = simulated_ns(critical_first(step, executors, times), times)
+        queue = simulated_ns(first_come(step, executors), times)
+        rows.append(
+            {
+                "parameter": parameter,
+                "factor": factor,
+                "executors": executors,
+                "speedup": max(row["speedup"] for row in found),
+                "over_first_come": round(first / queue, 4),
+            }
+        )
+    return rows
+
+
+def of_strategies(
+    machine: Saturation, step: Step, noise: float, interval: int, seed: int, factors: Sequence[float]
+) -> list[dict[str, Any]]:
+    """What the strategies bring, one on top of the other, and the best of a few uniform pairs, as speed-ups.
+
+    Args:
+        machine: whose parameters are varied.
+        step: the step.
+        noise: as in `learn`.
+        interval: as in `learn`.
+        seed: as in `learn`.
+        factors: that each parameter is multiplied by.
+    """
+    rows = []
+    for parameter, factor, own in machines(machine, factors):
+        curves = learn(own, step, noise, interval, seed)
+        before = sum(recommended(own, step))
+        taken = {
+            plan: 1e9 * simulate_plan(step, curves, plan)[0].makespan
+            for plan in (Plan(2), Plan(3), Plan(4), Plan(3, narrow=True))
+        }
+        rows.append(
+            {
+                "parameter": parameter,
+                "factor": factor,
+                "1-2": round(before / taken[Plan(2)], 4),
+                "3 over 1-2": round(taken[Plan(2)] / taken[Plan(3)], 4),
+                "narrow 3 over 1-2": round(taken[Plan(2)] / taken[Plan(3, narrow=True)], 4),
+                "4 over 3": round(taken[Plan(3)] / taken[Plan(4)], 4),
+                "best pair": round(before / min(try_pairs(own, step, USUAL_PAIRS).values()), 4),
+            }
+        )
+    return rows

@@ -1,0 +1,88 @@
+"""Training steps of the papers' networks, as what a machine that is not there needs to know of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+import bow
+from bow.bench.costs_population import is_worth_measuring, kind_of
+from bow.costs import Work
+from bow.graph import StepGraph
+from bow.models import NETWORKS
+
+
+@dataclass(frozen=True)
+class Step:
+    """The operators of a training step that take time, numbered in the order of capture.
+
+    Attributes:
+        works: by operator: what it has to do.
+        dependencies: by operator: those whose results it reads, directly or through views.
+        modules: by operator: the module that called it, or whose backward it belongs to.
+        forward: by operator: whether it belongs to the forward pass.
+    """
+
+    works: tuple[Work, ...]
+    dependencies: tuple[frozenset[int], ...]
+    modules: tuple[str, ...]
+    forward: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    @property
+    def kinds(self) -> list[str]:
+        """By operator: its type."""
+        return [work.kind for work in self.works]
+
+
+def capture_step(network: str, size: str) -> Step:
+    """The training step of a network, forward and backward, without the optimizer.
+
+    Nothing is computed, and no weights take memory.
+
+    Args:
+        network: one of `bow.models.NETWORKS`.
+        size: of the network.
+
+    Raises:
+        SettingError: it has no such size.
+    """
+    chosen = NETWORKS[network]
+    with torch.device("meta"):
+        model, batch = chosen.build(size), chosen.batch(size)
+    return step_of(bow.capture(model, batch, chosen.loss))
+
+
+def step_of(graph: StepGraph) -> Step:
+    """A step graph without what takes no time: views, updates, and operators that only allocate memory.
+
+    What reads the result of such an operator depends on those that the operator depends on.
+
+    Example:
+        >>> batch = torch.randn(4, 3), torch.randn(4, 1)
+        >>> graph = bow.capture(torch.nn.Linear(3, 1), batch, torch.nn.functional.mse_loss)
+        >>> step_of(graph).kinds[:2]
+        ['aten.addmm.default', 'aten.mse_loss.default']
+    """
+    kept = [operator for operator in graph.operators if is_worth_measuring(operator)]
+    numbers = {operator.index: number for number, operator in enumerate(kept)}
+    behind: dict[int, frozenset[int]] = {}  # by value: what must have run before it is there
+    dependencies: list[frozenset[int]] = []
+    for operator in graph.operators:
+        before = _all_behind(operator.reads, behind)
+        if operator.index in numbers:
+            dependencies.append(before)
+            before = frozenset({numbers[operator.index]})
+        behind.update({value: before for value in operator.results if value is not None})
+    return Step(
+        works=tuple(Work(kind_of(operator), operator.flops, operator.bytes_moved) for operator in kept),
+        dependencies=tuple(dependencies),
+        modules=tuple(operator.module for operator in kept),
+        forward=tuple(operator.phase == "forward" for operator in kept),
+    )
+
+
+def _all_behind(values: tuple[int, ...], behind: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    return frozenset().union(*(behind.get(value, frozenset()) for value in values))

@@ -1,0 +1,201 @@
+"""Liu et al.'s strategies against one number of threads for everything (Figures 3 and 4, Tables I and VI)."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bow.bench.manycore.curves import Curves, Teams, Times
+from bow.bench.manycore.executors import first_come
+from bow.bench.manycore.machines import CORES, by_work, nanoseconds
+from bow.bench.manycore.seats import Seated, fit
+from bow.bench.manycore.steps import Step
+from bow.costs import Case, Saturation, Work
+from bow.scheduler import CoRunScheduler, Start
+from bow.scheduler.corun import Strategy
+from bow.scheduler.threads_of import threads_by_kind
+from bow.simulator import simulate_operators
+from bow.strategy import Timeline
+from bow.strategy.picture import co_running, mean_co_running
+
+HARDWARE_THREADS = 4
+"""Of a core."""
+
+SHARED = 2 / 1.03
+"""Times as long as alone an operator takes while it shares its cores with another (Liu et al., Table III: two that have
+all cores each, on hyper-threads, are 1.03 times as fast as one after the other)."""
+
+SHARINGS = (1.0, 1.1, 1.25, 1.5, SHARED)
+"""Factors that are tried: the paper has none for a small operator beside a large one."""
+
+CHANGES_NS = (0, 10_000, 30_000, 100_000, 300_000)
+"""What it may cost that a number of threads changes; the paper has no number."""
+
+OF_A_CORE, OF_A_TYPE = "of a core", "of a type"
+"""Whose number of threads a change is one of: two ways to read the reason for strategy 2."""
+
+INTER = (1, 2, 3, 4, 5, 6, 8)
+TABLE_I = ((1, 34), (1, 68), (2, 34), (2, 68), (4, 34))
+"""Pairs of inter-op and intra-op parallelism of Table I that two hardware threads of each core are enough for."""
+
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to apply the strategies.
+
+    Attributes:
+        strategy: the last that is applied.
+        narrow: bow's addition to strategy 3.
+    """
+
+    strategy: Strategy
+    narrow: bool = False
+
+    @property
+    def name(self) -> str:
+        """For tables: `1`, `1-2`, `1-3`, `1-3, narrow`."""
+        counted = "1" if self.strategy == 1 else f"1-{self.strategy}"
+        return f"{counted}, narrow" if self.narrow else counted
+
+
+PLANS = (Plan(1), Plan(2), Plan(3), Plan(4), Plan(3, narrow=True), Plan(4, narrow=True))
+
+
+def recommended(machine: Saturation, step: Step) -> list[int]:
+    """By operator: nanoseconds with all cores, as TensorFlow's guide recommends; one after another."""
+    return by_work(step.works, lambda work: nanoseconds(machine, work, Case(CORES, shared=True)))
+
+
+def simulate_plan(
+    step: Step, curves: Curves, plan: Plan, *, sharing: float = SHARED, change_ns: int = 0, whose: str = OF_A_CORE
+) -> tuple[Timeline, int]:
+    """A step by some of the strategies: its timeline, and how often numbers of threads changed."""
+    scheduler = CoRunScheduler(
+        step.dependencies,
+        curves.predicted,
+        step.kinds,
+        CORES,
+        plan.strategy,
+        hardware_threads=HARDWARE_THREADS,
+        narrow=plan.narrow,
+    )
+    teams = Teams(curves.actual, change_ns, step.kinds if whose == OF_A_TYPE else None)
+    timeline = simulate_operators(scheduler, teams, siblings_factor=sharing)
+    return timeline, teams.changes
+
+
+def try_plans(machine: Saturation, step: Step, curves: Curves) -> dict[str, Any]:
+    """Every plan: milliseconds, over the recommendation, and how many operators ran together."""
+    before = sum(recommended(machine, step))
+    found = {}
+    for plan in PLANS:
+        timeline, changes = simulate_plan(step, curves, plan)
+        counts = counts_of(timeline)
+        found[plan.name] = {
+            "ms": round(1e3 * timeline.makespan, 4),
+            "speedup": round(before / 1e9 / timeline.makespan, 4),
+            "together": round(statistics.fmean(counts), 3),
+            "together_by_time": round(mean_co_running(timeline), 3),
+            "most_together": max(counts),
+            "changes": changes,
+        }
+    return found
+
+
+def counts_of(timeline: Timeline) -> list[int]:
+    """How many operators run behind every event, the last one left out: Figure 4."""
+    return [count for _, count in co_running(timeline)][:-1]
+
+
+def try_sharing(step: Step, curves: Curves) -> dict[str, Any]:
+    """Strategy 4 over strategy 3, by what sharing a core costs, for both forms of strategy 3."""
+    found: dict[str, Any] = {}
+    for narrow in (False, True):
+        without, _ = simulate_plan(step, curves, Plan(3, narrow))
+        found[Plan(4, narrow).name] = {
+            f"{sharing:.2f}": round(
+                without.makespan / simulate_plan(step, curves, Plan(4, narrow), sharing=sharing)[0].makespan, 4
+            )
+            for sharing in SHARINGS
+        }
+    return found
+
+
+def try_changes(machine: Saturation, step: Step, curves: Curves) -> dict[str, Any]:
+    """Strategy 1, 1 and 2, and 1 to 3, over the recommendation, by whose changes cost how much."""
+    before = sum(recommended(machine, step)) / 1e9
+
+    def speedup(plan: Plan, change_ns: int, whose: str) -> float:
+        return round(before / simulate_plan(step, curves, plan, change_ns=change_ns, whose=whose)[0].makespan, 4)
+
+    return {
+        f"{plan.name}, changes {whose}": {str(cost): speedup(plan, cost, whose) for cost in CHANGES_NS}
+        for whose in (OF_A_CORE, OF_A_TYPE)
+        for plan in PLANS[:3]
+    }
+
+
+def pairs() -> Iterator[tuple[int, int]]:
+    """Uniform pairs of inter-op and intra-op parallelism, as far as two hardware threads of each core go."""
+    return ((inter, intra) for inter in INTER for intra in range(2, CORES + 1, 2) if fit(inter, intra, CORES))
+
+
+def try_pairs(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """By pair: nanoseconds of a step with one queue, first come, first served."""
+    return {pair: _pair_ns(machine, step, *pair) for pair in tried}
+
+
+def _pair_ns(machine: Saturation, step: Step, inter: int, intra: int) -> int:
+    times = by_work(step.works, lambda work: _fastest_ns(machine, work, intra))
+
+    def duration(start: Start) -> int:
+        return times[start.operator]
+
+    queue = first_come(step, inter)
+    scheduler = queue if inter * intra <= CORES else Seated(queue, intra, CORES)
+    return round(1e9 * simulate_operators(scheduler, duration, siblings_factor=SHARED).makespan)
+
+
+def _fastest_ns(machine: Saturation, work: Work, threads: int) -> int:
+    """With or without shared caches, as for the strategies."""
+    possible = [Case(threads, shared=True)] if threads > CORES // 2 else [Case(threads), Case(threads, shared=True)]
+    return min(nanoseconds(machine, work, case) for case in possible)
+
+
+def best_pair(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """The manual optimum, and the pairs of Table I, over the recommendation."""
+    before = sum(recommended(machine, step))
+    taken = try_pairs(machine, step, tried)
+    (inter, intra), best = min(taken.items(), key=lambda item: item[1])
+    return {
+        "pairs": len(taken),
+        "inter": inter,
+        "intra": intra,
+        "ms": round(best / 1e6, 4),
+        "speedup": round(before / best, 4),
+        "table_1": {f"{a} x {b}": round(before / taken[a, b], 4) for a, b in TABLE_I if (a, b) in taken},
+    }
+
+
+def longest_types(machine: Saturation, step: Step, curves: Curves) -> list[dict[str, Any]]:
+    """The types of operators that take longest with the recommendation, and with strategies 1 and 2."""
+    before, after, counts = Counter[str](), Counter[str](), Counter(step.kinds)
+    threads = threads_by_kind(curves.predicted, step.kinds)
+    actual: Sequence[Times] = curves.actual
+    for operator, (kind, alone) in enumerate(zip(step.kinds, recommended(machine, step), strict=True)):
+        before[kind] += alone
+        after[kind] += actual[operator][threads[kind]]
+    return [
+        {
+            "kind": kind,
+            "count": counts[kind],
+            "threads": threads[kind],
+            "before_ms": round(alone / 1e6, 4),
+            "after_ms": round(after[kind] / 1e6, 4),
+            "speedup": round(alone / after[kind], 4),
+        }
+        for kind, alone in before.most_common(TOP)
+    ]

@@ -1,0 +1,197 @@
+"""A network in a size on a machine: placed by every method, and what devices are busy with then."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from bow.bench.placement_networks import PLACED
+from bow.bench.results import console
+from bow.placement.budget import Budget
+from bow.placement.comparison import Row, compare
+from bow.placement.device_loads import device_loads, imbalance
+from bow.placement.evaluation import SimulatedEvaluator
+from bow.placement.grouping import module_groups
+from bow.placement.groups import Groups
+from bow.placement.machine import PROCESSOR, k80_machine
+from bow.placement.picture import placement_svg
+from bow.placement.towers import towers
+from bow.planner.costs import RooflineCosts
+from bow.planner.problem import Problem
+from bow.planner.rules import RULES
+
+DATA_SHEET, SLOW = "data_sheet", "slow"
+
+SHOWN = ("learned", "mcmc", "expert")
+"""Methods whose devices' loads are listed."""
+
+PICTURED = (
+    ("rnnlm", "paper", 2, DATA_SHEET, "learned"),
+    ("rnnlm", "paper", 2, SLOW, "learned"),
+    ("rnnlm", "large", 4, DATA_SHEET, "learned"),
+    ("nmt", "paper", 4, DATA_SHEET, "expert"),
+    ("nmt", "paper", 4, DATA_SHEET, "learned"),
+    ("nmt", "large", 4, DATA_SHEET, "learned"),
+    ("inception", "paper", 4, DATA_SHEET, "learned"),
+)
+"""Network, size, GPUs, links and method of what is drawn."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is placed, and on what.
+
+    Attributes:
+        network: its name among `PLACED`.
+        size: of the network.
+        gpus: how many, beside a processor.
+        links: `data_sheet` or `slow`.
+        copies: between devices take so many times as long as by the data sheets.
+        methods: that place.
+        budget: of each search.
+        seed: of all random numbers.
+    """
+
+    network: str
+    size: str
+    gpus: int
+    links: str
+    copies: float
+    methods: tuple[str, ...]
+    budget: Budget
+    seed: int
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{PLACED[self.network].title}, {self.size}, {self.gpus} GPUs, links {self.links}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a cell.
+
+    Attributes:
+        case: all of it, as plain values.
+        pictures: by name of a file: what is to be written into it.
+    """
+
+    case: dict[str, Any]
+    pictures: dict[str, str]
+
+
+def carry_out(cells: Sequence[Cell], workers: int) -> Iterator[Found]:
+    """Place in so many processes, each with one thread; cells in their order.
+
+    Args:
+        cells: what is placed.
+        workers: how many processes; 1: this one.
+    """
+    if workers == 1:
+        yield from map(place_cell, cells)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for future in [pool.submit(place_cell, cell) for cell in cells]:
+            yield future.result()
+
+
+def place_cell(cell: Cell) -> Found:
+    """Place by all methods.
+
+    Args:
+        cell: what is placed.
+    """
+    network = PLACED[cell.network]
+    groups = _groups(cell.network, cell.size)
+    memory_gib = network.memory(cell.size)
+    evaluator = evaluator_of(
+        groups, cell.gpus, memory_gib, cell.copies, optimizer=network.optimizer_bytes_per_weight_byte
+    )
+    rows = compare(groups, evaluator, cell.budget, methods=cell.methods, seed=cell.seed, say=_saying(cell))
+    case = {
+        "network": cell.network,
+        "title": network.title,
+        "size": cell.size,
+        "gpus": cell.gpus,
+        "links": cell.links,
+        "memory_gib": memory_gib,
+        "statistics": asdict(groups.statistics),
+        "rows": [_row(evaluator, row) for row in rows],
+        "towers": {kind: asdict(towers(evaluator, kind)) for kind in ("synchronous", "asynchronous")},
+    }
+    return Found(case, _pictures(cell, evaluator, rows))
+
+
+def evaluator_of(
+    groups: Groups, gpus: int, memory_gib: float, copies: float, *, optimizer: float
+) -> SimulatedEvaluator:
+    """Placements of a network's groups on a machine of the paper.
+
+    Args:
+        groups: of the network's operators.
+        gpus: how many.
+        memory_gib: of each GPU.
+        copies: take so many times as long as by the data sheets.
+        optimizer: bytes that it keeps for each byte of a weight.
+    """
+    machine = k80_machine(gpus, memory_gib, copies)
+    costs = RooflineCosts(groups.graph, RULES, machine)
+    problem = Problem(groups.graph, RULES, machine, costs, optimizer_bytes_per_weight_byte=optimizer)
+    return SimulatedEvaluator(problem, groups, processors=(PROCESSOR,))
+
+
+@functools.cache
+def _groups(network: str, size: str) -> Groups:
+    """A process captures each network once."""
+    placed = PLACED[network]
+    return module_groups(placed.graph(placed.sizes[size]))
+
+
+def _saying(cell: Cell) -> Callable[[str], None]:
+    return lambda message: console().print(f"{cell.title}: {message}", highlight=False)
+
+
+def _row(evaluator: SimulatedEvaluator, row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "method": row.method,
+        "seconds": row.seconds,
+        "why_not": row.why_not,
+        "greedy_s": row.greedy_s,
+        "spent_s": round(row.spent_s, 1),
+        "devices": row.devices,
+    }
+    if row.devices is None:
+        return found
+    shares = {name: row.devices.count(number) for number, name in enumerate(_names(evaluator))}
+    embeddings = {row.devices[n] for n, held in enumerate(evaluator.groups.with_kinds({"embedding"})) if held}
+    found["groups_on"] = shares
+    found["embeddings_on"] = [_names(evaluator)[device] for device in sorted(embeddings)]
+    if row.method not in SHOWN:
+        return found
+    loads = device_loads(evaluator.result(row.devices), evaluator.processors)
+    accelerators = [loads[device] for device in evaluator.accelerators]
+    return {**found, "loads": [asdict(load) for load in loads], "imbalance": round(imbalance(accelerators), 3)}
+
+
+def _names(evaluator: SimulatedEvaluator) -> list[str]:
+    return [device.name for device in evaluator.problem.topology.devices]
+
+
+def _pictures(cell: Cell, evaluator: SimulatedEvaluator, rows: Sequence[Row]) -> dict[str, str]:
+    found = {}
+    for row in rows:
+        key = cell.network, cell.size, cell.gpus, cell.links, row.method
+        if (key in PICTURED or cell.size == "tiny") and row.devices is not None and row.seconds is not None:
+            title = f"{cell.title}, {row.method}: {row.seconds:.4f} s a step"
+            picture = placement_svg(
+                evaluator.groups, row.devices, _names(evaluator), processors=evaluator.processors, title=title
+            )
+            found[f"placement_{'_'.join(map(str, key))}.svg"] = picture + "\n"
+    return found

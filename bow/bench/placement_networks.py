@@ -1,0 +1,162 @@
+"""The networks that device placement was learned for, in the paper's sizes, with a loss at every step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bow.models import NETWORKS
+from bow.models.network import Size
+from bow.models.rnn_language_model import RNNLanguageModel
+from bow.models.translation import Translator
+from bow.placement.machine import K80
+from bow.planner.operator_graph import OperatorGraph
+from bow.tiles.capturing import capture_operators
+
+ADAM, RMSPROP = 2.0, 1.0
+"""Bytes that the optimizer keeps for each byte of a weight."""
+
+
+@dataclass(frozen=True)
+class PlacedNetwork:
+    """A network to be placed.
+
+    Attributes:
+        title: its name in reports.
+        network: its name among `bow.models.NETWORKS`, which has its model and its batches.
+        step: `step(model, batch) -> loss`.
+        paper: its size in the paper, section 4.1.
+        large: its size in section 4.3, which fits into no device; None: it has none.
+        tiny: a size for tests.
+        optimizer_bytes_per_weight_byte: of the optimizer that the paper trains it with.
+        memory_gib: of each GPU, by size; what is not named has all that a K80 has. The simulator keeps one gradient
+            of a weight, the runtime of that time one for each step of an unrolled layer until they were summed: what
+            did not fit there fits here. So that the same does not fit, GPUs get less.
+    """
+
+    title: str
+    network: str
+    step: Callable[[Any, Any], Tensor]
+    paper: Size
+    large: Size | None
+    tiny: Size
+    optimizer_bytes_per_weight_byte: float
+    memory_gib: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Mapping[str, Size]:
+        """By name."""
+        known = {"paper": self.paper, "large": self.large, "tiny": self.tiny}
+        return {name: size for name, size in known.items() if size is not None}
+
+    def memory(self, size: str) -> float:
+        """GiB of each GPU.
+
+        Args:
+            size: of the network, by name.
+        """
+        return self.memory_gib.get(size, K80.memory_gib)
+
+    def graph(self, size: Size) -> OperatorGraph:
+        """Its step as operators; nothing is computed, and no memory taken for weights.
+
+        Args:
+            size: of the network and its batch.
+        """
+        network = NETWORKS[self.network]
+        with torch.device("meta"):
+            model = network.model(**size.arguments)
+            batch = network.samples(size, size.batch)
+        return capture_operators(model, batch, step=self.step).graph
+
+
+def language_model_step(model: RNNLanguageModel, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """A lookup, the cells, a prediction and its loss at each step, as the graphs of the paper's time have them.
+
+    Args:
+        model: RNNLM.
+        batch: tokens and targets, each `[batch, length]`.
+    """
+    tokens, targets = batch
+    outputs, _ = model.lstm(_looked_up(model.embedding, tokens))
+    return _mean_loss([model.output(output) for output in outputs], targets)
+
+
+def translation_step(model: Translator, batch: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
+    """Lookups, cells, attention, prediction and loss at each step.
+
+    Args:
+        model: NMT.
+        batch: source and target sentences, and the targets.
+    """
+    (source, target), targets = batch
+    encoded, states = model.encoder(_looked_up(model.source_embedding, source))
+    decoded, _ = model.decoder(_looked_up(model.target_embedding, target), states)
+    values = torch.stack(list(encoded), dim=1)
+    keys = model.attention.key(values)
+    mixed = [torch.cat([step, model.attention(step, keys, values)], dim=1) for step in decoded]
+    return _mean_loss([model.output(torch.tanh(model.mix(each))) for each in mixed], targets)
+
+
+def image_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """A forward pass and the cross entropy.
+
+    Args:
+        model: of images.
+        batch: images and classes.
+    """
+    images, classes = batch
+    return F.cross_entropy(model(images), classes)
+
+
+def _looked_up(embedding: nn.Embedding, tokens: Tensor) -> list[Tensor]:
+    return [embedding(step) for step in tokens.unbind(1)]
+
+
+def _mean_loss(logits: list[Tensor], targets: Tensor) -> Tensor:
+    losses = [F.cross_entropy(each, step) for each, step in zip(logits, targets.unbind(1), strict=True)]
+    return torch.stack(losses).mean()
+
+
+def _text(hidden: int, batch: int, length: int = 40, vocabulary: int = 10_000) -> Size:
+    return Size({"vocabulary": vocabulary, "hidden": hidden, "layers": 2}, (length,), batch)
+
+
+def _sentences(hidden: int, batch: int, length: int = 40, vocabulary: int = 32_000) -> Size:
+    arguments = {"source_vocabulary": vocabulary, "target_vocabulary": vocabulary, "hidden": hidden, "layers": 2}
+    return Size(arguments, (length, length), batch)
+
+
+def _images(batch: int, pixels: int = 299, width: float = 1.0, classes: int = 1000) -> Size:
+    return Size({"classes": classes, "channels": 3, "width": width, "dropout": 0.2}, (3, pixels, pixels), batch)
+
+
+PLACED: Mapping[str, PlacedNetwork] = {
+    "rnnlm": PlacedNetwork(
+        "RNNLM",
+        "rnnlm",
+        language_model_step,
+        _text(2048, 64),
+        _text(4096, 256),
+        _text(16, 4, 4, 50),
+        ADAM,
+        {"large": 5.0},
+    ),
+    "nmt": PlacedNetwork(
+        "NMT",
+        "nmt",
+        translation_step,
+        _sentences(1024, 64),
+        _sentences(2048, 256),
+        _sentences(16, 4, 4, 50),
+        ADAM,
+        {"paper": 3.5},
+    ),
+    "inception": PlacedNetwork(
+        "Inception-v3", "inception", image_step, _images(32), None, _images(4, 75, 0.125, 10), RMSPROP
+    ),
+}
+"""By the name that the command line has for a network."""

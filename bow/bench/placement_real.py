@@ -1,0 +1,151 @@
+"""The real part of `bow bench placement`: an RNNLM on two devices of this machine, placed and run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from bow.bench.placement_networks import PLACED
+from bow.bench.predicted_steps import Timed, time_strategies
+from bow.bench.quartiles import Quartiles
+from bow.bench.results import console
+from bow.cluster import Parcel, World, join, start
+from bow.device import available_cores
+from bow.errors import SettingError
+from bow.models import NETWORKS
+from bow.models.network import Size
+from bow.placement.budget import Budget
+from bow.placement.evaluation import SimulatedEvaluator
+from bow.placement.grouping import module_groups
+from bow.placement.groups import Devices
+from bow.placement.methods import SHORT, SIZES, place
+from bow.placement.real_steps import RealSteps
+from bow.placement.training import train_policy
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.measured_costs import MeasuredCosts, mean_times
+from bow.planner.problem import Problem
+from bow.planner.rules import RULES
+from bow.planner.topology_files import topology_to_dict
+from bow.tiles import CapturedStep, capture_operators
+from bow.tiles.links import measure_links
+from bow.tiles.machine import all_on, read_devices
+from bow.tiles.measuring import measure_tiles
+from bow.tiles.team import Team
+
+CPU = torch.device("cpu")
+
+DEVICES = 2
+
+NETWORK = "rnnlm"
+
+SIZE = Size({"vocabulary": 1000, "hidden": 256, "layers": 2}, (8,), 32)
+"""Cells of some hundred microseconds: longer than what a message takes, or nothing would be gained by two devices."""
+
+OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.01)
+
+METHODS: Mapping[str, str] = {"single": "gpu", "expert": "expert", "mcmc": "mcmc", "learned": "learned"}
+"""By name in the table: of `bow.placement.methods`."""
+
+REAL = "learned from real steps"
+
+FEW = replace(SHORT, samples=4, elites=4)
+"""Real steps are slow: each update has few of them."""
+
+
+def measure(budget: Budget, turns: int, updates: int, seed: int) -> dict[str, Any]:
+    """Place the network by each method and run it.
+
+    Args:
+        budget: of each search.
+        turns: in which each placement is run once.
+        updates: of the policy that learns from real steps; 0: it does not.
+        seed: of all random numbers.
+
+    Raises:
+        SettingError: there are fewer than two cores.
+    """
+    if len(available_cores()) < DEVICES:
+        raise SettingError(f"{DEVICES} devices need a core each, this process has {len(available_cores())}")
+    known = read_devices("cpu", DEVICES)
+    in_all = functools.partial(_measured, known=known, budget=budget, turns=turns, updates=updates, seed=seed)
+    with start(DEVICES, CPU, Parcel(functools.partial(_elsewhere, in_all))) as world:
+        return in_all(world)
+
+
+def _elsewhere(in_all: Any) -> None:
+    with join(CPU) as world:
+        in_all(world)
+
+
+def _measured(
+    world: World, known: DeviceTopology, budget: Budget, turns: int, updates: int, seed: int
+) -> dict[str, Any]:
+    """In every process; what the first one finds is what counts."""
+    team = Team(CPU)
+    with all_on([available_cores()[world.local_rank % len(available_cores())]]):
+        topology = measure_links(team, known.devices, known.name)
+        captured, model, batch = _captured()
+        own = measure_tiles(captured, model, batch, OPTIMIZER, 1)
+        times = {topology.devices[0].kind.name: mean_times(team.everyone(own))}
+        costs = MeasuredCosts(captured.graph, RULES, topology, times)
+        problem = Problem(captured.graph, RULES, topology, costs, overlap=topology.overlap)
+        evaluator = SimulatedEvaluator(problem, module_groups(captured.graph))
+        found = _placed(evaluator, budget, seed) if team.number == 0 else {}
+        real = RealSteps(captured, model, batch, OPTIMIZER, evaluator, team)
+        if team.number:
+            real.serve()
+        else:
+            found[REAL] = _learned(evaluator, real, updates, seed)
+            real.close()
+        placements = team.everyone(found)[0]
+        strategies = {name: evaluator.groups.splits(devices) for name, devices in placements.items()}
+        timed = time_strategies(team, captured, model, batch, OPTIMIZER, strategies, turns)
+    rows = [_row(name, placements[name], evaluator, timed[name]) for name in placements]
+    return {
+        "network": NETWORK,
+        "size": {**SIZE.arguments, "steps": SIZE.inputs[0], "batch": SIZE.batch},
+        "groups": len(evaluator.groups),
+        "device_names": [device.name for device in topology.devices],
+        "topology": topology_to_dict(topology),
+        "rows": rows,
+    }
+
+
+def _captured() -> tuple[CapturedStep, nn.Module, Any]:
+    """The same in all processes."""
+    torch.manual_seed(0)
+    network = NETWORKS[NETWORK]
+    model = network.model(**SIZE.arguments)
+    batch = network.samples(SIZE, SIZE.batch)
+    return capture_operators(model, batch, step=PLACED[NETWORK].step), model, batch
+
+
+def _placed(evaluator: SimulatedEvaluator, budget: Budget, seed: int) -> dict[str, Devices]:
+    found = {}
+    for name, method in METHODS.items():
+        devices = place(method, evaluator.groups, evaluator, budget, seed).devices
+        assert devices is not None
+        found[name] = devices
+        console().print(f"{name}: {evaluator([devices])[0]:.6f} s predicted", highlight=False)
+    return found
+
+
+def _learned(evaluator: SimulatedEvaluator, real: RealSteps, updates: int, seed: int) -> Devices:
+    operations = evaluator.groups.operations(evaluator.num_devices)
+    found = train_policy(operations, real, updates=updates, settings=FEW, sizes=SIZES, seed=seed)
+    return found.best.placement
+
+
+def _row(name: str, devices: Devices, evaluator: SimulatedEvaluator, timed: Timed) -> dict[str, Any]:
+    return {
+        "method": name,
+        "predicted_ms": round((evaluator([devices])[0] or 0.0) * 1e3, 3),
+        "measured_ms": Quartiles.of(timed.seconds).scaled(1e3).as_dict(3),
+        "groups_on": [devices.count(number) for number in range(evaluator.num_devices)],
+        "devices": devices,
+    }

@@ -1,0 +1,80 @@
+"""How good the search for NMT is, by time: with both algorithms (Figure 12), and with several seeds on 64 devices."""
+
+import random
+from typing import Any
+
+from bow.bench.planner.problems import problem_of
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.limits import Limits
+from bow.planner.metropolis import Best, metropolis
+from bow.planner.moves import SplitSpace
+from bow.planner.native_simulator import Algorithm
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.proposals import SymmetricProposals
+from bow.planner.search import search
+from bow.planner.search_settings import SearchSettings
+from bow.planner.starts import baseline
+from bow.seeds import derive_seed
+
+STARTS = ("single",) * 8
+"""Eight walks from one device, four in each of two processes; the better one of each process goes on."""
+
+POINTS = 60
+"""A curve has so many points at most."""
+
+
+def best_over_time(
+    graph: OperatorGraph, topology: DeviceTopology, algorithm: Algorithm, *, seconds: float, seed: int
+) -> dict[str, Any]:
+    """How the best time falls on a walk with the paper's proposals and those of families, from data parallelism.
+
+    With the same seed walks with all algorithms are the same, only sooner or later.
+
+    Args:
+        graph: of a step.
+        topology: the devices.
+        algorithm: how proposals are simulated.
+        seconds: of the walk.
+        seed: of it.
+    """
+    problem = problem_of(graph, topology, algorithm)
+    splits = baseline(problem, "data")
+    space = SplitSpace(graph, problem.rules, topology.num_devices, including=[splits])
+    source = random.Random(derive_seed(seed, 12))
+    proposals = SymmetricProposals(space, graph, source)
+    walk = metropolis(problem.simulation(splits), splits, proposals, Limits(seconds, patience=None), source)
+    return {
+        "algorithm": algorithm,
+        "proposals": walk.evaluated,
+        "found_ms": walk.makespan_ns / 1e6,
+        "curve": [[round(each.seconds, 2), round(each.makespan_ns / 1e6, 3)] for each in _thinned(walk.bests)],
+    }
+
+
+def of_seed(
+    graph: OperatorGraph, topology: DeviceTopology, *, seconds: float, seed: int, processes: int
+) -> dict[str, Any]:
+    """What a search with a seed finds.
+
+    Args:
+        graph: of a step.
+        topology: the devices.
+        seconds: of the search.
+        seed: of it.
+        processes: that search.
+    """
+    settings = SearchSettings(budget_s=seconds, seed=seed, processes=processes, starts=STARTS)
+    found = search(problem_of(graph, topology), settings)
+    return {
+        "seed": seed,
+        "budget_s": seconds,
+        "seconds": round(found.seconds, 1),
+        "evaluated": found.evaluated,
+        "found_ms": found.makespan_ns / 1e6,
+    }
+
+
+def _thinned(bests: tuple[Best, ...]) -> list[Best]:
+    """The first, the last, and some in between."""
+    step = max(1, -(-len(bests) // POINTS))
+    return [*bests[:-1:step], bests[-1]]

@@ -1,0 +1,30 @@
+"""The numbers of the paper, as far as its text gives them: its figures have none printed."""
+
+from collections.abc import Mapping
+
+TABLE_4: Mapping[str, Mapping[int, tuple[float, float]]] = {
+    "alexnet": {4: (0.11, 0.04), 8: (0.40, 0.13), 16: (1.4, 0.48), 32: (5.3, 1.8), 64: (18, 5.9)},
+    "resnet101": {4: (1.4, 0.4), 8: (4.5, 1.4), 16: (22, 7.3), 32: (107, 33), 64: (515, 158)},
+    "inception": {4: (14, 4.1), 8: (66, 17), 16: (388, 77), 32: (1746, 298), 64: (8817, 1278)},
+    "rnntc": {4: (16, 7.5), 8: (91, 39), 16: (404, 170), 32: (1358, 516), 64: (4404, 1489)},
+    "rnnlm": {4: (21, 9.2), 8: (76, 31), 16: (327, 121), 32: (1102, 342), 64: (3406, 969)},
+    "nmt": {4: (40, 16), 8: (178, 65), 16: (998, 328), 32: (2698, 701), 64: (8982, 2190)},
+}
+"""By number of GPUs: seconds of a search with full and with delta simulation."""
+
+SPEEDUP_RANGE = (1.3, 3.3)
+"""Figure 7, section 8.2.1: throughput over data parallelism and experts' strategies, all networks but those below."""
+
+SIMILAR = frozenset({"resnet101"})
+"""Networks for which strategies like data parallelism are found."""
+
+OPTCNN: Mapping[str, str] = {"alexnet": "the same", "resnet101": "the same"}
+"""Figure 10b, on 16 P100: throughput of what is found over OptCNN's strategy."""
+
+OPTCNN_OTHERS = "1.2 to 1.6"
+
+FIGURE_8: Mapping[str, tuple[float, ...]] = {"time": (1.7, 2.4), "transfers": (2.0, 5.5), "tasks": (0.8,)}
+"""NMT on 64 K80: how many times less time and transfers than other approaches, and of data parallelism's task time."""
+
+PROOF_HOURS: Mapping[str, float] = {"lenet": 0.8, "rnnlm": 18.0}
+"""Section 8.4: until the optimum was proven."""

@@ -1,0 +1,94 @@
+"""What is planned for in the benchmark: the paper's networks, on the paper's clusters."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from bow.models import NETWORKS, LeNet
+from bow.models.network import Size
+from bow.models.rnn_language_model import RNNLanguageModel
+from bow.models.sequence_loss import sequence_cross_entropy
+from bow.planner.costs import RooflineCosts
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.native_simulator import Algorithm
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.problem import Problem
+from bow.planner.rules import RULES
+from bow.planner.topology_files import load_topology
+from bow.tiles import capture_operators
+
+TITLES: Mapping[str, str] = {
+    "alexnet": "AlexNet",
+    "resnet101": "ResNet-101",
+    "inception": "Inception-v3",
+    "rnntc": "RNNTC",
+    "rnnlm": "RNNLM",
+    "nmt": "NMT",
+}
+"""The paper's networks (Table 3), in the order of its Table 4."""
+
+CLUSTERS: Mapping[str, tuple[str, int]] = {"P100": ("p100_cluster", 4), "K80": ("k80_cluster", 4)}
+"""By GPU: the topology of its cluster (Figure 6), and how many a machine has."""
+
+PAPER_SIZES = ("flexflow", "paper")
+"""The paper's size of a network has the first of these names that there is."""
+
+
+def graph_of(network: str, size: str) -> OperatorGraph:
+    """The operators of a network's step; nothing is computed, and no memory taken.
+
+    Args:
+        network: one of `TITLES`.
+        size: `"paper"` or `"tiny"`.
+    """
+    chosen = NETWORKS[network]
+    name = next(each for each in PAPER_SIZES if each in chosen.sizes) if size == "paper" else size
+    described = chosen.size(name)
+    with torch.device("meta"):
+        model, batch = chosen.model(**described.arguments), chosen.samples(described, described.batch)
+    return capture_operators(model, batch, chosen.loss).graph
+
+
+def lenet(batch: int = 64) -> OperatorGraph:
+    """LeNet for images of 28 x 28 (section 8.4)."""
+    with torch.device("meta"):
+        images, classes = torch.zeros(batch, 1, 28, 28), torch.zeros(batch, dtype=torch.long)
+        return capture_operators(LeNet(), (images, classes), F.cross_entropy).graph
+
+
+def short_language_model(size_name: str = "paper", steps: int = 2) -> OperatorGraph:
+    """RNNLM of two steps (section 8.4).
+
+    Args:
+        size_name: of the rest of it, `"paper"` or `"tiny"`.
+        steps: how many.
+    """
+    whole = NETWORKS["rnnlm"].size(size_name)
+    size = Size(whole.arguments, (steps,), whole.batch)
+    with torch.device("meta"):
+        model, batch = RNNLanguageModel(**size.arguments), NETWORKS["rnnlm"].samples(size, size.batch)
+    return capture_operators(model, batch, sequence_cross_entropy).graph
+
+
+def cluster(gpu: str, devices: int) -> DeviceTopology:
+    """The first devices of a cluster, which has as many machines as they need.
+
+    Args:
+        gpu: one of `CLUSTERS`.
+        devices: how many.
+    """
+    name, per_node = CLUSTERS[gpu]
+    whole = load_topology(name, -(-devices // per_node))
+    return whole if whole.num_devices == devices else whole.restricted(range(devices))
+
+
+def problem_of(graph: OperatorGraph, topology: DeviceTopology, algorithm: Algorithm = "incremental") -> Problem:
+    """What is planned for, with costs by roofline, and SGD with momentum.
+
+    Args:
+        graph: of a step.
+        topology: the devices.
+        algorithm: how proposals are simulated.
+    """
+    return Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology), algorithm=algorithm)

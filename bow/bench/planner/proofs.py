@@ -1,0 +1,86 @@
+"""Whether the search finds what is best, and what has no better neighbour (section 8.4)."""
+
+import time
+from typing import Any
+
+from bow.bench.planner.problems import problem_of
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.exhaustive import exhaustive
+from bow.planner.limits import Limits
+from bow.planner.moves import SplitSpace
+from bow.planner.neighbours import descend, try_neighbours
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.search import search
+from bow.planner.search_settings import SearchSettings
+from bow.planner.simulated import Evaluator
+
+STARTS = ("single", "data", "expert", "random", "random", "random")
+"""What the search that is compared with the proof starts from; the best of all goes on."""
+
+
+def prove(
+    graph: OperatorGraph, topology: DeviceTopology, *, search_s: float, proof_s: float, seed: int
+) -> dict[str, Any]:
+    """What the search finds, and what looking at all strategies shows about it.
+
+    As in the paper, tiles of an operator have equal sizes; its devices are any, in any order, without repetition.
+
+    Args:
+        graph: of a step.
+        topology: the devices.
+        search_s: seconds of the search.
+        proof_s: seconds for the proof.
+        seed: of the search.
+    """
+    problem = problem_of(graph, topology)
+    settings = SearchSettings(budget_s=search_s, patience=None, even=True, seed=seed, starts=STARTS)
+    found = search(problem, settings)
+    splits = found.strategy.splits
+    space = SplitSpace(graph, problem.rules, topology.num_devices, even=True, including=[splits])
+    simulation = problem.simulation(splits)
+    proof = exhaustive(simulation.model, space, Evaluator(simulation, splits), start=splits, budget_s=proof_s)
+    return {
+        "operators": len(graph.operators),
+        "devices": topology.num_devices,
+        "strategies": float(proof.strategies),
+        "renamings": proof.symmetries,
+        "search_ms": found.makespan_ns / 1e6,
+        "search_s": round(found.seconds, 1),
+        "searched": found.evaluated,
+        "best_ms": proof.makespan_ns / 1e6,
+        "bound_ms": proof.bound_ns / 1e6,
+        "gap": proof.gap,
+        "is_complete": proof.is_complete,
+        "prefixes": proof.prefixes,
+        "evaluated": proof.evaluated,
+        "proof_s": round(proof.seconds, 1),
+    }
+
+
+def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s: float, seed: int) -> dict[str, Any]:
+    """What the search finds, improved until no neighbour is better, and all of its neighbours anew.
+
+    Args:
+        graph: of a step.
+        topology: the devices.
+        search_s: seconds of the search, without the way down.
+        seed: of the search.
+    """
+    problem = problem_of(graph, topology)
+    starts = ("single", "data")
+    found = search(problem, SearchSettings(budget_s=search_s, even=True, seed=seed, starts=starts, descend=False))
+    begun, splits = time.perf_counter(), found.strategy.splits
+    space = SplitSpace(graph, problem.rules, topology.num_devices, even=True, including=[splits])
+    bottom = descend(problem.simulation(splits), splits, space, Limits(patience=1.0))
+    neighbours = try_neighbours(problem.simulation(bottom.splits), bottom.splits, space)
+    return {
+        "operators": len(graph.operators),
+        "devices": topology.num_devices,
+        "walk_ms": found.makespan_ns / 1e6,
+        "found_ms": bottom.makespan_ns / 1e6,
+        "improvements": bottom.accepted,
+        "tried_on_the_way": bottom.evaluated,
+        "neighbours": neighbours.tried,
+        "is_local_optimum": neighbours.is_local_optimum,
+        "seconds": round(found.seconds + time.perf_counter() - begun, 1),
+    }

@@ -1,0 +1,22 @@
+"""A table of the report, and what to call it."""
+
+from dataclasses import dataclass
+
+from bow.bench.results import Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of the page.
+
+    Attributes:
+        key: by which `docs/planning.md` asks for it.
+        title: above it.
+        table: the numbers.
+        remark: what they are.
+    """
+
+    key: str
+    title: str
+    table: Table
+    remark: str

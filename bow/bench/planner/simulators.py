@@ -1,0 +1,123 @@
+"""Full and delta simulation of the same proposals (Table 4)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bow.bench.planner.problems import problem_of
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.limits import Limits
+from bow.planner.metropolis import Proposed, metropolis
+from bow.planner.moves import SplitSpace
+from bow.planner.native_simulator import ALGORITHMS, Algorithm
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.proposals import SymmetricProposals
+from bow.planner.simulation import Simulation
+from bow.planner.split import Split
+from bow.planner.starts import baseline
+from bow.seeds import derive_seed
+
+LEAST = 3
+"""So many proposals are replayed however long they take."""
+
+
+def compare_simulators(
+    graph: OperatorGraph, topology: DeviceTopology, *, recorded_s: float, replayed_s: float, seed: int
+) -> dict[str, Any]:
+    """A search with the paper's proposals, and how fast each algorithm replays what it proposed.
+
+    The search starts from data parallelism and ends by the paper's rule: when half of its proposals have brought
+    nothing. Every algorithm replays the same proposals, from the first one on, until its time is over, and accepts and
+    undoes as the search did. Times are of those that all of them have replayed, without what splits need of rules and
+    costs: a search works that out once.
+
+    Args:
+        graph: of a step.
+        topology: the devices.
+        recorded_s: seconds of the search at most.
+        replayed_s: seconds of a replay.
+        seed: of the search.
+    """
+    problem = problem_of(graph, topology)
+    splits = baseline(problem, "data")
+    space = SplitSpace(graph, problem.rules, topology.num_devices, including=[splits])
+    source = random.Random(derive_seed(seed, topology.num_devices))
+    proposals = SymmetricProposals(space, graph, source, families=False)
+    simulation = problem.simulation(splits)
+    num_tasks = len(simulation.times())
+    begun = time.perf_counter()
+
+    def watch(seconds: float, _: int, __: int) -> bool:
+        return seconds < recorded_s
+
+    walk = metropolis(simulation, splits, proposals, Limits(), source, watch=watch, record=True)
+    seconds = time.perf_counter() - begun
+    replays = {each: _replay(graph, topology, splits, walk.recorded, each, replayed_s) for each in ALGORITHMS}
+    common = min(len(each.times) for each in replays.values())
+    per_s = {name: common / sum(each.times[:common]) for name, each in replays.items()}
+    looked_at = {name: round(sum(each.looked_at[:common]) / common) for name, each in replays.items()}
+    return {
+        "devices": topology.num_devices,
+        "operators": len(graph.operators),
+        "tasks": num_tasks,
+        "proposals": walk.evaluated,
+        "ended_by": walk.ending,
+        "search_s": round(seconds, 2),
+        "found_ms": walk.makespan_ns / 1e6,
+        "start_ms": walk.bests[0].makespan_ns / 1e6,
+        "replayed": common,
+        "per_s": {each: round(rate, 2) for each, rate in per_s.items()},
+        "looked_at": looked_at,
+    }
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """By proposal: seconds, and how often tasks were looked at."""
+
+    times: list[float]
+    looked_at: list[int]
+
+
+def _replay(
+    graph: OperatorGraph,
+    topology: DeviceTopology,
+    splits: Sequence[Split],
+    recorded: Sequence[Proposed],
+    algorithm: Algorithm,
+    replayed_s: float,
+) -> _Replay:
+    simulation = problem_of(graph, topology, algorithm).simulation(splits)
+    known = _prepare(simulation, recorded, replayed_s)
+    replay = _Replay([], [])
+    begun = last = time.perf_counter()
+    for proposed in recorded[:known]:
+        makespan = simulation.propose_changes(dict(proposed.changes), proposed.limit_ns)
+        if proposed.is_accepted:
+            assert makespan is not None
+            assert makespan <= proposed.limit_ns
+            simulation.accept()
+        else:
+            simulation.undo()
+        now = time.perf_counter()
+        replay.times.append(now - last)
+        replay.looked_at.append(simulation.num_looked_at)
+        last = now
+        if now - begun > replayed_s and len(replay.times) >= LEAST:
+            break
+    return replay
+
+
+def _prepare(simulation: Simulation, recorded: Sequence[Proposed], seconds: float) -> int:
+    """Has what splits need of rules and costs worked out, once and for all algorithms alike; of how many proposals."""
+    begun = time.perf_counter()
+    for number, proposed in enumerate(recorded):
+        simulation.propose_changes(dict(proposed.changes), limit_ns=0)
+        simulation.undo()
+        if time.perf_counter() - begun > seconds and number + 1 >= LEAST:
+            return number + 1
+    return len(recorded)

@@ -1,0 +1,178 @@
+"""`bow bench predicted`: what the planner predicts that a step takes, against what it takes on this machine.
+
+Two processes, each with one core, train small forms of networks under strategies of every sort: on one device, data and
+model parallel, designed by experts, found by search, and drawn at random. What tiles and messages take was measured
+beforehand, none of it on these strategies; then every strategy is run in turns, and its step timed.
+"""
+
+import functools
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bow.bench import predicted_report
+from bow.bench.arguments import check_positive, setting
+from bow.bench.environment import inspect_environment
+from bow.bench.predicted_networks import NETWORKS
+from bow.bench.predicted_picture import draw
+from bow.bench.predicted_steps import Timed, spans_ms, time_strategies
+from bow.bench.predicted_strategies import draw_strategies
+from bow.bench.quartiles import Quartiles
+from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from bow.cluster import Parcel, World, join, start
+from bow.device import available_cores
+from bow.errors import SettingError
+from bow.planner.device_topology import DeviceTopology
+from bow.planner.measured_costs import MeasuredCosts, TileTimes, mean_times
+from bow.planner.operator_graph import OperatorGraph
+from bow.planner.problem import Problem
+from bow.planner.rules import RULES
+from bow.planner.simulation_result import SimulationResult
+from bow.planner.topology_files import topology_to_dict
+from bow.tiles.exchanges import SHAPES, measure_links_in_use
+from bow.tiles.machine import all_on, read_devices
+from bow.tiles.measuring import measure_tiles
+from bow.tiles.team import Team
+
+CPU = torch.device("cpu")
+
+DEVICES = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the benchmark.
+
+    Raises:
+        SettingError: a value outside its range.
+    """
+
+    out: Path = setting(RESULTS, "folder for predicted.json, predicted.md and predicted.png")  # noqa: RUF009 - it is dataclasses.field
+    networks: tuple[str, ...] = setting(tuple(NETWORKS), "that are trained", choices=tuple(NETWORKS))
+    random: int = setting(4, "strategies drawn at random")
+    mixed: int = setting(8, "strategies of which a part of the operators is drawn at random")
+    proposals: int = setting(300, "that the search looks at")
+    turns: int = setting(11, "in which every strategy is run once")
+    repeats: int = setting(7, "steps in which tiles are measured, of each way to split them")
+    seed: int = setting(0, "of what is drawn")
+    quick: bool = setting(False, "a small part, to see that it works: one network, few strategies")
+
+    def __post_init__(self) -> None:
+        check_positive(self, "proposals", "turns", "repeats")
+        if not self.networks:
+            raise SettingError("networks must not be empty; leave it out for all")
+        if min(self.random, self.mixed) < 0:
+            raise SettingError(f"random and mixed must be at least 0, got {self.random} and {self.mixed}")
+
+    def reduced(self) -> "Settings":
+        """What `quick` makes of the settings."""
+        if not self.quick:
+            return self
+        return replace(self, networks=("rnnlm",), random=1, mixed=0, proposals=10, turns=2, repeats=1)
+
+
+def run(settings: Settings, command: str) -> int:
+    """Predict and measure; write `predicted.json`, `predicted.md` and a picture; 1 where an aim is missed, else 0."""
+    settings = settings.reduced()
+    prepare_output(settings.out)
+    if len(available_cores()) < DEVICES:
+        raise SettingError(f"{DEVICES} processes need a core each, this one has {len(available_cores())}")
+    began = time.perf_counter()
+    kinds = read_devices("cpu", DEVICES)
+    measure = functools.partial(measure_all, settings=settings, known=kinds)
+    with start(DEVICES, CPU, Parcel(functools.partial(_elsewhere, measure))) as world:
+        findings = measure(world)
+    environment = inspect_environment()
+    values = Result("predicted", command, environment, settings, time.perf_counter() - began, findings).as_dict()
+    values["verdict"] = asdict(predicted_report.judge(values["networks"]))
+    write_json(settings.out / "predicted.json", values)
+    write_text(settings.out / "predicted.md", predicted_report.markdown(values, str(environment)))
+    draw(values, settings.out / "predicted.png")
+    for title, table in predicted_report.tables(values):
+        table.show(title)
+    console().print(predicted_report.told(values), highlight=False)
+    return int(not settings.quick and not values["verdict"]["is_met"])
+
+
+def _elsewhere(measure: Any) -> None:
+    with join(CPU) as world:
+        measure(world)
+
+
+def measure_all(world: World, settings: Settings, known: DeviceTopology) -> dict[str, Any]:
+    """All networks, in every process; what rank 0 finds is what counts."""
+    team = Team(CPU)
+    with all_on([available_cores()[world.local_rank % len(available_cores())]]):
+        return {"networks": {name: measure_network(team, settings, name, known) for name in settings.networks}}
+
+
+def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopology) -> dict[str, Any]:
+    """What steps of a network take under each strategy, predicted and measured.
+
+    Tiles and messages are measured before and after the strategies run, and the mean of both counts: a machine that
+    others share is not as fast at one time as at another.
+    """
+    began, network = time.perf_counter(), NETWORKS[name]
+    captured, model, batch = network.captured()
+
+    def measured() -> tuple[DeviceTopology, TileTimes]:
+        shapes = SHAPES[:2] if settings.quick else SHAPES
+        topology = measure_links_in_use(team, known.devices, known.name, shapes=shapes, turns=settings.turns)
+        times = measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=settings.repeats)
+        return topology, mean_times(team.everyone(times))
+
+    before = measured()
+    problem = _problem(captured.graph, *before)
+    drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
+    strategies = team.everyone(drawn)[0]
+    timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns)
+    after = measured()
+    topology = mean_links(before[0], after[0])
+    problem = _problem(captured.graph, topology, mean_times([before[1], after[1]]))
+    rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
+    return {
+        "title": network.title,
+        "samples": network.samples,
+        "operators": len(captured.graph.operators),
+        "tiles_measured": len(before[1].tiles),
+        "links": [topology_to_dict(each)["links"] for each in (before[0], after[0], topology)],
+        "overlap": topology.overlap,
+        "seconds": round(time.perf_counter() - began, 1),
+        "strategies": rows,
+    }
+
+
+def mean_links(one: DeviceTopology, other: DeviceTopology) -> DeviceTopology:
+    """A topology with the mean latencies, and times for each byte, of two that were measured one after the other."""
+    links = tuple(
+        replace(
+            a,
+            latency_us=round((a.latency_us + b.latency_us) / 2, 3),
+            gb_per_s=round(2 / (1 / a.gb_per_s + 1 / b.gb_per_s), 6),
+        )
+        for a, b in zip(one.links, other.links, strict=True)
+    )
+    return replace(one, links=links)
+
+
+def _problem(graph: OperatorGraph, topology: DeviceTopology, times: TileTimes) -> Problem:
+    costs = MeasuredCosts(graph, RULES, topology, {topology.devices[0].kind.name: times})
+    return Problem(graph, RULES, topology, costs, overlap=topology.overlap)
+
+
+def _row(name: str, predicted: SimulationResult, timed: Timed) -> dict[str, Any]:
+    measured = Quartiles.of(timed.seconds).scaled(1e3)
+    predicted_ms = predicted.makespan_ns / 1e6
+    return {
+        "strategy": name,
+        "predicted_ms": round(predicted_ms, 3),
+        "measured_ms": measured.as_dict(3),
+        "error": round(predicted_ms / measured.median - 1, 4),
+        "messages": sum(task.num_bytes > 0 for task in predicted.tasks),
+        "sent_mb": round(predicted.communication_bytes / 1e6, 3),
+        "measured_spans_ms": timed.spans_ms,
+        "predicted_spans_ms": spans_ms(predicted.timeline.spans),
+    }

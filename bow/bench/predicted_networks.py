@@ -1,0 +1,51 @@
+"""The networks whose steps `bow bench predicted` predicts and measures."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bow.engine import step_from_loss
+from bow.models.sizes import NETWORKS as SIZES
+from bow.tiles import CapturedStep, capture_operators
+from bow.tiles.updating import OptimizerFactory
+
+
+@dataclass(frozen=True)
+class PredictedNetwork:
+    """A network in its small form.
+
+    Attributes:
+        name: of the network, as the command line has it.
+        samples: of a batch: several times the small form's, so that operators take longer than their messages.
+    """
+
+    name: str
+    samples: int
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return SIZES[self.name].title
+
+    @property
+    def optimizer(self) -> OptimizerFactory:
+        """What trains it."""
+        return functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+
+    def captured(self) -> tuple[CapturedStep, nn.Module, Any]:
+        """Its step, the model and a batch."""
+        network = SIZES[self.name]
+        torch.manual_seed(0)
+        model, batch = network.build("tiny"), network.batch("tiny", samples=self.samples)
+        return capture_operators(model, batch, step=step_from_loss(network.loss)), model, batch
+
+
+NETWORKS: Mapping[str, PredictedNetwork] = {
+    name: PredictedNetwork(name, samples)
+    for name, samples in {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}.items()
+}
+"""By name."""

@@ -1,0 +1,74 @@
+"""Strategies of every sort, to see whether what they take is predicted right."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from bow.errors import BowError
+from bow.planner.moves import SplitSpace
+from bow.planner.problem import Problem
+from bow.planner.search import search
+from bow.planner.search_settings import SearchSettings
+from bow.planner.split import Split
+from bow.planner.starts import BASELINES, baseline
+from bow.seeds import derive_seed
+
+Strategy: TypeAlias = tuple[Split, ...]
+
+SHARES = (0.05, 0.15, 0.4)
+"""Of the operators of a mixed strategy: so many are drawn at random, in turn."""
+
+BASES = ("data", "single", "model")
+"""The rest of a mixed strategy is one of these, in turn."""
+
+
+def draw_strategies(
+    problem: Problem, num_random: int, num_mixed: int, proposals: int, seed: int
+) -> dict[str, Strategy]:
+    """Strategies by name, each once.
+
+    Args:
+        problem: what is planned for.
+        num_random: how many are drawn at random.
+        num_mixed: how many are baselines of which a part of the operators is drawn at random.
+        proposals: that the search looks at from each of its starts.
+        seed: of what is drawn.
+    """
+    found: dict[Strategy, str] = {}
+    for name, splits in _all(problem, num_random, num_mixed, proposals, seed):
+        found.setdefault(splits, name)
+    return {name: splits for splits, name in found.items()}
+
+
+def _all(
+    problem: Problem, num_random: int, num_mixed: int, proposals: int, seed: int
+) -> Iterator[tuple[str, Strategy]]:
+    for name in BASELINES:
+        try:
+            yield name, baseline(problem, name)
+        except BowError:  # not every one is for every network
+            continue
+    settings = SearchSettings(budget_s=None, proposals=proposals, patience=None, descend=False, seed=seed)
+    yield "search", search(problem, settings).strategy.splits
+    space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices)
+    source = random.Random(derive_seed(seed, 0))
+    for number in range(num_mixed):
+        base, share = BASES[number % len(BASES)], SHARES[number // len(BASES) % len(SHARES)]
+        yield f"{base}, {share:.0%} random {number}", mixed(baseline(problem, base), space, share, source)
+    for number in range(num_random):
+        yield f"random {number}", space.random_strategy(source)
+
+
+def mixed(splits: Sequence[Split], space: SplitSpace, share: float, source: random.Random) -> Strategy:
+    """A strategy with some operators' splits drawn at random.
+
+    Args:
+        splits: by operator.
+        space: the splits to choose from.
+        share: of the operators; at least one is drawn.
+        source: of random numbers.
+    """
+    changed = list(splits)
+    for operator in source.sample(range(len(changed)), max(1, round(share * len(changed)))):
+        changed[operator] = space.draw(operator, source)
+    return tuple(changed)

@@ -1,0 +1,114 @@
+"""What the races of one network come to."""
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from bow.bench.quartiles import Quartiles
+from bow.bench.schedule_contestants import PYTORCH
+
+Times: TypeAlias = Mapping[str, Sequence[float]]
+"""By name: seconds of a step, in every turn."""
+
+CLOSE = 1.1
+"""Of those that run operators one after another, who takes no longer than so many times the best is timed again."""
+
+
+@dataclass(frozen=True)
+class Races:
+    """All who took part, and the best of them again among themselves.
+
+    The first race says who is the best; how good it is, the second says, so that luck in the first does not count.
+
+    Attributes:
+        race: of everybody.
+        sequential: names of those that policies are to beat.
+        side_by_side: names of those that run operators side by side.
+        uniform: names of those that a user could set by hand.
+        choice: what bow chose from measurements of its own.
+        final: of `finalists`; empty before they have raced.
+    """
+
+    race: Times
+    sequential: Collection[str]
+    side_by_side: Collection[str]
+    uniform: Collection[str]
+    choice: str
+    final: Times = field(default_factory=dict)
+
+    @property
+    def finalists(self) -> list[str]:
+        """Who is timed again: the best of all kinds, bow's choice, and what is sequential and comes close to the best.
+
+        The best of PyTorch and of the native runtime, one operator after another, are there however slow they are.
+        """
+        best_s = statistics.median(self.race[fastest(self.race, self.sequential)])
+        close = [name for name in self.sequential if statistics.median(self.race[name]) <= CLOSE * best_s]
+        leaders = [fastest(self.race, kind) for kind in (self._plain, self._native)]
+        return list(dict.fromkeys([*close, *leaders, self.best_side_by_side, self.manual, self.choice]))
+
+    @property
+    def best(self) -> str:
+        """The fastest in the race, of what is sequential and what is not."""
+        return fastest(self.race, [*self.sequential, *self.side_by_side])
+
+    @property
+    def best_side_by_side(self) -> str:
+        """The fastest in the race that runs operators side by side."""
+        return fastest(self.race, self.side_by_side)
+
+    @property
+    def manual(self) -> str:
+        """The fastest in the race that a user could set by hand."""
+        return fastest(self.race, self.uniform)
+
+    @property
+    def best_sequential(self) -> str:
+        """The fastest that is sequential, in the very race that others are held against it: luck counts for it."""
+        return fastest(self.final, self.sequential)
+
+    def speed_up(self, name: str, over: str) -> Quartiles:
+        """How many times as fast as another in the final."""
+        return Quartiles.of_ratios(self.final[over], self.final[name])
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was measured, and what follows, as plain values."""
+        roles = {
+            "choice": self.choice,
+            "best": self.best,
+            "side_by_side": self.best_side_by_side,
+            "manual": self.manual,
+        }
+        return {
+            "sequential": self.best_sequential,
+            "policies": {role: self._judged(name) for role, name in roles.items()},
+            "race_ms": {name: Quartiles.of(own).scaled(1e3).as_dict(4) for name, own in self.race.items()},
+            "final_ms": {name: Quartiles.of(own).scaled(1e3).as_dict(4) for name, own in self.final.items()},
+        }
+
+    def _judged(self, name: str) -> dict[str, Any]:
+        overs = {
+            "speed_up": self.best_sequential,
+            "over_pytorch": fastest(self.final, self._plain),
+            "over_native": fastest(self.final, self._native),
+        }
+        return {"name": name, **{key: self.speed_up(name, over).as_dict(4) for key, over in overs.items()}}
+
+    @property
+    def _plain(self) -> list[str]:
+        return [name for name in self.sequential if name.startswith(PYTORCH)]
+
+    @property
+    def _native(self) -> list[str]:
+        return [name for name in self.sequential if not name.startswith(PYTORCH)]
+
+
+def fastest(times: Times, names: Collection[str]) -> str:
+    """The name with the least median, of those that were timed.
+
+    Example:
+        >>> fastest({"a": [3.0, 1.0, 2.0], "b": [1.0, 1.0, 9.0]}, ["a", "b", "c"])
+        'b'
+    """
+    return min((name for name in times if name in names), key=lambda name: statistics.median(times[name]))
