@@ -1,7 +1,7 @@
 """Measures every operator of a step on this machine."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -75,8 +75,8 @@ def measure(
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
     """Measure a step that was captured before; the arguments are those of `profile`."""
+    _check(threads, repeats)
     wanted = sorted(set(numbers_of_threads(len(available_cores())) if threads is None else threads))
-    _check(wanted, repeats)
     operators = operators_of(subject.graph)
     machine = hardware("native runtime" if is_available() else "Python")
     names = [signature(op, subject.graph) for op in operators]
@@ -162,12 +162,18 @@ def _by_signature(
     }
 
 
-def _check(threads: Sequence[int], repeats: int) -> None:
+def _check(threads: object, repeats: object) -> None:
     cores = len(available_cores())
-    if repeats < 1:
-        raise SettingError(f"repeats must be at least 1, got {repeats}")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise SettingError(f"repeats must be a whole number of at least 1, got {repeats!r}")
+    if threads is None:
+        return
+    if not isinstance(threads, Iterable) or isinstance(threads, str):
+        raise SettingError(f"threads must be a list of numbers, such as [1, 2], got {threads!r}")
     if not threads:
         raise SettingError("threads must have at least one number, got none; leave it out for all that are useful")
     for number in threads:
-        if not 1 <= number <= cores:
-            raise SettingError(f"threads must be between 1 and the {cores} cores of this machine, got {number}")
+        if not isinstance(number, int) or not 1 <= number <= cores:
+            raise SettingError(
+                f"threads must be whole numbers between 1 and the {cores} cores of this machine, got {number!r}"
+            )

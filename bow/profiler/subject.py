@@ -45,8 +45,9 @@ class Subject:
             CaptureError, LossError, ModelError, DataError: as `bow.capture` does.
         """
         graph = capture(model, batch, loss, step=step)
-        parameters = {name: tensor.detach() for name, tensor in model.named_parameters(remove_duplicate=False)}
-        return cls(graph, parameters, dict(model.named_buffers(remove_duplicate=False)), batch)
+        plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps, as capture does
+        parameters = {name: tensor.detach() for name, tensor in plain.named_parameters(remove_duplicate=False)}
+        return cls(graph, parameters, dict(plain.named_buffers(remove_duplicate=False)), batch)
 
     @property
     def num_operators(self) -> int:

@@ -43,6 +43,15 @@ def test_a_model_is_profiled_and_stays_as_it_is() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_compiled_model_is_profiled_as_the_one_that_it_wraps() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    batch = torch.randn(5, 3), torch.randn(5, 4)
+    found = [
+        profile(each, batch, nn.functional.mse_loss, threads=[1], repeats=1) for each in (model, torch.compile(model))
+    ]
+    assert found[1].names == found[0].names
+
+
 def test_what_is_known_is_not_measured_again() -> None:
     count = branches().num_operators
     assert measured() == [f"{count} operators with 1 thread"]
@@ -121,8 +130,14 @@ def _made_up(runtime: Any, number: int) -> Timeline:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"threads": [0]}, f"threads must be between 1 and the {CORES} cores of this machine, got 0"),
+        ({"repeats": 0}, "repeats must be a whole number of at least 1, got 0"),
+        ({"repeats": 1.5}, "repeats must be a whole number of at least 1, got 1.5"),
+        ({"repeats": "3"}, "repeats must be a whole number of at least 1, got '3'"),
+        ({"threads": [0]}, f"whole numbers between 1 and the {CORES} cores of this machine, got 0"),
+        ({"threads": [1.5]}, f"whole numbers between 1 and the {CORES} cores of this machine, got 1.5"),
+        ({"threads": ["1"]}, f"whole numbers between 1 and the {CORES} cores of this machine, got '1'"),
+        ({"threads": 1}, r"threads must be a list of numbers, such as \[1, 2\], got 1"),
+        ({"threads": "12"}, r"threads must be a list of numbers, such as \[1, 2\], got '12'"),
         ({"threads": [1, CORES + 1]}, f"got {CORES + 1}"),
         ({"threads": []}, "threads must have at least one number, got none"),
     ],
