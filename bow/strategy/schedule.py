@@ -92,7 +92,7 @@ class Schedule:
         Raises:
             ScheduleError: with the first thing that is wrong.
         """
-        self._check_executors()
+        self.check_executors()
         _check_dependencies(dependencies)
         if self.order is not None:
             self._check_order(len(dependencies))
@@ -111,42 +111,12 @@ class Schedule:
                 "let every executor run operators behind those that they depend on"
             )
 
-    def to_json(self) -> str:
-        """The schedule as JSON, with a version."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)})
-
-    @classmethod
-    def from_json(cls, text: str) -> "Schedule":
-        """The schedule that `to_json` wrote.
+    def check_executors(self) -> None:
+        """Refuse a schedule that could not be carried out whatever the operators are.
 
         Raises:
-            ScheduleError: the text is damaged, or of another version.
+            ScheduleError: with the first thing that is wrong.
         """
-        try:
-            read = json.loads(text)
-        except ValueError as error:
-            raise ScheduleError(f"the schedule is not JSON ({error}); make it again") from error
-        if not isinstance(read, dict) or read.get("format") != FORMAT:
-            raise ScheduleError(f'the text is not a "{FORMAT}"; give one that Schedule.to_json wrote')
-        if read.get("version") != VERSION:
-            raise ScheduleError(
-                f"the schedule has version {read.get('version')}, this bow reads {VERSION}; make it again"
-            )
-        try:
-            order, priority = read["order"], read["priority"]
-            return cls(
-                threads=_whole(read["threads"]),
-                order=None if order is None else tuple(map(_whole, order)),
-                priority=None if priority is None else _whole(priority),
-                first_come=_truth(read["first_come"]),
-                stay=_truth(read["stay"]),
-                small=_whole(read["small"]),
-                after=tuple((operator, other) for operator, other in map(_whole, read["after"])),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ScheduleError(f"the schedule is damaged ({type(error).__name__}: {error}); make it again") from error
-
-    def _check_executors(self) -> None:
         if not self.threads:
             raise ScheduleError("a schedule needs at least 1 executor, got threads=(); give one number per executor")
         for executor, threads in enumerate(self.threads):
@@ -167,6 +137,41 @@ class Schedule:
                 f"the schedule has an order for {len(self.order)} executors and threads for {len(self.threads)}; "
                 "give every executor both"
             )
+
+    def to_json(self) -> str:
+        """The schedule as JSON, with a version."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Schedule":
+        """The schedule that `to_json` wrote.
+
+        Raises:
+            ScheduleError: the text is damaged, or of another version.
+        """
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ScheduleError(f"the schedule is not JSON ({error}); make it again") from error
+        if not isinstance(read, dict) or read.get("format") != FORMAT:
+            raise ScheduleError(f'the text is not a "{FORMAT}"; give one that Schedule.to_json wrote')
+        if read.get("version") != VERSION:
+            raise ScheduleError(
+                f"the schedule has version {read.get('version')}, this bow reads {VERSION}; make it again"
+            )
+        try:
+            order, priority = read["order"], read["priority"]
+            return cls(
+                threads=_whole(read["threads"]),
+                order=None if order is None else tuple(map(_whole, order)),
+                priority=None if priority is None else _whole(priority),
+                first_come=_truth(read["first_come"]),
+                stay=_truth(read["stay"]),
+                small=_whole(read["small"]),
+                after=tuple((operator, other) for operator, other in map(_whole, read["after"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ScheduleError(f"the schedule is damaged ({type(error).__name__}: {error}); make it again") from error
 
     def _check_order(self, operators: int) -> None:
         assert self.order is not None

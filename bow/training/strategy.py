@@ -33,7 +33,7 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
 
     Raises:
         SettingError: it is something else, or a file that cannot be read.
-        ScheduleError: the file holds neither a schedule nor a placed strategy.
+        ScheduleError: the file holds neither a schedule nor a placed strategy, or a schedule that fits no operators.
     """
     if strategy is None or strategy == AUTO:
         return AUTO if strategy == AUTO else None
@@ -48,6 +48,8 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
             ) from error
     if not isinstance(strategy, Schedule | PlacedStrategy):
         raise SettingError(f'strategy must be a bow.Schedule, a file of one, "auto" or None, got {strategy!r}')
+    if isinstance(strategy, Schedule):
+        strategy.check_executors()
     return strategy
 
 
@@ -55,7 +57,7 @@ def _parsed(text: str) -> Schedule | PlacedStrategy:
     """A strategy of one kind or the other; what is neither is refused as a schedule."""
     try:
         is_placed = json.loads(text)["format"] == plan_strategy.FORMAT
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_placed = False
     return PlacedStrategy.from_json(text) if is_placed else Schedule.from_json(text)
 

@@ -113,6 +113,7 @@ def test_saving_and_loading_changes_nothing(schedule: Schedule) -> None:
     ("change", "match"),
     [
         (lambda text: text[:-4], "is not JSON"),
+        (lambda _: "[" * 100_000, "is not JSON"),
         (lambda text: "[]", 'is not a "bow schedule"'),
         (lambda text: text.replace('"version": 3', '"version": 99'), "has version 99, this bow reads 3"),
         (lambda text: text.replace("threads", "thraeds"), "is damaged"),

@@ -114,6 +114,8 @@ def test_settings_that_cannot_carry_out_a_strategy_are_refused(settings: dict[st
         ("missing.json", SettingError, "cannot be read .*No such file"),
         (3, SettingError, 'a bow.Schedule, a file of one, "auto" or None, got 3'),
         (Schedule((1, 1), first_come=True), ScheduleError, "needs an order for every executor"),
+        (Schedule((), ()), ScheduleError, "needs at least 1 executor"),
+        (Schedule((-1, 1), ((0,), ())), ScheduleError, "threads must be at least 1, got -1 for executor 0"),
     ],
 )
 def test_what_is_no_strategy_is_refused(given: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
