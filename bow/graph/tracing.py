@@ -8,6 +8,7 @@ an operator of the second pass inherits the origin of the one that it comes from
 
 import contextlib
 import itertools
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -342,7 +343,12 @@ def _autocast_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The user's own run of the model has shown its warnings already."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """The user's own run of the model has shown its warnings already, and what fails is told by our error alone."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = was_disabled

@@ -107,6 +107,12 @@ def test_what_a_graph_would_get_wrong_is_refused_with_the_reason(name: str) -> N
     assert "\n" not in message
 
 
+def test_what_fails_is_told_by_the_error_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CaptureError, match="must have same reduction dim"):
+        bow.capture(nn.Linear(3, 3), torch.randn(2, 4), step=lambda model, x: model(x).sum())
+    assert capfd.readouterr().err == ""
+
+
 def test_sparse_gradients_are_refused() -> None:
     model = nn.Embedding(4, 3, sparse=True)
     with pytest.raises(CaptureError, match="sparse=False"):
