@@ -61,7 +61,7 @@ class Settings:
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow schedule`; `words` are what stands behind it."""
-    if not words or words[0] in ("-h", "--help"):
+    if not words or "-h" in words or "--help" in words:
         print(USAGE, end="")
         return 0
     action, rest = words[0], words[1:]

@@ -47,7 +47,7 @@ def profile_of(folder: Path) -> Profile:
 
 
 def test_help_names_every_action(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["schedule"], ["schedule", "--help"]):
+    for words in (["schedule"], ["schedule", "--help"], ["schedule", "profile", "--help"], ["schedule", "run", "-h"]):
         assert main(words) == 0
         shown = capsys.readouterr().out
         assert all(f"  {action} " in shown for action in scheduling.ACTIONS)
