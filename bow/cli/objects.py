@@ -2,17 +2,19 @@
 
 import functools
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from bow.cli.checking import check_arguments, shown
-from bow.errors import BowError, SettingError
+from bow.errors import BowError, SettingError, reason
 
 TARGET = "_target_"
 
 
 def imported(name: Any, key: str) -> Any:
-    """What a dotted name stands for, such as `torch.optim.SGD`.
+    """What a dotted name stands for, such as `torch.optim.SGD`; modules in the current folder count, behind all others.
 
     Args:
         name: the dotted name.
@@ -21,10 +23,13 @@ def imported(name: Any, key: str) -> Any:
     Raises:
         SettingError: nothing of this name can be imported, or it cannot be called.
     """
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     try:
         found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise SettingError(f"{key}={shown(name)} cannot be imported ({error}); write package.module.name") from None
+    except Exception as error:  # whatever a module of the user's does when it is imported
+        why = reason(error)
+        raise SettingError(f"{key}={shown(name)} cannot be imported ({why}); write package.module.name") from None
     if not callable(found):
         raise SettingError(f"{key}={name} is of type {type(found).__name__}; name a function or a class")
     return found
@@ -73,8 +78,8 @@ def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
     except BowError:
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise SettingError(f"{key} cannot be made of these settings ({reason}); correct them") from error
+        why = " ".join(str(error).split())
+        raise SettingError(f"{key} cannot be made of these settings ({why}); correct them") from error
 
 
 def all_made(settings: Any, key: str) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """`bow schedule`, for real on small steps; and what a user does wrong, in a sentence."""
 
 import functools
+import sys
 import warnings
 from pathlib import Path
 
@@ -273,3 +274,18 @@ def test_a_step_of_the_users_own_is_what_is_scheduled(folder: Path) -> None:
     names = profile_of(folder / "schedule").names
     assert "aten.pow.Tensor_Scalar" in names
     assert not any("nll_loss" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Own", ""), ("Missing", "cannot be imported"), ("broken.Own", "cannot be imported (invalid syntax")],
+)
+def test_a_model_of_the_current_folder_is_scheduled(
+    name: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (folder / "models_of_mine.py").write_text("from bow.models import LogisticRegression as Own\n")
+    (folder / "broken.py").write_text("def f(:\n")
+    target = name if "." in name else f"models_of_mine.{name}"
+    assert main(["schedule", "profile", *RECIPE, f"model._target_={target}"]) == (2 if said else 0)
+    assert said in capsys.readouterr().err
