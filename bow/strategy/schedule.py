@@ -154,7 +154,9 @@ class Schedule:
         except (ValueError, RecursionError) as error:
             raise ScheduleError(f"the schedule is not JSON ({error}); make it again") from error
         if not isinstance(read, dict) or read.get("format") != FORMAT:
-            raise ScheduleError(f'the text is not a "{FORMAT}"; give one that Schedule.to_json wrote')
+            raise ScheduleError(
+                f'the text is not a "{FORMAT}"; give one that bow schedule compare or Schedule.to_json wrote'
+            )
         if read.get("version") != VERSION:
             raise ScheduleError(
                 f"the schedule has version {read.get('version')}, this bow reads {VERSION}; make it again"
