@@ -4,10 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bow.device import available_cores, physical_first
+from bow.device.topology import read_topology
 from bow.profiler.profile import Profile
 from bow.profiler.subject import Subject
 from bow.runtime.issue import operators_of
 from bow.scheduler import (
+    CacheTimes,
     CoRunScheduler,
     Disturbances,
     ListScheduler,
@@ -134,11 +137,27 @@ def strategy_policy(
     curves, before = profile.curves(), subject.dependencies
     kinds = [op.kind for op in operators_of(subject.graph)]
     pairs = frozenset[tuple[str, str]]() if disturbances is None else disturbances.pairs
-    recorder = Recorder(CoRunScheduler(before, curves, kinds, cores, strategy=number, disturbances=disturbances))
+    caches = shared_by_neighbours(cores)
+    alone = [{threads: time for threads, time in own.items() if threads == 1} for own in curves]
+    times = curves if caches is None else CacheTimes(curves, alone, caches)
+    recorder = Recorder(CoRunScheduler(before, times, kinds, cores, strategy=number, disturbances=disturbances))
     predicted = simulate_operators(recorder, lambda start: curves[start.operator][start.threads], names=kinds)
     order, after = held_by_core(recorder.turns, cores), kept_apart(recorder.turns, before, kinds, pairs)
     name = f"strategy {number}, disturbing types apart" if pairs else f"strategy {number}"
     return Policy(name, Schedule((1,) * cores, order=order, after=after), predicted)
+
+
+def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:
+    """By executor: the cache of its core, where every two neighbours share one; else None.
+
+    Times are measured on neighbouring cores, so that threads of an operator shall share caches when it runs, too.
+    """
+    places = physical_first(available_cores())[:cores]
+    threads = {thread.number: thread for thread in read_topology().threads}
+    caches = tuple(threads[place].cache for place in places)
+    each_a_core = len({threads[place].core for place in places}) == cores
+    in_pairs = caches[::2] == caches[1::2] and len(set(caches)) == cores // 2 > 1
+    return caches if each_a_core and in_pairs else None
 
 
 def _simulated(subject: Subject, scheduler: Scheduler, times: Sequence[int]) -> Timeline:

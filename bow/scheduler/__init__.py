@@ -1,6 +1,7 @@
 """Which task runs next, and where: events in, instructions out. Nothing here runs anything."""
 
 from bow.scheduler.apart import kept_apart as kept_apart
+from bow.scheduler.cache_times import CacheTimes as CacheTimes
 from bow.scheduler.corun import CoRunScheduler as CoRunScheduler
 from bow.scheduler.disturbance import Disturbances as Disturbances
 from bow.scheduler.levels import CriticalPath as CriticalPath

@@ -1,6 +1,8 @@
 """Which cores are held, by what, and until when."""
 
 import bisect
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -24,20 +26,22 @@ class Cores:
 
     Args:
         num_cores: how many there are.
+        caches: by core: the cache that it has or shares; None: it does not count.
 
     Example:
         >>> cores = Cores(3)
-        >>> cores.hold(7, threads=2, ends_ns=50).cores, cores.num_idle, cores.until_ns
+        >>> cores.hold(7, cores.choose(2), ends_ns=50).cores, cores.num_idle, cores.until_ns
         ((0, 1), 1, 50)
         >>> cores.release(7)
         >>> cores.num_idle, cores.until_ns
         (3, None)
     """
 
-    def __init__(self, num_cores: int) -> None:
+    def __init__(self, num_cores: int, caches: Sequence[int] | None = None) -> None:
         self.num_cores = num_cores
         self.holds: dict[int, Hold] = {}
         """By operator that runs."""
+        self._caches = caches
         self._idle = list(range(num_cores))
         self._idle_seconds = list(range(num_cores))
 
@@ -58,10 +62,37 @@ class Cores:
             len(hold.cores) == self.num_cores for hold in self.holds.values() if not hold.sibling
         )
 
-    def hold(self, operator: int, threads: int, ends_ns: int) -> Hold:
-        """Give an operator idle cores, those with the lowest numbers."""
-        self.holds[operator] = Hold(tuple(self._idle[:threads]), ends_ns, sibling=False)
-        del self._idle[:threads]
+    def choose(self, threads: int, apart: bool = False) -> tuple[int, ...]:
+        """Idle cores for an operator, ascending: those with the lowest numbers where caches do not count.
+
+        Args:
+            threads: how many, at most as many as are idle.
+            apart: as few as possible that share a cache, those first whose cache others use too; else as many as
+                possible.
+
+        Example:
+            >>> cores = Cores(6, caches=(0, 0, 1, 1, 2, 2))
+            >>> _ = cores.hold(0, (0,), ends_ns=9)
+            >>> cores.choose(2), cores.choose(2, apart=True)
+            ((2, 3), (1, 2))
+        """
+        if self._caches is None:
+            return tuple(self._idle[:threads])
+        idle_of = Counter(self._caches[core] for core in self._idle)
+        earlier = Counter[int]()
+        ranked = []
+        for core in self._idle:
+            cache = self._caches[core]
+            rank = (earlier[cache], idle_of[cache]) if apart else (-idle_of[cache], cache)
+            earlier[cache] += 1
+            ranked.append((rank, core))
+        return tuple(sorted(core for _, core in sorted(ranked)[:threads]))
+
+    def hold(self, operator: int, cores: tuple[int, ...], ends_ns: int) -> Hold:
+        """Give an operator idle cores."""
+        self.holds[operator] = Hold(cores, ends_ns, sibling=False)
+        for core in cores:
+            self._idle.remove(core)
         return self.holds[operator]
 
     def share(self, operator: int, ends_ns: int) -> Hold:

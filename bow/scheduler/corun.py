@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bow.errors import ScheduleError
+from bow.scheduler.cache_times import CacheTimes
 from bow.scheduler.cores import Cores
 from bow.scheduler.disturbance import Disturbances, pair
 from bow.scheduler.progress import Progress
@@ -56,10 +57,16 @@ class CoRunScheduler:
     Operators whose types have disturbed each other in an earlier step are kept apart. The scheduler itself observes how
     long operators take; whoever repeats its decisions may observe as well.
 
+    Where caches count, an operator's threads sit side by side or apart, as it is predicted to be faster and as far as
+    idle cores allow, and whether it fits is decided by its time on those cores. The paper counts idle cores alone: in
+    its own example 18 threads that share no cache find room on 20 idle cores, which have 10 caches. Here they share
+    them, and take as long as they take so.
+
     Args:
         dependencies: by operator: those that must have run before it.
-        times: by operator, by number of threads: predicted nanoseconds when it runs alone. Numbers above `cores` are
-            left out. From strategy 2 on there must be one for the number that its type has, in strategy 4 for 1 too.
+        times: by operator, by number of threads: predicted nanoseconds when it runs alone; `CacheTimes` where caches
+            count. Numbers above `cores` are left out. From strategy 2 on there must be one for the number that its type
+            has, in strategy 4 for 1 too.
         kinds: by operator: its type.
         cores: how many there are.
         strategy: the last one that is applied.
@@ -87,7 +94,7 @@ class CoRunScheduler:
     def __init__(
         self,
         dependencies: Sequence[Collection[int]],
-        times: Sequence[Mapping[int, int]],
+        times: Sequence[Mapping[int, int]] | CacheTimes,
         kinds: Sequence[str],
         cores: int,
         strategy: Strategy = 3,
@@ -96,6 +103,10 @@ class CoRunScheduler:
         narrow: bool = False,
         disturbances: Disturbances | None = None,
     ) -> None:
+        self._by_cache = times if isinstance(times, CacheTimes) else None
+        if isinstance(times, CacheTimes):
+            times.check(cores)
+            times = times.least
         _check(len(dependencies), times, kinds, cores, strategy, hardware_threads, disturbances)
         self._strategy = strategy
         self._narrow = narrow
@@ -140,7 +151,7 @@ class CoRunScheduler:
 
     def _begin(self) -> None:
         self._ready: dict[int, None] = {}  # as they became ready
-        self._cores = Cores(self._num_cores)
+        self._cores = Cores(self._num_cores, None if self._by_cache is None else self._by_cache.caches)
         self._runs: dict[int, _Run] = {}
         self._avoided = frozenset[tuple[str, str]]() if self._disturbances is None else self._disturbances.pairs
 
@@ -167,7 +178,8 @@ class CoRunScheduler:
     def _carry_out(self, choice: _Choice, now_ns: int) -> Start:
         operator, threads = choice.operator, choice.threads
         del self._ready[operator]
-        predicted_ns = self._times[operator][threads]
+        held = () if choice.sibling else self._cores_for(operator, threads)
+        predicted_ns = self._time_on(operator, held) if held else self._times[operator][threads]
         others = set(self._runs)
         self._runs[operator] = _Run(now_ns, predicted_ns, others)
         for other in others:
@@ -175,8 +187,21 @@ class CoRunScheduler:
         if choice.sibling:
             (core,) = cores = self._cores.share(operator, now_ns + predicted_ns).cores
             return Start(operator, self._num_cores + core, threads, cores, sibling=True)
-        cores = self._cores.hold(operator, threads, now_ns + predicted_ns).cores
-        return Start(operator, cores[0], threads, cores)
+        self._cores.hold(operator, held, now_ns + predicted_ns)
+        return Start(operator, held[0], threads, held)
+
+    def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
+        """Those of the idle cores that suit it."""
+        return self._cores.choose(
+            threads, self._by_cache is not None and self._by_cache.is_better_apart(operator, threads)
+        )
+
+    def _time_on(self, operator: int, cores: tuple[int, ...]) -> int:
+        return self._times[operator][len(cores)] if self._by_cache is None else self._by_cache.ns(operator, cores)
+
+    def _time_now(self, operator: int, threads: int) -> int:
+        """Predicted nanoseconds on the cores that it would have now; enough are idle."""
+        return self._time_on(operator, self._cores_for(operator, threads))
 
     def _observe(self, operator: int, now_ns: int) -> None:
         run = self._runs.pop(operator)
@@ -212,11 +237,12 @@ class CoRunScheduler:
 
     def _threads_within(self, operator: int, left_ns: int) -> int | None:
         """With how many threads an operator finds idle cores and is over in time."""
-        times, usual = self._times[operator], self._usual[operator]
-        fitting = [n for n in self._candidates[operator] if n <= self._cores.num_idle and times[n] <= left_ns]
-        if not fitting or abs(fitting[0] - usual) <= MOST_DIFFERENCE:
-            return fitting[0] if fitting else None
-        return usual if usual <= self._cores.num_idle and times[usual] <= left_ns else None
+        usual, idle = self._usual[operator], self._cores.num_idle
+        possible = (n for n in self._candidates[operator] if n <= idle)
+        fewest = next((n for n in possible if self._time_now(operator, n) <= left_ns), None)
+        if fewest is None or abs(fewest - usual) <= MOST_DIFFERENCE:
+            return fewest
+        return usual if usual <= idle and self._time_now(operator, usual) <= left_ns else None
 
     def _longest(self, now_ns: int) -> _Choice | None:
         """Strategy 3, where nothing fits: what takes longest, if it finds idle cores."""
@@ -239,7 +265,7 @@ class CoRunScheduler:
         until_ns = self._cores.until_ns
         if self._narrow and found and until_ns is not None:
             fewer = best_threads(found)
-            return fewer if now_ns + times[fewer] <= until_ns + times[usual] else None
+            return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + times[usual] else None
         return None
 
     def _on_siblings(self, now_ns: int) -> _Choice | None:

@@ -30,6 +30,7 @@ from bow.bench.manycore.executors import (
 )
 from bow.bench.manycore.jobs import all_jobs
 from bow.bench.manycore.machines import (
+    CACHES,
     CONVOLUTIONS,
     CORES,
     TEAM_CORES,
@@ -65,7 +66,7 @@ from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.models.rnn_language_model import RNNLanguageModel
 from bow.models.sequence_loss import sequence_cross_entropy
-from bow.scheduler import ListScheduler, Start
+from bow.scheduler import CacheTimes, ListScheduler, Start
 from bow.simulator import simulate_operators
 from bow.strategy import Span, Timeline
 
@@ -358,7 +359,7 @@ def test_more_threads_than_cores_slow_each_other_down() -> None:
 
 def test_a_climb_without_noise_knows_what_it_has_measured() -> None:
     curves = learn(MACHINE, FAN, noise=0.0, interval=4, seed=0)
-    predicted, actual = curves.predicted[0], curves.actual[0]
+    predicted, actual = curves.predicted.least[0], curves.actual.least[0]
     assert predicted[1] == actual[1] == round(1e9 * MACHINE.time_s(LARGE.flops, LARGE.bytes_moved, LARGE.kind, Case(1)))
     assert set(predicted) == {*range(1, 35), *range(36, 69, 2)}
     assert any(predicted[threads] != actual[threads] for threads in predicted)
@@ -366,11 +367,15 @@ def test_a_climb_without_noise_knows_what_it_has_measured() -> None:
 
 def test_noise_is_in_predictions_and_never_in_what_happens() -> None:
     one, same, other = (learn(MACHINE, FAN, 0.05, 4, seed) for seed in (0, 0, 1))
-    assert one == same
-    assert one.predicted != other.predicted
-    quiet = learn(MACHINE, FAN, 0.0, 4, 0).actual[0]
-    odd = range(35, 69)
-    assert [one.actual[0].get(threads) for threads in odd] == [quiet.get(threads) for threads in odd]
+    quiet = learn(MACHINE, FAN, 0.0, 4, 0)
+    assert one.predicted.least == same.predicted.least != other.predicted.least
+    assert one.actual.least == quiet.actual.least
+
+
+def test_operators_take_what_they_take_where_they_sit() -> None:
+    work, actual = FAN.works[0], learn(MACHINE, FAN, 0.0, 4, 0).actual
+    for cores, case in (((0, 1), Case(2, shared=True)), ((0, 2), Case(2)), ((3, 4), Case(2)), ((0, 1, 2), Case(3))):
+        assert actual.ns(0, cores) == round(1e9 * MACHINE.time_s(work.flops, work.bytes_moved, work.kind, case))
 
 
 def test_a_team_that_stays_costs_nothing() -> None:
@@ -432,7 +437,7 @@ def beside_one_that_takes_all() -> tuple[Step, Curves]:
     """Two short operators that are ready while a long one has all cores, and one behind them all."""
     step = made_up([FILTER, LARGE, LARGE, TINY], [(), (), (), (0, 1, 2)])
     long, short = {1: 9000, 68: 1000}, {1: 100, 68: 60}
-    times = [long, short, short, {1: 10, 68: 10}]
+    times = CacheTimes([long, short, short, {1: 10, 68: 10}], [{}] * 4, CACHES)
     return step, Curves(times, times)
 
 

@@ -1,6 +1,7 @@
 """Policies: whatever they do, every operator runs once, behind what it reads, and the numbers are the graph's."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +9,10 @@ from profiler.steps import branches, made_up
 from runtime.test_local import assert_same
 
 from bow.device import available_cores
-from bow.profiler import Policy, make_policies
-from bow.profiler.policies import SMALL_NS, configurations
-from bow.scheduler import critical_path
-from bow.strategy import Schedule, Timeline
+from bow.profiler import Policy, make_policies, policies
+from bow.profiler.policies import SMALL_NS, configurations, shared_by_neighbours, strategy_policy
+from bow.scheduler import CoRunScheduler, critical_path
+from bow.strategy import Schedule, Timeline, Topology, manycore, server
 
 CORES = len(available_cores())
 
@@ -118,6 +119,41 @@ def test_nothing_is_simulated_faster_than_the_critical_path_or_slower_than_one_e
     longest_first = named(2, "critical path, 2 executors of 1 thread")
     assert longest_first.schedule.priority == path.levels
     assert longest_first.predicted.makespan * 1e9 < path.total
+
+
+@pytest.mark.parametrize(
+    ("topology", "cores", "caches"),
+    [
+        (manycore(tiles=3, threads_per_core=1), 6, (0, 0, 1, 1, 2, 2)),
+        (manycore(tiles=3, threads_per_core=1), 4, (0, 0, 1, 1)),
+        (manycore(tiles=3, threads_per_core=1), 3, None),  # the third has no neighbour
+        (manycore(tiles=1, threads_per_core=1), 2, None),  # no choice
+        (manycore(tiles=3, threads_per_core=2), 12, None),  # pairs of hardware threads, too
+        (server(sockets=2, cores_per_socket=4, threads_per_core=1), 8, None),
+    ],
+)
+def test_where_neighbours_share_a_cache_the_strategies_know(
+    topology: Topology, cores: int, caches: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = tuple(thread.number for thread in topology.threads)
+    monkeypatch.setattr(policies, "read_topology", lambda: topology)
+    monkeypatch.setattr(policies, "available_cores", lambda: numbers)
+    monkeypatch.setattr(policies, "physical_first", list)
+    assert shared_by_neighbours(cores) == caches
+    given: list[Any] = []
+
+    def spied(before: Any, times: Any, *arguments: Any, **settings: Any) -> CoRunScheduler:
+        given.append(times)
+        return CoRunScheduler(before, times, *arguments, **settings)
+
+    monkeypatch.setattr(policies, "CoRunScheduler", spied)
+    profile = made_up(branches(), (1, 2))
+    strategy_policy(branches(), profile, cores, 3)
+    if caches is None:
+        assert given == [profile.curves()]
+    else:
+        assert (given[0].caches, given[0].least) == (caches, profile.curves())
+        assert [given[0].is_better_apart(0, threads) for threads in (1, 2)] == [True, False]
 
 
 def test_a_fixed_order_is_that_of_the_simulated_critical_path() -> None:

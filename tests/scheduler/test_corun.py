@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bow.errors import ScheduleError
-from bow.scheduler import CoRunScheduler, Disturbances, Start
+from bow.scheduler import CacheTimes, CoRunScheduler, Disturbances, Start
 from bow.simulator import simulate_operators
 from bow.strategy import Timeline
 from tests.scheduler.graphs import dependencies, listed, times
@@ -192,6 +192,65 @@ def test_nothing_outlasts_what_runs_unless_it_takes_longest_of_all(case: dict[st
                 start.threads in fastest(own) and abs(start.threads - usual[start.operator]) <= 2
             )
             moment.carry_out(start)
+
+
+@settings(max_examples=40)
+@given(CASES, st.data(), st.sampled_from([1, 2, 3, 4]), st.booleans())
+def test_threads_that_share_caches_or_not_still_give_a_schedule_that_can_be_carried_out(
+    case: dict[str, Any], data: st.DataObject, strategy: Any, narrow: bool
+) -> None:
+    cores, before = case["cores"], case["dependencies"]
+    caches = data.draw(st.lists(st.integers(0, 3), min_size=cores, max_size=cores))
+    by_cache = CacheTimes(case["times"], data.draw(times(before, cores, 0)), caches)
+    scheduler = CoRunScheduler(**{**case, "times": by_cache}, strategy=strategy, hardware_threads=2, narrow=narrow)
+    timeline = simulate_operators(scheduler, lambda start: by_cache.ns(start.operator, start.cores))
+    check_carried_out(timeline, before)
+
+
+@settings(max_examples=40)
+@given(CASES, st.sampled_from([1, 2, 3, 4]), st.booleans())
+def test_caches_that_no_cores_share_change_nothing(case: dict[str, Any], strategy: Any, narrow: bool) -> None:
+    arguments = {**case, "strategy": strategy, "hardware_threads": 2, "narrow": narrow}
+    own = CacheTimes(case["times"], case["times"], range(case["cores"]))
+    with_caches = run(CoRunScheduler(**{**arguments, "times": own}), case["times"])
+    assert with_caches == run(CoRunScheduler(**arguments), case["times"])
+
+
+TILES = (0, 0, 1, 1, 2, 2)
+"""Six cores, of which every two share a cache."""
+
+
+@pytest.mark.parametrize(
+    ("together", "apart", "cores"),
+    [(5, 9, (0, 1)), (9, 5, (0, 2)), (5, 5, (0, 2))],
+    ids=["sharing is faster", "not sharing is faster", "all the same"],
+)
+def test_threads_sit_where_an_operator_is_faster(together: int, apart: int, cores: tuple[int, ...]) -> None:
+    predicted = CacheTimes([{2: together}], [{1: 20, 2: apart}], TILES)
+    for strategy in (1, 3):
+        (start,) = CoRunScheduler([[]], predicted, ["conv"], 6, strategy).start()  # type: ignore[arg-type]
+        assert start.cores == cores
+
+
+@pytest.mark.parametrize(("left", "second"), [(9, 1), (8, 2)])
+def test_what_fits_is_decided_by_the_time_on_the_cores_that_are_idle(left: int, second: int) -> None:
+    # Four of six cores are held: two threads share the last cache, and take 9 there, not the 5 of two caches.
+    predicted = CacheTimes([{4: left}, {2: 9}, {2: 7}], [{4: 99}, {2: 5}, {2: 7}], TILES)
+    starts = CoRunScheduler([[], [], []], predicted, ["conv", "pool", "add"], cores=6).start()
+    assert [(start.operator, start.cores) for start in starts] == [(0, (0, 1, 2, 3)), (second, (4, 5))]
+
+
+def test_one_thread_leaves_whole_caches_to_others() -> None:
+    predicted = CacheTimes([{}, {}, {2: 5}], [{1: 9}, {1: 8}, {2: 6}], TILES)
+    starts = CoRunScheduler([[], [], []], predicted, ["a", "b", "c"], cores=6).start()
+    assert [start.cores for start in starts] == [(0,), (1,), (2, 3)]
+
+
+def test_every_core_needs_a_cache() -> None:
+    with pytest.raises(ScheduleError, match="2 caches for 6 cores; name the cache of every core"):
+        CoRunScheduler([[]], CacheTimes([{1: 1}], [{}], (0, 0)), ["a"], cores=6)
+    with pytest.raises(ScheduleError, match="1 times apart for 2 operators"):
+        CacheTimes([{1: 1}] * 2, [{}], (0, 0))
 
 
 def test_the_example_of_the_paper() -> None:

@@ -1,13 +1,13 @@
 """What operators take with each number of threads, and what a hill climb thinks that they take."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from bow.bench.manycore.machines import CORES, nanoseconds
+from bow.bench.manycore.machines import CACHES, CORES
 from bow.bench.manycore.steps import Step
-from bow.costs import Case, HillClimb, Saturation, Work, cases
-from bow.scheduler import Start
+from bow.costs import Case, Curve, HillClimb, Saturation, Work, lanes
+from bow.scheduler import CacheTimes, Start
 
 Times: TypeAlias = dict[int, int]
 """Of one operator, by number of threads: nanoseconds."""
@@ -15,21 +15,19 @@ Times: TypeAlias = dict[int, int]
 
 @dataclass(frozen=True)
 class Curves:
-    """Times of a step's operators.
+    """Times of a step's operators, with and without shared caches.
 
     Attributes:
-        predicted: by operator: what the scheduler is told.
-        actual: by operator: what it takes.
+        predicted: what the scheduler is told.
+        actual: what operators take.
     """
 
-    predicted: Sequence[Times]
-    actual: Sequence[Times]
+    predicted: CacheTimes
+    actual: CacheTimes
 
 
 def learn(machine: Saturation, step: Step, noise: float, interval: int, seed: int) -> Curves:
     """Climb on noisy times of every operator, and keep what the climbs predict.
-
-    With a number of threads for which caches can be shared or not, an operator runs as the climb says is faster.
 
     Args:
         machine: what operators take.
@@ -42,21 +40,27 @@ def learn(machine: Saturation, step: Step, noise: float, interval: int, seed: in
         Liu et al., 2019, section III-C.
     """
     noisy = replace(machine, noise=noise, seed=seed)
-    found = {work: _climbed(work, machine, noisy, interval) for work in dict.fromkeys(step.works)}
-    return Curves([found[work][0] for work in step.works], [found[work][1] for work in step.works])
+    found = {work: _climbed(work, noisy, interval) for work in dict.fromkeys(step.works)}
+
+    def in_nanoseconds(of: Callable[[Work, Case], float]) -> CacheTimes:
+        made = {
+            work: [{case.threads: round(1e9 * of(work, case)) for case in lane} for lane in lanes(CORES)]
+            for work in found
+        }
+        apart, together = zip(*(made[work] for work in step.works), strict=True)
+        return CacheTimes(together, apart, CACHES)
+
+    return Curves(
+        predicted=in_nanoseconds(lambda work, case: found[work].time_s(case)),
+        actual=in_nanoseconds(lambda work, case: machine.time_s(work.flops, work.bytes_moved, work.kind, case)),
+    )
 
 
-def _climbed(work: Work, quiet: Saturation, noisy: Saturation, interval: int) -> tuple[Times, Times]:
+def _climbed(work: Work, noisy: Saturation, interval: int) -> Curve:
     climb = HillClimb(CORES, interval)
     while (case := climb.next_case()) is not None:
         climb.report(case, noisy.time_s(work.flops, work.bytes_moved, work.kind, case))
-    curve = climb.curve
-    chosen: dict[int, Case] = {}
-    for case in sorted(cases(CORES), key=curve.time_s, reverse=True):
-        chosen[case.threads] = case
-    ascending = sorted(chosen)
-    predicted = {threads: round(1e9 * curve.time_s(chosen[threads])) for threads in ascending}
-    return predicted, {threads: nanoseconds(quiet, work, chosen[threads]) for threads in ascending}
+    return climb.curve
 
 
 class Teams:
@@ -67,7 +71,7 @@ class Teams:
     `change_ns` is added. Whoever asks does so as operators start.
 
     Args:
-        times: by operator, by number of threads: nanoseconds.
+        times: nanoseconds by operator, by number of threads, or by the cores that it has.
         change_ns: for each change.
         kinds: by operator: its type; None: teams belong to cores.
 
@@ -80,7 +84,9 @@ class Teams:
         Liu et al., 2019, section III-D, strategy 2.
     """
 
-    def __init__(self, times: Sequence[Times], change_ns: int = 0, kinds: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, times: Sequence[Times] | CacheTimes, change_ns: int = 0, kinds: Sequence[str] | None = None
+    ) -> None:
         self._times = times
         self._change_ns = change_ns
         self._kinds = kinds
@@ -93,4 +99,10 @@ class Teams:
         changes = self._last.setdefault(owner, start.threads) != start.threads
         self._last[owner] = start.threads
         self.changes += changes
-        return self._times[start.operator][start.threads] + self._change_ns * changes
+        times = self._times
+        alone = (
+            times.ns(start.operator, start.cores)
+            if isinstance(times, CacheTimes)
+            else times[start.operator][start.threads]
+        )
+        return alone + self._change_ns * changes

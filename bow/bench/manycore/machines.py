@@ -12,6 +12,9 @@ from bow.costs.scaling import Sort
 CORES = 68
 """Of a Xeon Phi 7250; every two share a cache."""
 
+CACHES = tuple(core // 2 for core in range(CORES))
+"""By core: which."""
+
 TEAM_CORES = 64
 """Shared out among executors in Tang et al., 2018, section 7.3; the scheduler and the light executor have one each."""
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench.manycore.curves import Curves, Teams, Times
+from bow.bench.manycore.curves import Curves, Teams
 from bow.bench.manycore.executors import first_come
-from bow.bench.manycore.machines import CORES, by_work, nanoseconds
+from bow.bench.manycore.machines import CACHES, CORES, by_work, nanoseconds
 from bow.bench.manycore.seats import Seated, fit
 from bow.bench.manycore.steps import Step
 from bow.costs import Case, Saturation, Work
 from bow.scheduler import CoRunScheduler, Start
+from bow.scheduler.cores import Cores
 from bow.scheduler.corun import Strategy
 from bow.scheduler.threads_of import threads_by_kind
 from bow.simulator import simulate_operators
@@ -183,11 +184,12 @@ def best_pair(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]])
 def longest_types(machine: Saturation, step: Step, curves: Curves) -> list[dict[str, Any]]:
     """The types of operators that take longest with the recommendation, and with strategies 1 and 2."""
     before, after, counts = Counter[str](), Counter[str](), Counter(step.kinds)
-    threads = threads_by_kind(curves.predicted, step.kinds)
-    actual: Sequence[Times] = curves.actual
+    threads = threads_by_kind(curves.predicted.least, step.kinds)
+    idle = Cores(CORES, CACHES)
     for operator, (kind, alone) in enumerate(zip(step.kinds, recommended(machine, step), strict=True)):
         before[kind] += alone
-        after[kind] += actual[operator][threads[kind]]
+        apart = curves.predicted.is_better_apart(operator, threads[kind])
+        after[kind] += curves.actual.ns(operator, idle.choose(threads[kind], apart))
     return [
         {
             "kind": kind,
