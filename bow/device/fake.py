@@ -19,8 +19,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from bow.device.accesses import accessed, tensors_in
 from bow.device.base import CapturedGraph, Event, Stream, StreamDevice
 from bow.device.clocks import Access, Clock, History, extent, merge
 from bow.device.cores import available_cores
@@ -32,10 +33,6 @@ _aten: Any = torch.ops.aten
 
 _BLOCKING = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default, _aten.nonzero.default}
 """Operators with a result that the host needs: it waits for the current stream."""
-
-
-_UNDECLARED = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
-"""Arguments that operators write to although their schemas do not say so."""
 
 
 class RaceError(AssertionError):
@@ -319,15 +316,15 @@ class FakeDevice(StreamDevice):
             return self._run(actor, function, arguments, keywords)
 
     def _run(self, actor: str, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        reads, writes = _accessed(function, arguments, keywords)
+        reads, writes = accessed(function, arguments, keywords)
         self.launches[actor] = self.launches.get(actor, 0) + 1
         self._collect()
-        given = {_key(tensor) for tensor in _tensors((arguments, keywords))}
+        given = {_key(tensor) for tensor in tensors_in((arguments, keywords))}
         if function is _aten.lift_fresh.default and _key(arguments[0]) not in self._histories:
             self._allocate(actor, [arguments[0]])  # what torch.tensor has just made
         self._tick(actor, str(function), reads, writes)
         made = function(*arguments, **keywords)
-        fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in given]
+        fresh = [tensor for tensor in tensors_in(made) if _key(tensor) not in given]
         self._allocate(actor, fresh)
         self._tick(actor, str(function), [], fresh)
         if function in _BLOCKING:
@@ -438,17 +435,17 @@ class FakeDevice(StreamDevice):
     ) -> Any:
         if function in _BLOCKING:
             raise CaptureRuleError(f"{function} makes the host wait for a stream that is being captured")
-        _, writes = _accessed(function, arguments, keywords)
+        _, writes = accessed(function, arguments, keywords)
         for tensor in writes:
             key = _key(tensor)
             if key not in capture.own and key not in capture.before:
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 capture.before[key] = (whole, whole.clone())
-        given = {_key(tensor) for tensor in _tensors((arguments, keywords))}
+        given = {_key(tensor) for tensor in tensors_in((arguments, keywords))}
         random = torch.Tag.nondeterministic_seeded in function.tags
         with self.drawing_from(torch.Generator()) if random else contextlib.nullcontext():  # nothing is drawn yet
             made = function(*arguments, **keywords)
-        fresh = [tensor for tensor in _tensors(made) if _key(tensor) not in given and _key(tensor) not in capture.own]
+        fresh = [tensor for tensor in tensors_in(made) if _key(tensor) not in given and _key(tensor) not in capture.own]
         capture.own.update(_key(tensor) for tensor in fresh)
         self._allocate(capture.graph.name, fresh)
         clock = capture.clocks[actor]
@@ -489,14 +486,14 @@ class FakeDevice(StreamDevice):
             graph.last = (stream, clock[stream])
 
     def _replay_one(self, graph: FakeGraph, actor: str, step: _Step) -> None:
-        reads, writes = _accessed(step.function, step.arguments, step.keywords)
+        reads, writes = accessed(step.function, step.arguments, step.keywords)
         self.launches[actor] = self.launches.get(actor, 0) + 1
         self._tick(actor, f"{step.function} of {graph.name}", reads, [*writes, *step.made])
         drawing = step.random and graph.generator is not None
         with self.drawing_from(graph.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
             made = step.function(*step.arguments, **step.keywords)
-        given = {_key(tensor) for tensor in _tensors((step.arguments, step.keywords))}
-        anew = [tensor for tensor in _tensors(made) if _key(tensor) not in given]
+        given = {_key(tensor) for tensor in tensors_in((step.arguments, step.keywords))}
+        anew = [tensor for tensor in tensors_in(made) if _key(tensor) not in given]
         for kept, new in zip(step.made, anew, strict=True):
             kept.copy_(new)
 
@@ -515,28 +512,6 @@ class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self._device.saw(func, args, kwargs or {})
-
-
-def _accessed(
-    function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that an operator reads and writes, as its schema says; a view touches nothing."""
-    schema = function._schema
-    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    written.update(_UNDECLARED.get(function, ()))
-    if not written and any(result.alias_info is not None for result in schema.returns):
-        return [], []
-    reads: list[Tensor] = []
-    writes: list[Tensor] = []
-    for index, argument in enumerate(schema.arguments):
-        given = arguments[index] if index < len(arguments) else keywords.get(argument.name)
-        # An argument that is written to may be read as well; a write orders it with everything a read would.
-        (writes if argument.name in written else reads).extend(_tensors(given))
-    return reads, writes
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bow.engine.cuda.base import Heard, Issued, StreamEngine
+from bow.engine.cuda.base import StreamEngine
 from bow.engine.cuda.feed import Fed
 from bow.engine.cuda.learner import StreamLearner
 from bow.engine.cuda.results import SLOTS
+from bow.engine.cuda.rounds import Heard, Issued
 from bow.engine.outcome import Batches, Stacked
 from bow.scheduler import Learn, Run, TaskScheduler
 
