@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from bow.cluster import World
 from bow.engine import Batch, Event, Outcome, Stacked, Step
 from bow.engine.eager import batch_of
-from bow.errors import CheckpointError
+from bow.errors import CheckpointError, DivergenceError
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.scheduler import Dispatch
 from bow.seeds import derive_seed
@@ -150,9 +150,18 @@ class TileLearners:
 
         Args:
             batches: by round, a list of one batch, or one of which the tensors are `[1, batch, ...]`.
+
+        Raises:
+            DivergenceError: the only learner's loss is not finite, and so neither are its weights, of which there are no
+                others. Where there are several learners, their devices ask each other now and then.
         """
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
+        if self._team.count == 1 and self.last is not None and self.is_hopeless:
+            loss = float(self.last.losses)
+            raise DivergenceError(
+                f"training diverged: the loss was {loss:g} in round {self.rounds - 1}; lower the learning rate"
+            )
         return outcomes
 
     def remember(self, outcome: Outcome) -> None:

@@ -19,8 +19,9 @@ from torch.utils.data import Dataset
 
 import bow
 from bow.cluster import World
-from bow.errors import CheckpointError, OptimizerError, ScheduleError, SettingError
+from bow.errors import CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
 from bow.planner.baselines import data_parallel
+from bow.planner.device_topology import Device, DeviceKind, DeviceTopology
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
 from bow.planner.split import Split, everything_on
@@ -195,9 +196,10 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """A training on one device, by a strategy of one."""
     monkeypatch.setattr("bow.training.run.write_report", lambda run_dir: None)
 
-    def run(given: Any = None, samples: int = 16, **settings: Any) -> bow.Result:
+    def run(given: Any = None, samples: Any = 16, **settings: Any) -> bow.Result:
         options = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON, **settings}
-        return bow.train(model(), data(samples), cross_entropy, strategy=given or strategy(1), **options)
+        samples = data(samples) if isinstance(samples, int) else samples
+        return bow.train(model(), samples, cross_entropy, strategy=given or strategy(1), **options)
 
     return run
 
@@ -208,6 +210,22 @@ def test_a_strategy_is_read_from_a_file(train: Callable[..., bow.Result], tmp_pa
     result = train(str(file))
     assert (result.engine, result.learners) == ("tiles", 1)
     assert_alike(Outcome.of(result), by_replicas(tmp_path / "other", learners=1))
+
+
+def test_a_strategy_is_what_plan_returns(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    batch = tuple(each[:BATCH] for each in data())
+    alone = DeviceTopology("alone", (Device("core", DeviceKind("core", memory_gib=1, tflops=0.1, gb_per_s=1)),))
+    settings: dict[str, Any] = {"budget_s": None, "proposals": 1, "starts": ("single",), "descend": False}
+    result = train(bow.plan(model(), batch, cross_entropy, topology=alone, **settings))
+    assert result.engine == "tiles"
+    assert "Chain" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("on_nan", ["restart", "error"])
+def test_a_loss_that_is_not_finite_ends_the_training(train: Callable[..., bow.Result], on_nan: str) -> None:
+    inputs, labels = data()
+    with pytest.raises(DivergenceError, match="training diverged: the loss was nan in round 0; lower the learning rate"):
+        train(samples=(inputs * torch.nan, labels), on_nan=on_nan)
 
 
 def test_a_smaller_batch_is_left_out_and_the_user_hears_of_it(train: Callable[..., bow.Result], tmp_path: Path) -> None:
@@ -255,7 +273,12 @@ def test_a_training_that_diverges_has_no_hope() -> None:
         (
             {"given": strategy(1, learners=2), "sync": bow.SSGD()},
             SettingError,
-            r"learners of a placed strategy are averaged with the step, SSGD\(every=1\) averages at another time",
+            r"learners of a strategy are averaged with the step, SSGD\(every=1\) averages at another time",
+        ),
+        (
+            {"given": strategy(1, learners=2), "sync": bow.TwoLevel(bow.SMA(), bow.DiLoCo(every=2))},
+            SettingError,
+            r"learners of a strategy are averaged with the step, TwoLevel\(.* averages at another time",
         ),
         ({"given": strategy(1, learners=2), "devices": 3}, ScheduleError, "3 devices cannot be divided among 2"),
     ],
