@@ -81,10 +81,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _problem(settings: Settings, topology: DeviceTopology) -> Problem:
-    model, batch, step = parts(settings.network, settings.size, settings.others)
+    model, batch, step, optimizer = parts(settings.network, settings.size, settings.others)
     captured = capture_operators(model, batch, step=step)
-    costs = measured_costs(captured, model, batch, topology) if settings.costs == "measured" else None
-    return problem_of(captured.graph, topology, costs=costs)
+    costs = measured_costs(captured, model, batch, topology, optimizer) if settings.costs == "measured" else None
+    return problem_of(captured.graph, topology, costs=costs, optimizer=optimizer)
 
 
 def _plan(console: Console, problem: Problem, settings: Settings) -> None:
