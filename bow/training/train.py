@@ -33,7 +33,8 @@ from bow.planner.search import Found
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
 from bow.scheduler import Dispatch
 from bow.sync import Synchroniser
-from bow.tiles import Team
+from bow.tiles import Team, registered_rules, take_over_rules
+from bow.tiles.registering import Registered
 from bow.training.blueprint import Blueprint
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, run_of
@@ -181,10 +182,11 @@ def train(
             `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: operators are profiled, policies are timed
             for some seconds, and the best is used if it clearly beats running operators one after another; the log
             says which. `learners="auto"` is one learner then. None: one executor for each learner. Or what `bow.plan`
-            returns, or a file of `bow plan`, for this model, loss and batch size: operators are split and placed on devices,
-            each of which is a process; learners that the strategy has are averaged once a step. The batch of a learner
-            is as large as one device's would be, all its devices see the same one, and what is trained is what one
-            device would train, to rounding. Batches of another size, as the last one may be, are left out.
+            returns, or a file of `bow plan`, for this model, loss and batch size: operators are split and placed on
+            devices, each of which is a process; learners that the strategy has are averaged once a step. The batch of a
+            learner is as large as one device's would be, all its devices see the same one, and what is trained is what
+            one device would train, to rounding. Batches of another size, as the last one may be, are left out. The step
+            is captured once, before the training: Python code in it does not run again.
         strategy_check: before the training, time a placed strategy beside data parallelism for some steps, refuse it
             if it is slower, and write when a step was expected to run what, and when it did, into
             `strategy_timeline.json` of the run directory.
@@ -366,7 +368,14 @@ def _packed(count: int | None, settings: Mapping[str, Any]) -> Parcel | None:
     """
     if count in (None, 1) or is_member():
         return None
-    return Parcel(functools.partial(train, **{**settings, "loggers": (), "progress": False}))
+    call = functools.partial(train, **{**settings, "loggers": (), "progress": False})
+    return Parcel(functools.partial(_train_elsewhere, registered_rules(), call))
+
+
+def _train_elsewhere(rules: Registered, call: Callable[[], object]) -> None:
+    """Train in a process that knows only the rules that bow has."""
+    take_over_rules(rules)
+    call()
 
 
 def _is_of_job(run_dir: Path) -> bool:

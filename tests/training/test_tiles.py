@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 import math
 import re
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import bow
 from bow.cluster import World
@@ -70,6 +71,19 @@ class Offset(Dataset[tuple[Tensor, Tensor]]):
         return inputs[index] + 100 * self.rank, labels[index]
 
 
+class Batches(IterableDataset[tuple[Tensor, Tensor]]):
+    """Batches, the second of which is smaller in every process but the first."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for turn in range(STEPS):
+            size = BATCH - (turn == 1 and self.rank > 0)
+            inputs, labels = data(turn + size)
+            yield inputs[-size:], labels[-size:]
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What is kept of a training."""
@@ -105,6 +119,9 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     one, two = strategy(2), strategy(1, learners=2)
     found: dict[str, Any] = {"one": Outcome.of(train("one", one)), "two": Outcome.of(train("two", two))}
     found["read"] = Outcome.of(train("read", one, Offset(world.rank)))
+    for name, rank in (("even", 0), ("uneven", world.rank)):
+        batches = DataLoader(Batches(rank), batch_size=None)
+        found[name] = Outcome.of(train(name, one, batches, batch_size=16))  # its own count
     drops = {"lr_scheduler": DROPS, "lr_interval": "round"}
     for name, placed in (("one", one), ("two", two)):
         train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Stop()], **drops)
@@ -154,6 +171,10 @@ def test_learners_of_a_strategy_are_those_of_one_device(found: dict[str, Any], t
 
 def test_all_devices_train_on_the_batches_that_the_first_one_reads(found: dict[str, Any]) -> None:
     assert_alike(found["read"], found["one"])
+
+
+def test_the_first_device_says_whether_a_batch_is_of_the_right_size(found: dict[str, Any]) -> None:
+    assert_alike(found["uneven"], found["even"])
 
 
 @pytest.mark.parametrize(("name", "learners"), [("one", 1), ("two", 2)])
@@ -224,11 +245,11 @@ def test_a_strategy_is_what_plan_returns(train: Callable[..., bow.Result], tmp_p
 @pytest.mark.parametrize("on_nan", ["restart", "error"])
 def test_a_loss_that_is_not_finite_ends_the_training(train: Callable[..., bow.Result], on_nan: str) -> None:
     inputs, labels = data()
-    with pytest.raises(DivergenceError, match="training diverged: the loss was nan in round 0; lower the learning rate"):
+    with pytest.raises(DivergenceError, match="training diverged: the loss was nan in round 0; lower"):
         train(samples=(inputs * torch.nan, labels), on_nan=on_nan)
 
 
-def test_a_smaller_batch_is_left_out_and_the_user_hears_of_it(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_a_batch_of_another_size_is_left_out_with_an_event(train: Callable[..., bow.Result], tmp_path: Path) -> None:
     results = [train(samples=count, steps=None, run_dir=tmp_path / str(count)) for count in (6, 4)]
     records = [json.loads(line) for line in (tmp_path / "6" / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records if record.get("event") == LEFT_OUT] == [1]
@@ -296,3 +317,15 @@ def test_a_file_of_another_version_is_refused(train: Callable[..., bow.Result], 
     file.write_text(strategy(1).to_json().replace('"version": 1', '"version": 7'))
     with pytest.raises(ScheduleError, match="has version 7"):
         train(str(file))
+
+
+def test_other_processes_get_the_rules_that_were_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("bow.training.train")
+    taken: list[object] = []
+    monkeypatch.setattr(module, "registered_rules", lambda: "rules")
+    monkeypatch.setattr(module, "take_over_rules", taken.append)
+    monkeypatch.setattr(module, "train", lambda **settings: taken.append(settings["seed"]))
+    monkeypatch.setattr(module, "Parcel", lambda job: job)
+    job: Any = module._packed(2, {"seed": 5})
+    job()
+    assert taken == ["rules", 5]
