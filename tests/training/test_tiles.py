@@ -256,6 +256,16 @@ def test_a_batch_of_another_size_is_left_out_with_an_event(train: Callable[..., 
     assert int(results[0].model.get_buffer("1.num_batches_tracked")) == 1
 
 
+def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    plain = {**COMMON, "learners": 1, "engine": "eager", "devices": "cpu"}
+    train(checkpoint_every=STEPS)
+    with pytest.raises(CheckpointError, match="of a training by a placed strategy; resume with the strategy that it"):
+        bow.train(model(), data(), cross_entropy, resume=tmp_path / "run", **plain)
+    bow.train(model(), data(), cross_entropy, run_dir=tmp_path / "plain", checkpoint_every=STEPS, **plain)
+    with pytest.raises(CheckpointError, match="of a training without this strategy; resume without strategy="):
+        train(resume=tmp_path / "plain", run_dir=None)
+
+
 def test_what_runs_when_can_be_recorded(train: Callable[..., bow.Result], tmp_path: Path) -> None:
     train(callbacks=[bow.TraceRounds(first=1, rounds=2)])
     spans = Timeline.load(tmp_path / "run" / bow.TraceRounds.FILE).spans
