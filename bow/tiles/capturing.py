@@ -70,7 +70,7 @@ def capture_operators(
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
     batch_tensors(batch)
-    learning_step = LearningStep(model, chosen)
+    learning_step = LearningStep(model, functools.partial(_without_assignments, chosen))
     program = _exported(learning_step, batch)
     translation = _Translation(learning_step.model, program, tree_leaves(batch))
     graph, made = translation.run()
@@ -83,6 +83,18 @@ def capture_operators(
     return CapturedStep(
         with_samples(graph, made, rules), made, builder.dtypes, translation.mutations.counters(), builder.constants
     )
+
+
+def _without_assignments(step: Step, model: nn.Module, batch: Any) -> Any:
+    """Run a step; that it puts other tensors in the place of buffers, `torch.export` would leave out without a word."""
+    before = dict(model.named_buffers())
+    made = step(model, batch)
+    after = dict(model.named_buffers())
+    assigned = next((name for name, buffer in before.items() if after.get(name) is not buffer), None)
+    if assigned is not None:
+        what = f"puts another tensor in the place of its buffer {assigned!r}"
+        raise refusal(type(model).__name__, what, "change nothing but counters")
+    return made
 
 
 def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
