@@ -24,6 +24,9 @@ from bow.tiles.machine import MACHINE
 from bow.tiles.measured import measured_costs
 from bow.tiles.planning import problem_of, topology_of
 
+WIDTH = 160
+"""Of tables that go into a file or through a pipe, in characters."""
+
 USAGE = """\
 usage: bow plan [--dry-run] [NAME=VALUE ...]
        bow plan compare [NAME=VALUE ...]
@@ -46,7 +49,7 @@ costs=roofline          or measured: every tile once on this machine's devices; 
 method=NAME             {methods}
 methods=NAME,NAME       those that are compared
 budget_s=30             seconds of each search, and of the other choices that explain tries
-proposals=N             instead: strategies that each walk looks at
+proposals=N             instead: strategies that each walk looks at; then its best is improved to the end
 learners=1,2            numbers of learners to choose from
 processes=1             that search at the same time
 seed=0                  of the search
@@ -70,7 +73,8 @@ def run(words: Sequence[str]) -> int:
     settings = read(rest)
     console = Console(highlight=False, soft_wrap=True)
     if action in ("show", "explain"):
-        _tell(Console(highlight=False), file, settings, action)
+        wide = Console(highlight=False)
+        _tell(wide if wide.is_terminal else Console(highlight=False, width=WIDTH), file, settings, action)
         return 0
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
@@ -81,10 +85,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _problem(settings: Settings, topology: DeviceTopology) -> Problem:
-    model, batch, step = parts(settings.network, settings.size, settings.others)
+    model, batch, step, optimizer = parts(settings.network, settings.size, settings.others)
     captured = capture_operators(model, batch, step=step)
-    costs = measured_costs(captured, model, batch, topology) if settings.costs == "measured" else None
-    return problem_of(captured.graph, topology, costs=costs)
+    costs = measured_costs(captured, model, batch, topology, optimizer) if settings.costs == "measured" else None
+    return problem_of(captured.graph, topology, costs=costs, optimizer=optimizer)
 
 
 def _plan(console: Console, problem: Problem, settings: Settings) -> None:

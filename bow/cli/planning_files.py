@@ -13,6 +13,7 @@ from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.simulation_result import SimulationResult
 from bow.planner.topology_files import topology_from_dict, topology_to_dict
 from bow.strategy.picture import timeline_svg
+from bow.tiles.planning import COSTS
 
 STRATEGY, TIMELINE, PICTURE = "strategy.json", "timeline.json", "timeline.svg"
 
@@ -56,7 +57,7 @@ def save(
         "network": settings.network,
         "size": settings.size,
         "others": list(settings.others),
-        "costs": settings.costs,
+        "costs": settings.costs or COSTS[0],
         "makespan_ns": result.makespan_ns,
         "topology": topology_to_dict(topology),
     }
@@ -102,7 +103,9 @@ def load(path: Path, settings: Settings) -> Loaded:
             settings = replace(settings, network=str(known["network"]), size=str(known["size"]), others=others)
         if not settings.topology and known:
             topology = topology_from_dict(known["topology"])
-    except (KeyError, TypeError, AttributeError) as error:
+        if settings.costs is None and known:
+            settings = replace(settings, costs=COSTS[COSTS.index(known["costs"])])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise SettingError(
             f"{file} does not say rightly what it was planned for ({type(error).__name__}: {error}); plan again"
         ) from error

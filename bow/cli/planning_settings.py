@@ -23,7 +23,7 @@ class Settings:
 
     Attributes:
         topology: name or file; "": none was given.
-        costs: where the times of tiles are from.
+        costs: where the times of tiles are from; None: it was not said, a roofline.
         devices: of this machine: how many; None: all.
         save_topology: the file to which the topology is written; None: none.
         method: that finds the strategy.
@@ -41,7 +41,7 @@ class Settings:
     """
 
     topology: str = ""
-    costs: CostsName = "roofline"
+    costs: CostsName | None = None
     devices: int | None = None
     save_topology: Path | None = None
     method: str = "search"

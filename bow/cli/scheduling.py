@@ -215,7 +215,7 @@ def _make_folder(out: Path) -> None:
 
 
 def _subject(settings: Settings, others: Sequence[str]) -> Subject:
-    model, batch, step = parts(settings.network, settings.size, others)
+    model, batch, step, _ = parts(settings.network, settings.size, others)
     return Subject.of(model, batch, step=step)
 
 

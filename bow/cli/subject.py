@@ -9,14 +9,17 @@ from torch import nn
 from bow.cli.suggestion import suggestion
 from bow.engine import Step
 from bow.errors import SettingError
+from bow.replica import OptimizerFactory
+from bow.tiles.measured import OPTIMIZER
 
 
 class Parts(NamedTuple):
-    """A model, a batch of one learner, and what a learning task does with them."""
+    """A model, a batch of one learner, what a learning task does with them, and the optimizer that learners have."""
 
     model: nn.Module
     batch: Any
     step: Step
+    optimizer: OptimizerFactory
 
 
 def parts(network: str, size: str, others: Sequence[str]) -> Parts:
@@ -47,7 +50,7 @@ def _network(name: str, size: str) -> Parts:
     network = NETWORKS[name]
     if size not in network.sizes:
         raise SettingError(f"network={name} has no size {size!r}; {suggestion(size, network.sizes)}")
-    return Parts(network.build(size), network.batch(size), step_from_loss(network.loss))
+    return Parts(network.build(size), network.batch(size), step_from_loss(network.loss), OPTIMIZER)
 
 
 def _recipe(words: Sequence[str]) -> Parts:
@@ -60,4 +63,4 @@ def _recipe(words: Sequence[str]) -> Parts:
     given = build(compose(words))
     opened = Opened(given["data"], batch_size=given["batch_size"], epochs=1, steps=None, seed=given["seed"])
     step = with_autocast(given["step"] or step_from_loss(given["loss"]), torch.device("cpu"), given["precision"])
-    return Parts(given["model"](), opened.example, step)
+    return Parts(given["model"](), opened.example, step, given["optimizer"])

@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,7 +23,7 @@ from bow.device import StreamDevice
 from bow.engine.saved_tensors import LEAVING, MIN_BYTES
 from bow.engine.swap import Memory
 from bow.engine.task import Batch
-from bow.replica import OptimizerFactory, ReplicaMatrix, has_lazy_modules
+from bow.replica import OptimizerFactory, ReplicaMatrix, has_lazy_modules, num_state_tensors
 from bow.replica.layout import ALIGNMENT
 from bow.sync import EASGD, SMA, Synchroniser
 
@@ -174,27 +174,6 @@ def predict_memory(
         learners_at_once=1 if engine == "eager" else None,
         workspace_bytes=_workspace_bytes(place),
     )
-
-
-def num_state_tensors(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> int:
-    """How many tensors of a parameter's size an optimizer keeps for it, seen by trying; 0 where that fails.
-
-    Example:
-        >>> num_state_tensors(torch.optim.AdamW)
-        2
-    """
-    for shape in ((3,), (3, 4)):  # Muon refuses vectors
-        parameter = nn.Parameter(torch.ones(shape))
-        try:
-            tried = optimizer([parameter])
-            if [id(each) for group in tried.param_groups for each in group["params"]] != [id(parameter)]:
-                return 0  # it has parameters of its own, which are not to be moved
-            parameter.grad = torch.ones(shape)
-            tried.step()
-        except Exception:  # whatever is wrong with it is said where it is made for the model
-            continue
-        return sum(isinstance(value, Tensor) and value.shape == shape for value in tried.state[parameter].values())
-    return 0
 
 
 def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) -> list[int] | None:

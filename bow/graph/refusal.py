@@ -13,19 +13,25 @@ _MEANINGS = {
 }
 
 
-def refusal(model: str, cause: str, remedy: str = "write the step with tensor operations only") -> CaptureError:
+EAGER = 'use engine="eager"'
+"""What can be done instead, where learners are to train; a step that was to be split is trained whole instead."""
+
+_REMEDY = "write the step with tensor operations only"
+
+
+def refusal(model: str, cause: str, remedy: str = _REMEDY, instead: str = EAGER) -> CaptureError:
     """The error for a step that cannot be captured."""
-    return CaptureError(f'{model} cannot be captured because its step {cause}; {remedy}, or use engine="eager"')
+    return CaptureError(f"{model} cannot be captured because its step {cause}; {remedy}, or {instead}")
 
 
-def refused(model: str, error: BaseException) -> CaptureError:
+def refused(model: str, error: BaseException, instead: str = EAGER) -> CaptureError:
     """The error for a step during which torch raised `error`."""
     kind = type(error).__name__
     if kind in _MEANINGS:
         function = getattr(error, "func", None)
-        return refusal(model, _MEANINGS[kind] + (f", in {function}" if function is not None else ""))
+        return refusal(model, _MEANINGS[kind] + (f", in {function}" if function is not None else ""), instead=instead)
     if any(sign in str(error) for sign in (".numpy()", "data_ptr", "FakeTensor", "tolist()")):
-        return refusal(model, f"needs the values of its tensors outside torch ({reason(error)})")
+        return refusal(model, f"needs the values of its tensors outside torch ({reason(error)})", instead=instead)
     if "Generator" in str(error):
-        return refusal(model, "draws from a torch.Generator", "use torch's default random number generator")
-    return refusal(model, f"fails ({reason(error)})", "run it once on this batch without capture to see where")
+        return refusal(model, "draws from a torch.Generator", "use torch's default random number generator", instead)
+    return refusal(model, f"fails ({reason(error)})", "run it once on this batch without capture to see where", instead)

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from bow.placement.groups import Groups
+from bow.strategy.svg import COLOURS, WIDTH, legend, svg
 
-WIDTH, LEFT, TOP, GAP = 1200, 190, 56, 2
+LEFT, TOP, GAP = 190, 56, 2
 ROW = 18
 """Height of a row, in pixels."""
 
 TRANSPARENT = "none"
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f")
-"""Of accelerators, in turn."""
 
 
 def placement_svg(
@@ -54,13 +53,7 @@ def placement_svg(
     columns = max((len(row) for row in rows.values()), default=1)
     box = (WIDTH - LEFT - 10) / columns
     height = TOP + len(rows) * (ROW + GAP) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="10" y="18" font-size="13">{escape(title)}</text>',
-        *_legend(names, colours),
-    ]
+    parts = [*legend(names, colours, LEFT)]
     for number, (name, row) in enumerate(rows.items()):
         y = TOP + number * (ROW + GAP)
         parts.append(f'<text x="10" y="{y + ROW - 5}">{escape(name)}</text>')
@@ -70,7 +63,7 @@ def placement_svg(
                 f'<rect x="{LEFT + column * box:.1f}" y="{y}" width="{max(box - GAP, 1):.1f}" height="{ROW}" '
                 f'fill="{colours[devices[group]]}" stroke="#777" stroke-width="0.6"><title>{told}</title></rect>'
             )
-    return "\n".join([*parts, "</svg>"])
+    return svg(parts, height, title)
 
 
 def _rows(groups: Groups) -> Mapping[str, list[int]]:
@@ -98,11 +91,3 @@ def _colours(count: int, processors: Sequence[int]) -> list[str]:
     accelerators = [device for device in range(count) if device not in processors]
     by_device = {device: COLOURS[number % len(COLOURS)] for number, device in enumerate(accelerators)}
     return [by_device.get(device, TRANSPARENT) for device in range(count)]
-
-
-def _legend(names: Sequence[str], colours: Sequence[str]) -> list[str]:
-    return [
-        f'<rect x="{LEFT + 110 * number}" y="28" width="14" height="14" fill="{colour}" stroke="#777"/>'
-        f'<text x="{LEFT + 110 * number + 20}" y="39">{escape(name)}</text>'
-        for number, (name, colour) in enumerate(zip(names, colours, strict=True))
-    ]

@@ -1,5 +1,6 @@
 """Processes that walk at the same time, and report to the one that started them."""
 
+import contextlib
 import pickle
 import queue
 import subprocess
@@ -25,7 +26,8 @@ def run_in_processes(
     """Walk from several starts, each process from its share of them.
 
     Every process is a fresh interpreter with the import path of this one, so that the main script is not run again.
-    Ctrl-C, or a progress that returns False, ends all walks; they still send what they found.
+    Ctrl-C, or a progress that returns False, ends all walks; they still send what they found. Ctrl-C after that ends
+    the processes at once.
 
     Args:
         problem: what is planned for.
@@ -35,6 +37,7 @@ def run_in_processes(
 
     Raises:
         ScheduleError: a process ended before it had sent what it found.
+        KeyboardInterrupt: Ctrl-C was pressed while they were to end.
     """
     messages: queue.Queue[tuple[int, Any]] = queue.Queue()
     workers = [_Worker(number, problem, share, settings, messages) for number, share in enumerate(shares)]
@@ -42,17 +45,22 @@ def run_in_processes(
     try:
         for worker in workers:
             worker.begin()
-        running = set(range(len(workers)))
+        running, goes_on = set(range(len(workers))), True
         while running:
+            was_asked = not goes_on
             try:
                 number, message = messages.get()
                 if message is None:
                     running.discard(number)
                 elif isinstance(message, Chain):
                     chains.append(message)
-                elif not tally.told(*message):
-                    raise KeyboardInterrupt
+                else:
+                    goes_on = tally.told(*message) and goes_on
             except KeyboardInterrupt:
+                if was_asked:
+                    raise
+                goes_on = False
+            if not goes_on and not was_asked:
                 for worker in workers:
                     worker.end()
     finally:
@@ -86,8 +94,9 @@ class _Worker:
     def begin(self) -> None:
         self._listening.start()
         assert self._process.stdin is not None
-        self._process.stdin.write(self._job)
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: its status says so
+            self._process.stdin.write(self._job)
+            self._process.stdin.flush()
 
     def end(self) -> None:
         """Ask it to send what it has found so far."""
@@ -104,7 +113,8 @@ class _Worker:
         self.status = 0 if self._is_asked else status  # who is asked very early has not learnt to listen yet
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # of what it has not read
+                    stream.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

@@ -16,3 +16,4 @@ from bow.replica.model import num_trainable as num_trainable
 from bow.replica.model import prepare_template as prepare_template
 from bow.replica.optimizer import OptimizerFactory as OptimizerFactory
 from bow.replica.optimizer import OptimizerRows as OptimizerRows
+from bow.replica.optimizer import num_state_tensors as num_state_tensors

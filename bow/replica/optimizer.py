@@ -186,6 +186,27 @@ def _slice(row: Tensor, part: slice) -> Tensor:
     return row[part]
 
 
+def num_state_tensors(optimizer: OptimizerFactory) -> int:
+    """How many tensors of a parameter's size an optimizer keeps for it, seen by trying; 0 where that fails.
+
+    Example:
+        >>> num_state_tensors(torch.optim.AdamW)
+        2
+    """
+    for shape in ((3,), (3, 4)):  # Muon refuses vectors
+        parameter = nn.Parameter(torch.ones(shape))
+        try:
+            tried = optimizer([parameter])
+            if [id(each) for group in tried.param_groups for each in group["params"]] != [id(parameter)]:
+                return 0  # it has parameters of its own, which are not to be moved
+            parameter.grad = torch.ones(shape)
+            tried.step()
+        except Exception:  # whatever is wrong with it is said where it is made for the model
+            continue
+        return sum(isinstance(value, Tensor) and value.shape == shape for value in tried.state[parameter].values())
+    return 0
+
+
 def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
     """Whether updating one flat tensor equals updating its parts, measured on small random tensors."""
     generator = torch.Generator().manual_seed(0)

@@ -5,9 +5,10 @@ import zlib
 from collections.abc import Sequence
 from html import escape
 
+from bow.strategy.svg import WIDTH, svg
 from bow.strategy.timeline import Span, Timeline
 
-WIDTH, ROW, GAP, LEFT, TOP = 1200, 22, 6, 150, 34
+ROW, GAP, LEFT, TOP = 22, 6, 150, 34
 NARROW = 60
 """A span of at least so many pixels has its name written in it."""
 
@@ -32,16 +33,11 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
     height = TOP + len(places) * (ROW + GAP) + 24
     rows = {place: TOP + number * (ROW + GAP) for number, place in enumerate(places)}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="10" y="18" font-size="13">{escape(title)}</text>',
         *(f'<text x="10" y="{y + 15}">{escape(place)}</text>' for place, y in rows.items()),
         *(_box(span, rows[span.place], start, scale) for span in timeline.spans),
         *_axis(timeline.makespan, height, scale),
-        "</svg>",
     ]
-    return "\n".join(parts)
+    return svg(parts, height, title)
 
 
 def co_running(timeline: Timeline) -> list[tuple[int, int]]:

@@ -8,10 +8,23 @@ import torch
 from torch import Tensor
 
 from bow.errors import SettingError
-from bow.sync import DropRule, Synchroniser, Timing
+from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
 from bow.tiles.cells import Cell
 from bow.tiles.team import Team, Work, wait_for
 from bow.tiles.weights import DeviceWeights
+
+
+def check_timing(sync: Synchroniser) -> None:
+    """Refuse a synchroniser that does all or a part of its averaging at another time than with the step.
+
+    Raises:
+        SettingError: it does.
+    """
+    if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
+        raise SettingError(
+            f"learners of a strategy are averaged with the step, {sync!r} averages at another time; "
+            "use bow.SMA() or bow.EASGD()"
+        )
 
 
 @dataclass
@@ -52,11 +65,7 @@ class Averaging:
     """
 
     def __init__(self, sync: Synchroniser, weights: DeviceWeights, team: Team) -> None:
-        if sync.timing is not Timing.WITH_STEP:
-            raise SettingError(
-                f"learners of a strategy are averaged with the step, {type(sync).__name__} averages at another time; "
-                "use bow.SMA() or bow.EASGD()"
-            )
+        check_timing(sync)
         sync.check(team.count)
         self._sync = sync
         self._team = team

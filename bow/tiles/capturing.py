@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from bow.errors import BowError, LossError
 from bow.graph.batches import batch_tensors
 from bow.graph.learning_step import LearningStep, Step, step_from_loss
-from bow.graph.refusal import refusal, refused
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.rule import Rules
 from bow.planner.rules import RULES
@@ -26,6 +25,7 @@ from bow.tiles.builder import Constant, GraphBuilder, Made, Value, Weight
 from bow.tiles.captured import CapturedStep
 from bow.tiles.constants import buffer, constant_of, held
 from bow.tiles.mutations import Mutations
+from bow.tiles.refusing import refusal, refused
 from bow.tiles.samples import with_samples
 from bow.tiles.translations import TRANSLATIONS, Exported, Result, exported_call, pointwise
 
@@ -70,7 +70,7 @@ def capture_operators(
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
     batch_tensors(batch)
-    learning_step = LearningStep(model, chosen)
+    learning_step = LearningStep(model, functools.partial(_without_assignments, chosen))
     program = _exported(learning_step, batch)
     translation = _Translation(learning_step.model, program, tree_leaves(batch))
     graph, made = translation.run()
@@ -83,6 +83,18 @@ def capture_operators(
     return CapturedStep(
         with_samples(graph, made, rules), made, builder.dtypes, translation.mutations.counters(), builder.constants
     )
+
+
+def _without_assignments(step: Step, model: nn.Module, batch: Any) -> Any:
+    """Run a step; that it puts other tensors in the place of buffers, `torch.export` would leave out without a word."""
+    before = dict(model.named_buffers())
+    made = step(model, batch)
+    after = dict(model.named_buffers())
+    assigned = next((name for name, buffer in before.items() if after.get(name) is not buffer), None)
+    if assigned is not None:
+        what = f"puts another tensor in the place of its buffer {assigned!r}"
+        raise refusal(type(model).__name__, what, "change nothing but counters")
+    return made
 
 
 def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
@@ -144,7 +156,8 @@ class _Translation:
 
     def _translated(self, node: fx.Node) -> Any:
         """What a node makes: a value, a tuple of values, or nothing that anyone reads."""
-        if not node.users:  # and no counter either: those are looked for apart
+        if not node.users:
+            self._check_unread(node)
             return None
         if getattr(node.target, "__name__", "") == "getitem":
             source, place = node.args
@@ -153,7 +166,8 @@ class _Translation:
             made = self._values[source]
             return made[place] if isinstance(made, tuple) and place < len(made) else self._missing(source)
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise refusal(self._name, f"calls {node.target}, which is no operator", "leave out torch.no_grad()")
+            what = f"calls {node.target}, which is a part of it with settings of its own"
+            raise refusal(self._name, what, "leave out torch.no_grad() and autocast, which precision= is too")
         if node.meta.get("val") is None:
             return None
         name = self.mutations.functional_name(node)
@@ -168,11 +182,16 @@ class _Translation:
         self.builder.name = self._path(node, name.split(".")[1])
         return self._operator(node, exported)
 
+    def _check_unread(self, node: fx.Node) -> None:
+        """Refuse a node whose result nobody reads, but which changes what somebody does, otherwise than by counting."""
+        if isinstance(node.target, torch._ops.OpOverload):
+            self.mutations.functional_name(node)
+
     def _operator(self, node: fx.Node, exported: Exported) -> Any:
         translate = TRANSLATIONS.get(exported.function.split(".")[1]) if exported.function.startswith("aten.") else None
         result: Result = None if translate is None else translate(self.builder, exported)
         target: Any = node.target
-        if result is None and torch.Tag.nondeterministic_seeded in target.tags:
+        if result is None and _is_random(target, exported):
             raise refusal(self._name, f"draws random numbers with {exported.function}", "use dropout layers")
         if result is None and torch.Tag.pointwise in target.tags:
             result = pointwise(self.builder, exported)
@@ -204,3 +223,9 @@ class _Translation:
     @property
     def _name(self) -> str:
         return type(self._model).__name__
+
+
+def _is_random(target: Any, exported: Exported) -> bool:
+    """Whether an operator draws random numbers: those that would for dropout do not where nothing is dropped."""
+    drops_nothing = any(exported.arguments.get(name) == 0 for name in ("dropout", "dropout_p"))
+    return torch.Tag.nondeterministic_seeded in target.tags and not drops_nothing

@@ -2,14 +2,15 @@
 
 Tiles may read boxes of a weight that overlap: the steps of an unrolled layer may each be split in another way. The
 borders of all boxes cut the weight into cells. A device has the cells that its tiles read; a cell that several devices
-have is a replica on each, and its gradient is summed over them.
+have is a replica on each, and its gradient is summed over them. What no tile reads, such as positions behind the end of
+all samples, is on the device of the first reader: its gradient is zero, but weight decay and momentum change it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bow.planner.box import Box, cells, contains
-from bow.planner.operator_graph import OperatorGraph
+from bow.planner.box import Box, cells, contains, whole
+from bow.planner.operator_graph import OperatorGraph, TensorShape
 from bow.tiles.program import Program, TileTask
 
 
@@ -39,20 +40,19 @@ def cells_of(graph: OperatorGraph, program: Program) -> tuple[Cell, ...]:
         for name, box in task.weights:
             readers.setdefault(name, []).append((box, task))
     return tuple(
-        cell
-        for name, reading in readers.items()
-        for cell in _of_weight(name, reading, graph.weights[name].differentiable, program)
+        cell for name, reading in readers.items() for cell in _of_weight(name, reading, graph.weights[name], program)
     )
 
 
-def _of_weight(name: str, reading: Sequence[tuple[Box, TileTask]], is_trained: bool, program: Program) -> list[Cell]:
+def _of_weight(
+    name: str, reading: Sequence[tuple[Box, TileTask]], weight: TensorShape, program: Program
+) -> Iterator[Cell]:
     by_box: dict[Box, list[TileTask]] = {}
+    by_task = [task for _, task in reading]
     for box, task in reading:
         by_box.setdefault(box, []).append(task)
-    found = []
-    for cell in cells(list(by_box)):
+    for cell in cells([*by_box, whole(weight.shape)]):
         tasks = [task for box, of_box in by_box.items() if contains(box, cell) for task in of_box]
-        gradients = [task.operator for task in tasks if task.operator in program.backward]
-        devices = tuple(sorted({task.device for task in tasks}))
-        found.append(Cell(name, cell, devices, is_trained, min(gradients, default=None)))
-    return found
+        gradients = [task.operator for task in tasks or by_task if task.operator in program.backward]
+        devices = tuple(sorted({task.device for task in tasks or by_task[:1]}))
+        yield Cell(name, cell, devices, weight.differentiable, min(gradients, default=None))

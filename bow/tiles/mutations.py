@@ -7,7 +7,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from bow.graph.refusal import refusal
+from bow.tiles.refusing import refusal
 
 _ADDITIONS = ("aten.add_.Tensor", "aten.add_.Scalar")
 

@@ -20,6 +20,7 @@ from bow.planner.search import Found, search
 from bow.planner.search_settings import SearchSettings
 from bow.planner.task_costs import Costs
 from bow.planner.topology_files import load_topology
+from bow.replica import num_state_tensors
 from bow.tiles.capturing import capture_operators
 from bow.tiles.machine import MACHINE, measure_machine
 from bow.tiles.measured import OPTIMIZER, measured_costs
@@ -59,7 +60,7 @@ def plan(
         topology: the devices and what connects them; a file, the name of one that is shipped, such as
             `"p100_cluster"`, or `"machine"`: this machine's, measured.
         costs: `"roofline"`, or `"measured"`: once for each operator, tile shape and kind of device, and kept on disk.
-        optimizer: makes an optimizer from the model's parameters; measured with the tiles.
+        optimizer: makes an optimizer from the model's parameters; measured with the tiles, and its state is counted.
         settings: of the search; None: the defaults.
         rules: how operators can be split.
         progress: is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search.
@@ -93,7 +94,7 @@ def plan(
     own = None
     if costs == "measured":
         own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules)
-    return search(problem_of(captured.graph, devices, rules, own), chosen, progress)
+    return search(problem_of(captured.graph, devices, rules, own, optimizer), chosen, progress)
 
 
 def topology_of(topology: DeviceTopology | str | Path, count: int | None = None) -> DeviceTopology:
@@ -113,7 +114,11 @@ def topology_of(topology: DeviceTopology | str | Path, count: int | None = None)
 
 
 def problem_of(
-    graph: OperatorGraph, topology: DeviceTopology | str | Path, rules: Rules = RULES, costs: Costs | None = None
+    graph: OperatorGraph,
+    topology: DeviceTopology | str | Path,
+    rules: Rules = RULES,
+    costs: Costs | None = None,
+    optimizer: OptimizerFactory = OPTIMIZER,
 ) -> Problem:
     """What is planned for.
 
@@ -122,9 +127,17 @@ def problem_of(
         topology: as in `plan`.
         rules: how they can be split.
         costs: how long tiles take; None: what a roofline gives.
+        optimizer: what it keeps of every weight takes memory.
 
     Raises:
         TopologyError: it cannot be read.
     """
     devices = topology_of(topology)
-    return Problem(graph, rules, devices, costs or RooflineCosts(graph, rules, devices), overlap=devices.overlap)
+    return Problem(
+        graph,
+        rules,
+        devices,
+        costs or RooflineCosts(graph, rules, devices),
+        optimizer_bytes_per_weight_byte=float(num_state_tensors(optimizer)),
+        overlap=devices.overlap,
+    )

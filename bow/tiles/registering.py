@@ -1,7 +1,7 @@
 """Rules for operators of one's own."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
@@ -15,6 +15,26 @@ from bow.tiles.calls.elements import call_by_name
 from bow.tiles.checking import check_rule
 from bow.tiles.encoding import function
 from bow.tiles.translations import exported_call
+
+Registered: TypeAlias = Mapping[str, tuple[Rule, LocalCall | None]]
+"""By kind of operator: its rule, and what computes a tile of it."""
+
+_registered: dict[str, tuple[Rule, LocalCall | None]] = {}
+
+
+def registered_rules() -> Registered:
+    """The rules that were registered besides those that bow has."""
+    return dict(_registered)
+
+
+def take_over_rules(registered: Registered) -> None:
+    """Register what another process has registered, and tried out there.
+
+    Args:
+        registered: its `registered_rules()`.
+    """
+    for rule, call in registered.values():
+        _register(rule, call, RULES)
 
 
 def register_rule(
@@ -55,7 +75,13 @@ def register_rule(
         raise GraphError(f"the rule of {rule.kind!r} comes without an example; give arguments to try the operator with")
     for example in examples:
         _try_out(rule, call or call_by_name, example, trials)
+    _register(rule, call, rules)
+
+
+def _register(rule: Rule, call: LocalCall | None, rules: Rules) -> None:
     rules.register(rule)
+    if rules is RULES:
+        _registered[rule.kind] = rule, call
     if call is not None:
         CALLS[rule.kind] = call
 

@@ -244,6 +244,8 @@ def _asked(function: Callable[..., T], *args: Any, **options: Any) -> T:
     """
     try:
         return function(*args, **options)
+    except ClusterError:  # a message of several says so itself
+        raise
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
             f"another process of the strategy has ended or cannot be reached ({reason(error)}); look at its output"

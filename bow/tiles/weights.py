@@ -82,7 +82,7 @@ class DeviceWeights:
         trained = [parameter for cell, parameter in self.parameters.items() if cell.is_trained]
         if len({parameter.dtype for parameter in trained}) > 1:
             raise SettingError("learners are averaged in one type, the model has several; convert it with .to(dtype)")
-        row = torch.cat([torch.empty(0, device=self._team.device), *(each.detach().flatten() for each in trained)])
+        row = torch.cat([each.detach().flatten() for each in trained] or [torch.empty(0, device=self._team.device)])
         for parameter, part in zip(trained, torch.split(row, [each.numel() for each in trained]), strict=True):
             parameter.data = part.view_as(parameter)
         return row

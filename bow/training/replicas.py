@@ -545,6 +545,8 @@ class Replicas(nn.Module):
 
     def _mismatch(self, state: Mapping[str, Any]) -> str | None:
         """Why a state cannot be loaded here, in a sentence; None where it can."""
+        if "strategy" in state:
+            return "the checkpoint is of a training by a placed strategy; resume with the strategy that it began with"
         for part, own in self._identity().items():
             if state.get(part) != own:
                 return (

@@ -15,6 +15,7 @@ from bow.engine.memory import is_cpu
 from bow.errors import BowError, ScheduleError, SettingError, reason
 from bow.planner import plan_strategy
 from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.search import Found
 from bow.profiler import Comparison, Subject, compare, make_policies
 from bow.profiler.profiling import measure, numbers_of_threads
 from bow.scheduler import Dispatch
@@ -22,8 +23,8 @@ from bow.strategy import Schedule
 from bow.training.blueprint import Blueprint
 from bow.training.strategy_on_device import compare_on
 
-Strategy: TypeAlias = Schedule | PlacedStrategy | str | Path | None
-"""As users give it: a schedule, a placed strategy, a file of either, `"auto"`, or none."""
+Strategy: TypeAlias = Schedule | PlacedStrategy | Found | str | Path | None
+"""As users give it: a schedule, a placed strategy, what `bow.plan` has found, a file, `"auto"`, or none."""
 
 AUTO: Literal["auto"] = "auto"
 
@@ -46,8 +47,12 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
                 f'strategy={str(strategy)!r} cannot be read ({why}); give "auto", or a file that bow schedule or '
                 "bow plan wrote"
             ) from error
+    if isinstance(strategy, Found):
+        return strategy.strategy
     if not isinstance(strategy, Schedule | PlacedStrategy):
-        raise SettingError(f'strategy must be a bow.Schedule, a file of one, "auto" or None, got {strategy!r}')
+        raise SettingError(
+            f'strategy must be a bow.Schedule, a file of one, what bow.plan returns, "auto" or None, got {strategy!r}'
+        )
     if isinstance(strategy, Schedule):
         strategy.check_executors()
     return strategy

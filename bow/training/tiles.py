@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import World
 from bow.engine import Batch, Event, Outcome, Stacked, Step
 from bow.engine.eager import batch_of
-from bow.errors import CheckpointError
+from bow.errors import CheckpointError, DivergenceError
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.scheduler import Dispatch
 from bow.seeds import derive_seed
@@ -25,7 +25,7 @@ from bow.training.blueprint import Blueprint
 STATE_VERSION = "placed strategy 1"
 
 LEFT_OUT = "batch left out"
-"""The event of a batch that is smaller than those that the strategy is for."""
+"""The event of a batch of another size than those that the strategy is for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Placed:
 class TileLearners:
     """Learners that each have a team of devices: what a training asks of them.
 
-    A batch of another size than the strategy's, as the last one of a training may be, is left out.
+    A batch of another size than the strategy's, as the last one of a training may be, is left out. Where devices read
+    by themselves and may have read other batches, the first one's counts.
 
     Args:
         blueprint: what they are made of.
@@ -150,9 +151,18 @@ class TileLearners:
 
         Args:
             batches: by round, a list of one batch, or one of which the tensors are `[1, batch, ...]`.
+
+        Raises:
+            DivergenceError: the only learner's loss is not finite, and so neither are its weights. Where there are
+                several learners, their devices ask each other now and then.
         """
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
+        if self._team.count == 1 and self.last is not None and self.is_hopeless:
+            loss = float(self.last.losses)
+            raise DivergenceError(
+                f"training diverged: the loss was {loss:g} in round {self.rounds - 1}; lower the learning rate"
+            )
         return outcomes
 
     def remember(self, outcome: Outcome) -> None:
@@ -224,26 +234,37 @@ class TileLearners:
         return None
 
     def _round(self, batch: Batch) -> Outcome:
-        index, captured = self.rounds, self._placed.captured
+        index = self.rounds
         self.rounds += 1
-        if batch is None or not captured.fits(batch):
+        given = self._for_all(batch)
+        if given is None:
             if batch is not None and self._team.number == 0:
-                what = f"a batch is smaller than the strategy's, of learner {self._team.index}"
+                what = f"a batch of learner {self._team.index} is not as large as the strategy's"
                 self._events.append(Event(index, LEFT_OUT, f"{what}; it is not trained on"))
             self._runtime.skip()
             loss = torch.full((1,), torch.nan, device=self.device)
             return Outcome(loss, torch.ones_like(loss, dtype=torch.bool), [False])
-        loss = self._runtime.step(self._for_all(batch), index).detach().reshape(1)
+        loss = self._runtime.step(given, index).detach().reshape(1)
         return Outcome(loss, loss.isfinite(), [True])
 
     def _for_all(self, batch: Batch) -> Batch:
-        """The batch that all devices of the learner train on: the first one's, where they may have read others."""
+        """What all devices of the learner train on: the first one's batch, where they may have read others.
+
+        None: there is no batch, or one of another size.
+        """
+        captured = self._placed.captured
+        fits = batch is not None and captured.fits(batch)
         if self._placed.alike or self._team.size == 1:
-            return batch
+            return batch if fits else None
+        if not self._first_ones(torch.tensor([int(fits)])):
+            return None
+        if self._team.number == 0:
+            return [self._first_ones(leaf) for leaf in tree_leaves(batch)]
+        shapes = [(captured.graph.tensors[number].shape, captured.dtypes[number]) for number in captured.inputs]
+        return [self._first_ones(torch.empty(shape, dtype=dtype)) for shape, dtype in shapes]
 
-        def handed_out(leaf: Tensor) -> Tensor:
-            own = leaf.to(self.device, copy=True).contiguous()
-            wait_for([self._team.hand_out(own, 0)])
-            return own
-
-        return tree_map_only(Tensor, handed_out, batch)
+    def _first_ones(self, own: Tensor) -> Tensor:
+        """The tensor of the first device of the learner, on each of them."""
+        tensor = own.to(self.device, copy=True).contiguous()
+        wait_for([self._team.hand_out(tensor, 0)])
+        return tensor

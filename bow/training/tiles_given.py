@@ -10,8 +10,8 @@ from bow.device import StreamDevice
 from bow.errors import SettingError
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
-from bow.sync import Synchroniser, Timing
 from bow.tiles import capture_operators
+from bow.tiles.averaging import check_timing
 from bow.tiles.updating import tile_optimizer
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened
@@ -51,11 +51,8 @@ def check_settings(strategy: PlacedStrategy, settings: dict[str, Any]) -> None:
         )
     if isinstance(settings["devices"], StreamDevice):
         raise SettingError("a placed strategy runs on processes, one for each device; give their number as devices=")
-    if strategy.learners > 1 and isinstance(sync, Synchroniser) and sync.timing is not Timing.WITH_STEP:
-        raise SettingError(
-            f"learners of a placed strategy are averaged with the step, {sync!r} averages at another time; "
-            "use bow.SMA() or bow.EASGD()"
-        )
+    if strategy.learners > 1:
+        check_timing(sync)
 
 
 def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, device: torch.device) -> int | None:

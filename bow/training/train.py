@@ -29,10 +29,12 @@ from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
 from bow.observe import Logger, Progress, RunDirectory
 from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.search import Found
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
 from bow.scheduler import Dispatch
 from bow.sync import Synchroniser
-from bow.tiles import Team
+from bow.tiles import Team, registered_rules, take_over_rules
+from bow.tiles.registering import Registered
 from bow.training.blueprint import Blueprint
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, run_of
@@ -155,7 +157,8 @@ def train(
             a training that a callback stops ends there.
         tuner: how engine and learners are found where they are `"auto"`; None is `bow.Tuner()`. With
             `lr_interval="round"`, learners stay as many as the trials have found.
-        on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`).
+        on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`), as a placed
+            strategy always does.
         validation: like `data`; the central model is evaluated on it after every epoch.
         evaluate_every: epochs between evaluations; 0.25 evaluates four times an epoch, and 1 or more after every epoch.
         eval_batch_size: samples per evaluation batch, 256 by default.
@@ -178,11 +181,12 @@ def train(
         strategy: which executors run the operators of a learning task side by side (engine `graph` on a CPU): a
             `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: operators are profiled, policies are timed
             for some seconds, and the best is used if it clearly beats running operators one after another; the log
-            says which. `learners="auto"` is one learner then. None: one executor for each learner. Or a strategy of
-            `bow.plan` or `bow plan`, for this model, loss and batch size: operators are split and placed on devices,
-            each of which is a process; learners that the strategy has are averaged once a step. The batch of a learner
-            is as large as one device's would be, all its devices see the same one, and what is trained is what one
-            device would train, to rounding. Batches of another size, as the last one may be, are left out.
+            says which. `learners="auto"` is one learner then. None: one executor for each learner. Or what `bow.plan`
+            returns, or a file of `bow plan`, for this model, loss and batch size: operators are split and placed on
+            devices, each of which is a process; learners that the strategy has are averaged once a step. The batch of a
+            learner is as large as one device's would be, all its devices see the same one, and what is trained is what
+            one device would train, to rounding. Batches of another size, as the last one may be, are left out. The step
+            is captured once, before the training: Python code in it does not run again.
         strategy_check: before the training, time a placed strategy beside data parallelism for some steps, refuse it
             if it is slower, and write when a step was expected to run what, and when it did, into
             `strategy_timeline.json` of the run directory.
@@ -224,6 +228,8 @@ def train(
     device, count = choose_devices(devices)
     given = read_strategy(strategy)
     placed = given if isinstance(given, PlacedStrategy) else None
+    if isinstance(strategy, Found):
+        settings["strategy"] = placed  # of what was found, the run needs no more
     asked = None if isinstance(given, PlacedStrategy) else given
     if placed is None:
         engine = engine_with(asked, engine, device, dispatch, compile)
@@ -362,7 +368,14 @@ def _packed(count: int | None, settings: Mapping[str, Any]) -> Parcel | None:
     """
     if count in (None, 1) or is_member():
         return None
-    return Parcel(functools.partial(train, **{**settings, "loggers": (), "progress": False}))
+    call = functools.partial(train, **{**settings, "loggers": (), "progress": False})
+    return Parcel(functools.partial(_train_elsewhere, registered_rules(), call))
+
+
+def _train_elsewhere(rules: Registered, call: Callable[[], object]) -> None:
+    """Train in a process that knows only the rules that bow has."""
+    take_over_rules(rules)
+    call()
 
 
 def _is_of_job(run_dir: Path) -> bool:

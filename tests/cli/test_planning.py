@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bow.cli import main, planning, planning_methods
+from bow.cli import main, planning, planning_methods, planning_settings
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.topology_files import load_topology
@@ -172,8 +172,16 @@ def test_costs_and_topology_of_this_machine_are_measured_and_kept(
     before = kept.read_bytes()
     assert main([*words, "topology=own.yaml"]) == 0
     assert kept.read_bytes() == before
-    first, second = (line for line in said().split("a step: ")[1:])
-    assert first.split()[:2] == second.split()[:2]
+    assert main(["plan", "show", "plan.json"]) == 0
+    times = [line.split()[:2] for line in said().split("a step: ")[1:]]
+    assert len(times) == 3
+    assert times[0] == times[1] == times[2]
+
+
+@pytest.mark.parametrize(("words", "copies"), [([], 1), (["optimizer=adamw"], 2), (["optimizer.momentum=0"], 0)])
+def test_memory_is_that_of_the_optimizer_that_will_train(words: list[str], copies: int) -> None:
+    settings = planning_settings.read([*MODEL, *words])
+    assert planning._problem(settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
 
 
 @pytest.fixture
@@ -283,6 +291,7 @@ RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
         ({"planned_for": None}, [], "does not say what it was planned for; add network=NAME"),
         ({"planned_for": {"topology": 7}}, MODEL, "a topology is a mapping with devices and links"),
         ({"planned_for": [1]}, [], "does not say rightly what it was planned for"),
+        ({"planned_for": {"topology": None, "costs": "guessed"}}, [*MODEL, NODE], "does not say rightly what it was"),
     ],
 )
 def test_files_that_do_not_fit_get_one_sentence(

@@ -10,7 +10,7 @@ import bow
 from bow.device.fake import FakeDevice
 from bow.engine import TaskSettings, step_from_loss
 from bow.engine.eager import Eager
-from bow.engine.memory import MemoryNeed, bytes_text, num_state_tensors, predict_memory, saved_bytes
+from bow.engine.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.engine.saved_tensors import LEAVING, MIN_BYTES
 from bow.replica import LearnerGroup
 
@@ -47,35 +47,6 @@ class Attention(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         value = inputs * self.scale
         return scaled_dot_product_attention(value, value, value, is_causal=True, dropout_p=0.1)
-
-
-def own_parameters(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([OWN], lr=1.0)
-
-
-OWN = nn.Parameter(torch.ones(3))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "expected"),
-    [
-        (SGD, 0),
-        (functools.partial(SGD, momentum=0.9), 1),
-        (torch.optim.AdamW, 2),
-        (functools.partial(torch.optim.Adam, amsgrad=True), 3),
-        (torch.optim.Muon, 1),  # which refuses vectors
-        (lambda parameters: 3, 0),
-        (own_parameters, 0),
-    ],
-)
-def test_state_tensors_of_optimizers_are_counted(optimizer: Any, expected: int) -> None:
-    assert num_state_tensors(optimizer) == expected
-
-
-def test_parameters_of_the_users_own_are_left_alone() -> None:
-    OWN.grad = torch.ones(3)
-    num_state_tensors(own_parameters)
-    assert OWN.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("learners", [1, 3])

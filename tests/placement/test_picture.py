@@ -5,7 +5,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from bow.placement.grouping import module_groups
-from bow.placement.picture import COLOURS, TRANSPARENT, placement_svg
+from bow.placement.picture import TRANSPARENT, placement_svg
+from bow.strategy.svg import COLOURS
 from tests.placement.placed_steps import unrolled
 
 NAMES = ("cpu", "gpu0", "gpu1")

@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bow.errors import OptimizerError
-from bow.replica import LearnerGroup
+from bow.replica import LearnerGroup, num_state_tensors
 
 CPU = torch.device("cpu")
 
@@ -189,3 +190,32 @@ def test_a_learner_that_joins_a_fused_sgd_steps_as_it_would_alone() -> None:
             group.optimizer.step()
         rows.append(group.matrix.weights.clone())
     torch.testing.assert_close(*rows)
+
+
+def own_parameters(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([OWN], lr=1.0)
+
+
+OWN = nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (functools.partial(torch.optim.SGD, lr=0.1), 0),
+        (functools.partial(torch.optim.SGD, momentum=0.9), 1),
+        (torch.optim.AdamW, 2),
+        (functools.partial(torch.optim.Adam, amsgrad=True), 3),
+        (torch.optim.Muon, 1),  # which refuses vectors
+        (lambda parameters: 3, 0),
+        (own_parameters, 0),
+    ],
+)
+def test_state_tensors_of_optimizers_are_counted(optimizer: Any, expected: int) -> None:
+    assert num_state_tensors(optimizer) == expected
+
+
+def test_parameters_of_the_users_own_are_left_alone() -> None:
+    OWN.grad = torch.ones(3)
+    num_state_tensors(own_parameters)
+    assert OWN.tolist() == [1, 1, 1]

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from bow.errors import GraphError
 from bow.planner.rule import Rules
-from bow.planner.rules import shipped_rules
+from bow.planner.rules import RULES, shipped_rules
 from bow.planner.rules.mapped import MappedRule, Shapes
+from bow.planner.rules.pointwise import PointwiseRule
 from bow.planner.rules.sides import Along, Side, Whole
 from bow.planner.split import Split
-from bow.tiles import Team, register_rule
+from bow.tiles import Team, register_rule, registered_rules, registering, take_over_rules
 from bow.tiles.calls import CALLS, Operands, Outputs
 from bow.tiles.tile import Tile
 from tests.tiles.equality import TOLERANCE, Task, by_pytorch, by_tiles, difference, task
@@ -152,3 +153,18 @@ def test_a_call_of_ones_own_computes_tiles(rules: Rules) -> None:
 def test_what_cannot_be_tried_out_is_refused(kind: str, examples: list[Any], message: str, rules: Rules) -> None:
     with pytest.raises(GraphError, match=message):
         register_rule(Weighted(kind), *examples, rules=rules)
+
+
+def test_other_processes_can_take_over_what_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "aten.sinc.default"
+    for process in ("this one", "another"):
+        monkeypatch.setattr(registering, "_registered", {})
+        monkeypatch.setattr(RULES, "_rules", dict(RULES._rules))
+        assert kind not in RULES, process
+        if process == "this one":
+            register_rule(PointwiseRule(kind), [torch.rand(4, 6, dtype=torch.float64)])
+            registered = registered_rules()
+        else:
+            take_over_rules(registered)
+        assert kind in RULES
+        monkeypatch.undo()

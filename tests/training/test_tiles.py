@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 import math
 import re
@@ -15,12 +16,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import bow
 from bow.cluster import World
-from bow.errors import CheckpointError, OptimizerError, ScheduleError, SettingError
+from bow.errors import CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
 from bow.planner.baselines import data_parallel
+from bow.planner.device_topology import Device, DeviceKind, DeviceTopology
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
 from bow.planner.split import Split, everything_on
@@ -69,6 +71,19 @@ class Offset(Dataset[tuple[Tensor, Tensor]]):
         return inputs[index] + 100 * self.rank, labels[index]
 
 
+class Batches(IterableDataset[tuple[Tensor, Tensor]]):
+    """Batches, the second of which is smaller in every process but the first."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for turn in range(STEPS):
+            size = BATCH - (turn == 1 and self.rank > 0)
+            inputs, labels = data(turn + size)
+            yield inputs[-size:], labels[-size:]
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What is kept of a training."""
@@ -104,6 +119,9 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     one, two = strategy(2), strategy(1, learners=2)
     found: dict[str, Any] = {"one": Outcome.of(train("one", one)), "two": Outcome.of(train("two", two))}
     found["read"] = Outcome.of(train("read", one, Offset(world.rank)))
+    for name, rank in (("even", 0), ("uneven", world.rank)):
+        batches = DataLoader(Batches(rank), batch_size=None)
+        found[name] = Outcome.of(train(name, one, batches, batch_size=16))  # its own count
     drops = {"lr_scheduler": DROPS, "lr_interval": "round"}
     for name, placed in (("one", one), ("two", two)):
         train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Stop()], **drops)
@@ -155,6 +173,10 @@ def test_all_devices_train_on_the_batches_that_the_first_one_reads(found: dict[s
     assert_alike(found["read"], found["one"])
 
 
+def test_the_first_device_says_whether_a_batch_is_of_the_right_size(found: dict[str, Any]) -> None:
+    assert_alike(found["uneven"], found["even"])
+
+
 @pytest.mark.parametrize(("name", "learners"), [("one", 1), ("two", 2)])
 def test_a_training_goes_on_from_its_checkpoint(
     found: dict[str, Any], tmp_path: Path, name: str, learners: int
@@ -195,9 +217,10 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """A training on one device, by a strategy of one."""
     monkeypatch.setattr("bow.training.run.write_report", lambda run_dir: None)
 
-    def run(given: Any = None, samples: int = 16, **settings: Any) -> bow.Result:
+    def run(given: Any = None, samples: Any = 16, **settings: Any) -> bow.Result:
         options = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON, **settings}
-        return bow.train(model(), data(samples), cross_entropy, strategy=given or strategy(1), **options)
+        samples = data(samples) if isinstance(samples, int) else samples
+        return bow.train(model(), samples, cross_entropy, strategy=given or strategy(1), **options)
 
     return run
 
@@ -210,11 +233,37 @@ def test_a_strategy_is_read_from_a_file(train: Callable[..., bow.Result], tmp_pa
     assert_alike(Outcome.of(result), by_replicas(tmp_path / "other", learners=1))
 
 
-def test_a_smaller_batch_is_left_out_and_the_user_hears_of_it(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_a_strategy_is_what_plan_returns(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    batch = tuple(each[:BATCH] for each in data())
+    alone = DeviceTopology("alone", (Device("core", DeviceKind("core", memory_gib=1, tflops=0.1, gb_per_s=1)),))
+    settings: dict[str, Any] = {"budget_s": None, "proposals": 1, "starts": ("single",), "descend": False}
+    result = train(bow.plan(model(), batch, cross_entropy, topology=alone, **settings))
+    assert result.engine == "tiles"
+    assert "Chain" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("on_nan", ["restart", "error"])
+def test_a_loss_that_is_not_finite_ends_the_training(train: Callable[..., bow.Result], on_nan: str) -> None:
+    inputs, labels = data()
+    with pytest.raises(DivergenceError, match="training diverged: the loss was nan in round 0; lower"):
+        train(samples=(inputs * torch.nan, labels), on_nan=on_nan)
+
+
+def test_a_batch_of_another_size_is_left_out_with_an_event(train: Callable[..., bow.Result], tmp_path: Path) -> None:
     results = [train(samples=count, steps=None, run_dir=tmp_path / str(count)) for count in (6, 4)]
     records = [json.loads(line) for line in (tmp_path / "6" / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records if record.get("event") == LEFT_OUT] == [1]
     assert int(results[0].model.get_buffer("1.num_batches_tracked")) == 1
+
+
+def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    plain = {**COMMON, "learners": 1, "engine": "eager", "devices": "cpu"}
+    train(checkpoint_every=STEPS)
+    with pytest.raises(CheckpointError, match="of a training by a placed strategy; resume with the strategy that it"):
+        bow.train(model(), data(), cross_entropy, resume=tmp_path / "run", **plain)
+    bow.train(model(), data(), cross_entropy, run_dir=tmp_path / "plain", checkpoint_every=STEPS, **plain)
+    with pytest.raises(CheckpointError, match="of a training without this strategy; resume without strategy="):
+        train(resume=tmp_path / "plain", run_dir=None)
 
 
 def test_what_runs_when_can_be_recorded(train: Callable[..., bow.Result], tmp_path: Path) -> None:
@@ -255,7 +304,12 @@ def test_a_training_that_diverges_has_no_hope() -> None:
         (
             {"given": strategy(1, learners=2), "sync": bow.SSGD()},
             SettingError,
-            r"learners of a placed strategy are averaged with the step, SSGD\(every=1\) averages at another time",
+            r"learners of a strategy are averaged with the step, SSGD\(every=1\) averages at another time",
+        ),
+        (
+            {"given": strategy(1, learners=2), "sync": bow.TwoLevel(bow.SMA(), bow.DiLoCo(every=2))},
+            SettingError,
+            r"learners of a strategy are averaged with the step, TwoLevel\(.* averages at another time",
         ),
         ({"given": strategy(1, learners=2), "devices": 3}, ScheduleError, "3 devices cannot be divided among 2"),
     ],
@@ -273,3 +327,15 @@ def test_a_file_of_another_version_is_refused(train: Callable[..., bow.Result], 
     file.write_text(strategy(1).to_json().replace('"version": 1', '"version": 7'))
     with pytest.raises(ScheduleError, match="has version 7"):
         train(str(file))
+
+
+def test_other_processes_get_the_rules_that_were_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("bow.training.train")
+    taken: list[object] = []
+    monkeypatch.setattr(module, "registered_rules", lambda: "rules")
+    monkeypatch.setattr(module, "take_over_rules", taken.append)
+    monkeypatch.setattr(module, "train", lambda **settings: taken.append(settings["seed"]))
+    monkeypatch.setattr(module, "Parcel", lambda job: job)
+    job: Any = module._packed(2, {"seed": 5})
+    job()
+    assert taken == ["rules", 5]

@@ -6,11 +6,10 @@ from html import escape
 from bow.planner.operator_graph import OperatorGraph, PlanOperator
 from bow.planner.rule import Rules
 from bow.planner.split import Split
+from bow.strategy.svg import COLOURS, WIDTH, legend, svg
 
-WIDTH, LEFT, TOP = 1200, 170, 56
+LEFT, TOP = 170, 56
 ROW, GAP = 30, 6
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f")
-"""Of devices, in turn."""
 
 SHOWN = frozenset({"max_pool2d", "avg_pool2d", "concat"})
 """Kinds of operators without weights that are drawn; normalisation follows its convolution and is left out."""
@@ -40,20 +39,14 @@ def strategy_svg(
     columns = max(map(len, rows.values()), default=1)
     box = min((WIDTH - LEFT - 10) / columns, 4 * ROW)
     height = TOP + len(rows) * (ROW + GAP) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="10" y="18" font-size="13">{escape(title)}</text>',
-        *_legend(devices),
-    ]
+    parts = [*legend(devices, [_colour(device) for device in range(len(devices))], LEFT)]
     for number, (name, members) in enumerate(rows.items()):
         y = TOP + number * (ROW + GAP)
         parts.append(f'<text x="10" y="{y + ROW / 2 + 4:.0f}">{escape(name)}</text>')
         for column, operator in enumerate(members):
             x, width = LEFT + column * box, max(box - GAP * (box > 3 * GAP), 1)
             parts.extend(_box(graph, rules, graph.operators[operator], splits[operator], (x, y, width)))
-    return "\n".join([*parts, "</svg>"])
+    return svg(parts, height, title)
 
 
 def _box(
@@ -101,11 +94,3 @@ def _module(name: str) -> str:
 
 def _colour(device: int) -> str:
     return COLOURS[device % len(COLOURS)]
-
-
-def _legend(devices: Sequence[str]) -> list[str]:
-    return [
-        f'<rect x="{LEFT + 110 * number}" y="28" width="14" height="14" fill="{_colour(number)}" stroke="#777"/>'
-        f'<text x="{LEFT + 110 * number + 20}" y="39">{escape(name)}</text>'
-        for number, name in enumerate(devices)
-    ]
