@@ -74,6 +74,31 @@ def test_an_evaluation_that_breaks_off_leaves_a_checkpoint_to_go_on_from(tmp_pat
     assert weights(resumed).equal(weights(trained(12)))
 
 
+def test_a_checkpoint_that_cannot_be_written_any_more_does_not_lose_the_best(tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt"
+
+    def watch(progress: Progress) -> None:
+        if progress.updates == 3:
+            file.mkdir()
+
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
+        trained(5, watch=watch, checkpoint=file)
+    best = trained(5).best
+    assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_last_evaluation_that_breaks_off_does_not_lose_the_best() -> None:
+    def breaks(placements: list[Placement]) -> list[float | None]:
+        if len(placements) == 1:
+            raise OSError("the machine is on fire")
+        return sums(placements)
+
+    with pytest.raises(OSError, match="on fire") as caught:
+        trained(5, breaks)
+    assert str(trained(5).best.placement) in caught.value.__notes__[0]
+
+
 def test_ctrl_c_keeps_the_best(tmp_path: Path) -> None:
     calls = 0
 
@@ -190,10 +215,3 @@ def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
     torch.save({"format": "something else"}, tmp_path / "policy.pt")
     with pytest.raises(CheckpointError, match="no checkpoint of a placement policy"):
         trained(2, checkpoint=tmp_path / "policy.pt")
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_no_rest(tmp_path: Path) -> None:
-    (tmp_path / "policy.pt").mkdir()
-    with pytest.raises(CheckpointError):
-        trained(2, checkpoint=tmp_path / "policy.pt")
-    assert list(tmp_path.iterdir()) == [tmp_path / "policy.pt"]
