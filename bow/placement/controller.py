@@ -76,7 +76,9 @@ class Controller:
             SettingError: the evaluation gives another number of times than it got placements.
         """
         settings = self._settings
-        drawn, _ = self.policy.sample(settings.samples, self._generator, noise=settings.noise_at(update))
+        epsilon = settings.epsilon(len(self.policy.operations))
+        noise = settings.noise_at(update)
+        drawn, _ = self.policy.sample(settings.samples, self._generator, noise=noise, epsilon=epsilon)
         placements = [tuple(row) for row in drawn.tolist()]
         times = sanitised(self._evaluate(placements))
         if len(times) != len(placements):
@@ -84,7 +86,7 @@ class Controller:
         advantages = self._baseline.advantages(times, mask_failures=update >= settings.mask_failures_after)
         self._elites.add(placements, times)
         learnt = torch.cat([drawn, drawn.new_tensor(self._elites.placements).view(-1, drawn.shape[1])])
-        likelihood = self.policy.log_probability(learnt)
+        likelihood = self.policy.log_probability(learnt, epsilon=epsilon, count=len(drawn))
         self.policy.zero_grad()
         nats = likelihood.entropies[: len(drawn)].mean().item()
         loss = policy_loss(advantages, *likelihood, settings.entropy_at(update, nats))

@@ -30,6 +30,8 @@ class LearningSettings:
         mask_failures_after: after so many updates failures have no influence any more.
         is_scaled: whether advantages are divided by their moving root mean square, which the paper does not do.
         noise: at first logits are disturbed by so much of their root mean square before placements are drawn.
+        random_choices: of each placement that is drawn about so many devices are drawn uniformly, whatever the policy
+            would have, which the paper does not do: also a policy that is sure goes on looking at neighbours.
         entropy: at first so much is added for each nat of entropy.
         entropy_after: so much at the end.
         least_entropy: where a placement has fewer nats of entropy, a nat is worth more, by as many times: a policy that
@@ -56,6 +58,7 @@ class LearningSettings:
     mask_failures_after: int = 5000
     is_scaled: bool = False
     noise: float = 0.5
+    random_choices: float = 0.0
     entropy: float = 0.0
     entropy_after: float = 0.0
     least_entropy: float = 0.0
@@ -71,6 +74,7 @@ class LearningSettings:
                 raise SettingError(f"{name} must be finite and above 0, got {value}")
         for name in (
             "noise",
+            "random_choices",
             "entropy",
             "entropy_after",
             "least_entropy",
@@ -122,6 +126,14 @@ class LearningSettings:
             update: its number, from 0.
         """
         return self.noise * self._early(update)
+
+    def epsilon(self, operations: int) -> float:
+        """The part of choices that are made uniformly, at most half of them.
+
+        Args:
+            operations: of a placement.
+        """
+        return min(0.5, self.random_choices / operations)
 
     def entropy_at(self, update: int, nats: float) -> float:
         """What a nat of entropy is worth in an update.

@@ -32,6 +32,7 @@ SHORT = LearningSettings(
     mask_failures_after=200,
     is_scaled=True,
     noise=0.0,
+    random_choices=1.0,
     entropy=0.03,
     entropy_after=0.03,
     least_entropy=5.0,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from bow.errors import CheckpointError, ScheduleError, SettingError
-from bow.placement.controller import Placement
+from bow.placement.controller import Controller, Placement
 from bow.placement.findings import Progress
 from bow.placement.learned import LearnedPlacement
 from bow.placement.learning_settings import LearningSettings
@@ -176,6 +177,17 @@ def test_masked_failures_have_no_influence_later() -> None:
     early = trained(1, evaluate, settings=settings)
     assert weights(late).equal(weights(early))
     assert not weights(early).equal(torch.cat([each.detach().flatten() for each in small_policy().parameters()]))
+
+
+@pytest.mark.parametrize(("random_choices", "is_stuck"), [(0.0, True), (1.0, False)])
+def test_random_choices_find_what_a_policy_that_is_sure_would_never_draw(random_choices: float, is_stuck: bool) -> None:
+    policy = small_policy()
+    with torch.no_grad():
+        policy.choice.bias[0] = 100.0
+    settings = replace(QUICK, samples=30, noise=0.0, random_choices=random_choices)
+    batch = Controller(policy, sums, settings).step(0)
+    assert (set(batch.placements) == {(0, 0, 0, 0)}) == is_stuck
+    assert all(each.grad is None or each.grad.isfinite().all() for each in policy.parameters())
 
 
 def test_where_nothing_fits_it_is_said() -> None:
