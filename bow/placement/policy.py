@@ -125,7 +125,13 @@ class PlacementPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(
-        self, count: int, generator: torch.Generator | None = None, *, noise: float = 0.0, epsilon: float = 0.0
+        self,
+        count: int,
+        generator: torch.Generator | None = None,
+        *,
+        noise: float = 0.0,
+        explorers: int = 0,
+        random_choices: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Draw placements.
 
@@ -134,19 +140,22 @@ class PlacementPolicy(nn.Module):
             generator: of the random numbers.
             noise: standard deviation of what is added to the logits before drawing, as a part of their root mean
                 square.
-            epsilon: this part of all choices is made uniformly among the devices that an operation may have.
+            explorers: in so many of the placements, the last ones, some devices are drawn uniformly.
+            random_choices: so many are on average.
 
         Returns:
-            Placements, of shape [count, operations], and their log-probabilities without noise and random choices, of
+            Placements, of shape [count, operations], and their log-probabilities without noise and uniform choices, of
             shape [count].
         """
-        gaps, uniform = self.forbidden, self._uniform()
+        gaps, allowed = self.forbidden, (~self.forbidden).float()
+        epsilon = torch.zeros(count, 1)
+        epsilon[count - explorers :] = min(1.0, random_choices / len(self.operations))
 
         def draw(step: int, logits: Tensor) -> Tensor:
             if noise:
                 size = logits[:, ~gaps[step]].square().mean(dim=1, keepdim=True).sqrt()
                 logits = logits + noise * size * torch.randn(logits.shape, generator=generator)
-            chances = (1 - epsilon) * logits.softmax(dim=1) + epsilon * uniform[step]
+            chances = (1 - epsilon) * logits.softmax(dim=1) + epsilon * allowed[step] / allowed[step].sum()
             return torch.multinomial(chances, 1, generator=generator).squeeze(1)
 
         return self._decode(count, draw)
@@ -157,13 +166,11 @@ class PlacementPolicy(nn.Module):
         placements, _ = self._decode(1, lambda step, logits: logits.argmax(dim=1))
         return tuple(placements[0].tolist())
 
-    def log_probability(self, placements: Tensor, *, epsilon: float = 0.0, count: int | None = None) -> Likelihood:
+    def log_probability(self, placements: Tensor) -> Likelihood:
         """How likely placements are, with gradients.
 
         Args:
             placements: devices, of shape [placements, operations].
-            epsilon: this part of all choices is made uniformly, as by `sample`; entropies are of the others.
-            count: of so many of the placements, the first ones; None: of all.
         """
         encoded, state = self._encoded(placements.shape[0])
         start = torch.full_like(placements[:, :1], self.operations.num_devices)
@@ -173,10 +180,6 @@ class PlacementPolicy(nn.Module):
         logits = logits.masked_fill(self.forbidden.unsqueeze(1), NEVER)
         log_probabilities = logits.log_softmax(dim=2)
         chosen = log_probabilities.gather(2, placements.T.unsqueeze(2)).squeeze(2)
-        if epsilon:
-            drawn, others = torch.tensor_split(chosen, [len(placements) if count is None else count], dim=1)
-            among = (epsilon * self._uniform().amax(dim=1, keepdim=True)).log().expand_as(drawn)
-            chosen = torch.cat([torch.logaddexp(drawn + math.log1p(-epsilon), among), others], dim=1)
         entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=2)
         return Likelihood(chosen.sum(dim=0), entropies.sum(dim=0))
 
@@ -195,11 +198,6 @@ class PlacementPolicy(nn.Module):
             total += logits.log_softmax(dim=1).gather(1, device[:, None]).squeeze(1)
             chosen.append(device)
         return torch.stack(chosen, dim=1), total
-
-    def _uniform(self) -> Tensor:
-        """The chances of devices, [operations, devices], where one is as likely as any other."""
-        free = (~self.forbidden).float()
-        return free / free.sum(dim=1, keepdim=True)
 
     def _gates(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """What the decoder's inputs add to its gates, for each device chosen before and for each operation.

@@ -1,5 +1,4 @@
 import itertools
-import math
 
 import pytest
 import torch
@@ -85,20 +84,6 @@ def test_probabilities_of_all_placements_sum_to_one(form: dict[str, bool]) -> No
     assert found.std() > 1e-3
 
 
-def test_random_choices_are_part_of_the_probabilities() -> None:
-    policy = small_policy(chain(4, 3, allowed=((0, 1, 2), (1, 2), (0,), (0, 2))))
-    every = torch.tensor(list(itertools.product(*map(policy.operations.devices, range(4)))))
-    mixed = policy.log_probability(every, epsilon=0.3).log_probabilities
-    assert mixed.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
-    steps = slow_log_probabilities(policy, tuple(every[0].tolist()))
-    pairs = zip(steps, every[0].tolist(), (3, 2, 1, 2), strict=True)
-    expected = sum(math.log(0.7 * step[device].exp().item() + 0.3 / free) for step, device, free in pairs)
-    assert mixed[0].item() == pytest.approx(expected, abs=1e-5)
-    first = policy.log_probability(every, epsilon=0.3, count=2).log_probabilities
-    torch.testing.assert_close(first[:2], mixed[:2])
-    torch.testing.assert_close(first[2:], policy.log_probability(every).log_probabilities[2:])
-
-
 def test_also_a_policy_that_is_sure_draws_neighbours() -> None:
     policy = small_policy(chain(4, 3, allowed=((0, 1, 2), (1, 2), (0,), (0, 2))))
     with torch.no_grad():
@@ -106,7 +91,9 @@ def test_also_a_policy_that_is_sure_draws_neighbours() -> None:
         policy.choice.bias[1] = 50.0
     draws = torch.Generator().manual_seed(0)
     assert set(map(tuple, policy.sample(50, draws)[0].tolist())) == {(0, 1, 0, 0)}
-    drawn = policy.sample(3000, draws, epsilon=0.3)[0]
+    drawn = policy.sample(6000, draws, explorers=3000, random_choices=1.2)[0]
+    assert (drawn[:3000] == torch.tensor([0, 1, 0, 0])).all()
+    drawn = drawn[3000:]
     assert not ((drawn[:, 1] == 0) | (drawn[:, 2] > 0) | (drawn[:, 3] == 1)).any()
     parts = [(drawn[:, step] == device).float().mean().item() for step, device in ((0, 1), (0, 2), (1, 2), (3, 2))]
     assert parts == pytest.approx([0.1, 0.1, 0.15, 0.15], abs=0.03)

@@ -179,15 +179,25 @@ def test_masked_failures_have_no_influence_later() -> None:
     assert not weights(early).equal(torch.cat([each.detach().flatten() for each in small_policy().parameters()]))
 
 
-@pytest.mark.parametrize(("random_choices", "is_stuck"), [(0.0, True), (1.0, False)])
-def test_random_choices_find_what_a_policy_that_is_sure_would_never_draw(random_choices: float, is_stuck: bool) -> None:
+@pytest.mark.parametrize("exploring", [0.0, 0.5])
+def test_explorers_find_what_a_policy_that_is_sure_would_never_draw(exploring: float) -> None:
+    """They alone do, and the policy learns of them what is best so far, and nothing else."""
     policy = small_policy()
     with torch.no_grad():
-        policy.choice.bias[0] = 100.0
-    settings = replace(QUICK, samples=30, noise=0.0, random_choices=random_choices)
-    batch = Controller(policy, sums, settings).step(0)
-    assert (set(batch.placements) == {(0, 0, 0, 0)}) == is_stuck
-    assert all(each.grad is None or each.grad.isfinite().all() for each in policy.parameters())
+        policy.choice.bias[1] = 100.0
+        policy.choice.bias[0] = 50.0
+    settings = replace(QUICK, samples=30, noise=0.0, elites=1, entropy=0.0, exploring=exploring, is_scaled=False)
+    controller = Controller(policy, lambda placements: [1.0 + sum(each) for each in placements], settings)
+    batch = controller.step(0)
+    assert set(batch.placements[: 30 - settings.explorers]) == {(1, 1, 1, 1)}
+    assert len(set(batch.placements)) == 1 or exploring
+    gradients = [each.grad for each in policy.parameters()]
+    best = min(batch.placements, key=sum)
+    assert (best != (1, 1, 1, 1)) == bool(exploring)
+    policy.zero_grad()
+    (-policy.log_probability(torch.tensor([best])).log_probabilities.mean()).backward()
+    for found, wanted in zip(gradients, (each.grad for each in policy.parameters()), strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_where_nothing_fits_it_is_said() -> None:
@@ -220,6 +230,16 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, keep: int) -> None:
     trained(2, checkpoint=file)
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match="delete it to begin anew"):
+        trained(2, checkpoint=file)
+
+
+def test_a_checkpoint_with_a_wrong_bit_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt"
+    weight = weights(trained(2, checkpoint=file))[:4].numpy().tobytes()
+    content = bytearray(file.read_bytes())
+    content[content.index(weight)] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="checksum"):
         trained(2, checkpoint=file)
 
 
