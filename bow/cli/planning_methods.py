@@ -1,6 +1,7 @@
 """The methods of `bow plan`, by name: the planner's searches and baselines, and the methods of device placement."""
 
 import contextlib
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
+from bow.planner.device_topology import DeviceTopology
 from bow.planner.exhaustive import exhaustive
 from bow.planner.moves import SplitSpace
 from bow.planner.plan_strategy import PlacedStrategy
@@ -29,6 +31,9 @@ RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "l
 """Methods of device placement that are called otherwise here, because the planner has methods of these names."""
 
 ALIASES = {"reinforce": "learned"}
+
+PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")
+"""What a topology calls a device that is a processor beside accelerators."""
 
 LEFT_OUT = ("soap",)
 """A method of device placement that is the planner's search."""
@@ -132,7 +137,7 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
     from bow.placement.methods import place
 
     groups = module_groups(problem.graph)
-    evaluator = SimulatedEvaluator(problem, groups)
+    evaluator = SimulatedEvaluator(problem, groups, processors=processors(problem.topology))
     budget = Budget(settings.budget_s, settings.proposals)
     with console.status(f"{method} ...") as status:
         placed = place(
@@ -144,6 +149,15 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
             lambda message: status.update(f"{method}: {message}"),
         )
     return Planned(problem.strategy(placed.splits), f"{len(groups)} groups of operators, placed whole")
+
+
+def processors(topology: DeviceTopology) -> tuple[int, ...]:
+    """The devices that are processors beside accelerators: those that are called `cpu`, `cpu0`, ...
+
+    Args:
+        topology: of all devices.
+    """
+    return tuple(n for n, device in enumerate(topology.devices) if PROCESSOR.fullmatch(device.name))
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from bow.placement.operations import Operations
 from bow.placement.parameter_server import ParameterServer
 from bow.placement.policy import PolicySettings
 from bow.placement.training_state import TrainingState
+from bow.placement.worker_pool import WorkerPool
 
 PAUSE_S = 0.002
 """So long the server rests when no controller has sent anything."""
@@ -67,7 +68,7 @@ def train_policy_asynchronously(
         sizes: of the policy.
         seed: of the policy and of the placements that are drawn.
         budget_s: seconds after which the training ends in any case; None: none.
-        timeout_s: seconds after which a worker's evaluation is given up; None: never.
+        timeout_s: seconds after which a worker's evaluation is given up; it needs workers. None: never.
         checkpoint: the file to go on from, where it exists, and to write to; None: none.
         checkpoint_every: so many updates lie between writing it; it is written at the end, too.
         watch: who is told after each update how it goes.
@@ -84,6 +85,8 @@ def train_policy_asynchronously(
     """
     if controllers < 1 or workers < 0:
         raise SettingError(f"controllers must be at least 1 and workers at least 0, got {controllers} and {workers}")
+    if timeout_s is not None and not (workers and timeout_s > 0):
+        raise SettingError(f"timeout_s must be above 0 and needs workers, got {timeout_s} and {workers} workers")
     state = TrainingState(
         operations,
         settings,
@@ -112,7 +115,8 @@ def train_policy_asynchronously(
             server.close()
             for member in team:
                 member.end()
-    return state.result(evaluate)
+    with WorkerPool(evaluate, 1, timeout_s=timeout_s) as pool:  # what kills its process must not kill this one
+        return state.result(pool)
 
 
 def _serve(server: ParameterServer, state: TrainingState, team: list[_Member], watch: Watch | None) -> None:
@@ -155,15 +159,17 @@ class _Member:
         job = self._job(self.number, self._starts)
         self.name, self._starts = job.name, self._starts + 1
         command = [sys.executable, "-m", "bow.placement.controller_process"]
+        # Its standard input stays open: by its end the controller knows that this process is gone.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # that it died is seen later
             self._process.stdin.write(pickle.dumps(sys.path) + cloudpickle.dumps(job))
-            self._process.stdin.close()
+            self._process.stdin.flush()
 
     def replace(self) -> None:
         assert self._process is not None
         self.deaths += 1
+        self._close()
         if self.deaths < MOST_DEATHS:
             self.begin()
 
@@ -182,3 +188,10 @@ class _Member:
         except subprocess.TimeoutExpired:  # its workers end when it is gone
             self._process.kill()
             self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what it did not read before it died
+            self._process.stdin.close()

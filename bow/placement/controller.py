@@ -76,17 +76,24 @@ class Controller:
             SettingError: the evaluation gives another number of times than it got placements.
         """
         settings = self._settings
-        drawn, _ = self.policy.sample(settings.samples, self._generator, noise=settings.noise_at(update))
+        drawn, _ = self.policy.sample(
+            settings.samples,
+            self._generator,
+            noise=settings.noise_at(update),
+            explorers=settings.explorers,
+            random_choices=settings.random_choices,
+        )
         placements = [tuple(row) for row in drawn.tolist()]
         times = sanitised(self._evaluate(placements))
         if len(times) != len(placements):
             raise SettingError(f"{len(placements)} placements got {len(times)} times; evaluate must give each one")
-        advantages = self._baseline.advantages(times, mask_failures=update >= settings.mask_failures_after)
+        own = settings.samples - settings.explorers
+        advantages = self._baseline.advantages(times[:own], mask_failures=update >= settings.mask_failures_after)
         self._elites.add(placements, times)
-        learnt = torch.cat([drawn, drawn.new_tensor(self._elites.placements).view(-1, drawn.shape[1])])
+        learnt = torch.cat([drawn[:own], drawn.new_tensor(self._elites.placements).view(-1, drawn.shape[1])])
         likelihood = self.policy.log_probability(learnt)
         self.policy.zero_grad()
-        nats = likelihood.entropies[: len(drawn)].mean().item()
+        nats = likelihood.entropies[:own].mean().item()
         loss = policy_loss(advantages, *likelihood, settings.entropy_at(update, nats))
         loss.backward()  # type: ignore[no-untyped-call]
         return Batch(tuple(placements), tuple(times), nats / len(self.policy.operations))

@@ -20,6 +20,7 @@ from bow.placement.messages import batch_header, packed, unpacked
 from bow.placement.operations import Operations
 from bow.placement.policy import PlacementPolicy, PolicySettings
 from bow.placement.updating import flat_gradients
+from bow.placement.worker import end_with_starter
 from bow.placement.worker_pool import WorkerPool
 
 PARAMETERS = "parameters"
@@ -64,6 +65,7 @@ def main() -> None:
     """Draw, evaluate and send gradients until the server says that it is enough, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; who started this one ends it
     signal.signal(signal.SIGTERM, _end)  # its workers end with it
+    end_with_starter()
     sys.path[:] = pickle.load(sys.stdin.buffer)
     job: ControllerJob = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(1)  # processes share the cores

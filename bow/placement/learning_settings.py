@@ -30,6 +30,10 @@ class LearningSettings:
         mask_failures_after: after so many updates failures have no influence any more.
         is_scaled: whether advantages are divided by their moving root mean square, which the paper does not do.
         noise: at first logits are disturbed by so much of their root mean square before placements are drawn.
+        exploring: of this part of the samples, some devices are drawn uniformly, whatever the policy would have, which
+            the paper does not do: also a policy that is sure goes on looking at neighbours. The policy learns of these
+            samples what becomes an elite, and nothing else: a random choice says nothing about the others.
+        random_choices: in each of them so many devices, on average.
         entropy: at first so much is added for each nat of entropy.
         entropy_after: so much at the end.
         least_entropy: where a placement has fewer nats of entropy, a nat is worth more, by as many times: a policy that
@@ -56,6 +60,8 @@ class LearningSettings:
     mask_failures_after: int = 5000
     is_scaled: bool = False
     noise: float = 0.5
+    exploring: float = 0.0
+    random_choices: float = 1.0
     entropy: float = 0.0
     entropy_after: float = 0.0
     least_entropy: float = 0.0
@@ -71,6 +77,7 @@ class LearningSettings:
                 raise SettingError(f"{name} must be finite and above 0, got {value}")
         for name in (
             "noise",
+            "random_choices",
             "entropy",
             "entropy_after",
             "least_entropy",
@@ -83,8 +90,9 @@ class LearningSettings:
                 raise SettingError(f"{name} must be finite and at least 0, got {value}")
         if not 0 < self.decay <= 1:
             raise SettingError(f"decay must be above 0 and at most 1, got {self.decay}")
-        if not 0 <= self.baseline_decay < 1:
-            raise SettingError(f"baseline_decay must be at least 0 and below 1, got {self.baseline_decay}")
+        for name in ("baseline_decay", "exploring"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise SettingError(f"{name} must be at least 0 and below 1, got {value}")
         if self.failing_s is not None and not (math.isfinite(self.failing_s) and self.failing_s > 0):
             raise SettingError(f"failing_s must be finite and above 0, got {self.failing_s}")
 
@@ -122,6 +130,11 @@ class LearningSettings:
             update: its number, from 0.
         """
         return self.noise * self._early(update)
+
+    @property
+    def explorers(self) -> int:
+        """So many of the samples of an update explore."""
+        return int(self.exploring * self.samples)
 
     def entropy_at(self, update: int, nats: float) -> float:
         """What a nat of entropy is worth in an update.

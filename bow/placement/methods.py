@@ -1,7 +1,7 @@
 """Every way of placing, by name, behind one signature."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from bow.errors import SettingError
@@ -32,6 +32,8 @@ SHORT = LearningSettings(
     mask_failures_after=200,
     is_scaled=True,
     noise=0.0,
+    exploring=0.5,
+    random_choices=2.0,
     entropy=0.03,
     entropy_after=0.03,
     least_entropy=5.0,
@@ -151,7 +153,10 @@ def learn(
             best.append(found.time_s)
             say(f"{found.time_s:.4f} s at sample {found.sample}")
 
-    updates = MOST_UPDATES if budget.placements is None else max(1, budget.placements // settings.samples)
+    updates = MOST_UPDATES
+    if budget.placements is not None:
+        settings = replace(settings, samples=min(settings.samples, budget.placements))
+        updates = budget.placements // settings.samples
     operations = groups.operations(evaluator.num_devices, evaluator.allowed if evaluator.on_processor else ())
     return train_policy(
         operations,
@@ -188,7 +193,8 @@ def _walked(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed:
 
 def _planned(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
     """The planner's search: all splits, not placements alone."""
-    settings = SearchSettings(budget_s=budget.seconds, proposals=budget.placements, seed=seed, patience=None)
+    of_walk = budget.part(len(SearchSettings().starts))  # seconds are of all walks together, proposals of each
+    settings = SearchSettings(budget_s=budget.seconds, proposals=of_walk.placements, seed=seed, patience=None)
     found = search(evaluator.problem, settings)
     say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} strategies")
     return Placed(found.strategy.splits)

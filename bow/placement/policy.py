@@ -125,7 +125,13 @@ class PlacementPolicy(nn.Module):
 
     @torch.no_grad()
     def sample(
-        self, count: int, generator: torch.Generator | None = None, *, noise: float = 0.0
+        self,
+        count: int,
+        generator: torch.Generator | None = None,
+        *,
+        noise: float = 0.0,
+        explorers: int = 0,
+        random_choices: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Draw placements.
 
@@ -134,17 +140,23 @@ class PlacementPolicy(nn.Module):
             generator: of the random numbers.
             noise: standard deviation of what is added to the logits before drawing, as a part of their root mean
                 square.
+            explorers: in so many of the placements, the last ones, some devices are drawn uniformly.
+            random_choices: so many are on average.
 
         Returns:
-            Placements, of shape [count, operations], and their log-probabilities without the noise, of shape [count].
+            Placements, of shape [count, operations], and their log-probabilities without noise and uniform choices, of
+            shape [count].
         """
-        gaps = self.forbidden
+        gaps, allowed = self.forbidden, (~self.forbidden).float()
+        epsilon = torch.zeros(count, 1)
+        epsilon[count - explorers :] = min(1.0, random_choices / len(self.operations))
 
         def draw(step: int, logits: Tensor) -> Tensor:
             if noise:
                 size = logits[:, ~gaps[step]].square().mean(dim=1, keepdim=True).sqrt()
                 logits = logits + noise * size * torch.randn(logits.shape, generator=generator)
-            return torch.multinomial(logits.softmax(dim=1), 1, generator=generator).squeeze(1)
+            chances = (1 - epsilon) * logits.softmax(dim=1) + epsilon * allowed[step] / allowed[step].sum()
+            return torch.multinomial(chances, 1, generator=generator).squeeze(1)
 
         return self._decode(count, draw)
 

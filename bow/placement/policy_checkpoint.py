@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import pickle
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,11 @@ class PolicyCheckpoint:
 
     def _read(self) -> dict[str, Any]:
         try:
+            with zipfile.ZipFile(self._path) as parts:
+                if (part := parts.testzip()) is not None:  # torch does not look at checksums
+                    raise ValueError(f"the checksum of {part} is wrong")
             content = torch.load(self._path, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError) as error:
             raise CheckpointError(f"{self._path} is damaged ({reason(error)}); delete it to begin anew") from error
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
             raise CheckpointError(f"{self._path} is no checkpoint of a placement policy; give another file")

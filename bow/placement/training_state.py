@@ -105,16 +105,23 @@ class TrainingState:
 
         Ctrl-C is no error: it ends the training.
         """
+        with self._noted():
+            try:
+                yield
+            except KeyboardInterrupt:
+                pass
+            finally:
+                self.save()
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """An error tells of the best placement so far."""
         try:
             yield
-        except KeyboardInterrupt:
-            pass
         except Exception as error:
             if (best := self.findings.best) is not None:
                 error.add_note(f"the best placement until then takes {best.time_s:.6g} s: {best.placement}")
             raise
-        finally:
-            self.save()
 
     def save(self) -> None:
         """Write the checkpoint, where there is one and no update was interrupted halfway."""
@@ -136,7 +143,8 @@ class TrainingState:
                 f"none of {self.findings.samples} placements that were drawn fits; train longer, or with more memory"
             )
         greedy = self.policy.greedy()
-        (greedy_s,) = sanitised(evaluate([greedy]))
+        with self._noted():
+            (greedy_s,) = sanitised(evaluate([greedy]))
         updater = self.updater
         return LearnedPlacement(
             best, greedy, greedy_s, self.policy, self.findings, updater.updates, updater.skipped, self.seconds

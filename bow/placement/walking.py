@@ -105,7 +105,7 @@ def walk(evaluator: SimulatedEvaluator, start: Devices, budget: Budget, seed: in
 def walk_from_several(evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Callable[[str], None]) -> Devices:
     """The best placement of walks from one accelerator, from the expert's placement and from a random one.
 
-    A start that does not fit is left out; where none does, everything on a processor is one.
+    A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
 
     Args:
         evaluator: of placements of the groups.
@@ -124,6 +124,8 @@ def walk_from_several(evaluator: SimulatedEvaluator, budget: Budget, seed: int, 
         walked = walk(evaluator, start, budget.part(len(starts)), derive_seed(seed, number))
         found.append((walked.makespan_ns, _placement(evaluator, walked.splits)))
         say(f"from {name}: {walked.makespan_ns / 1e9:.4f} s after {walked.evaluated} placements")
+        if walked.ending == "interrupted":
+            break
     return min(found)[1]
 
 

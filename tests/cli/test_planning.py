@@ -126,6 +126,16 @@ def test_a_method_that_cannot_says_why_in_its_row(said: Callable[[], str]) -> No
     assert "none: there is no processor among the devices" in said()
 
 
+def test_a_device_called_cpu_is_a_processor(said: Callable[[], str]) -> None:
+    topology = ["topology=k80_haswell", "method=cpu", "out=placed.json"]
+    assert main(["plan", *MODEL, *topology]) == 0
+    strategy = PlacedStrategy.from_json(Path("placed.json").read_text())
+    assert {split.devices for split in strategy.splits} == {(0,)}
+    assert main(["plan", *MODEL, *topology[:1], "method=expert_placement", *topology[2:]]) == 0
+    strategy = PlacedStrategy.from_json(Path("placed.json").read_text())
+    assert all(0 not in split.devices for split in strategy.splits)
+
+
 @pytest.mark.usefixtures("planned")
 def test_showing_a_strategy_names_every_operator(said: Callable[[], str]) -> None:
     assert main(["plan", "show", "plan"]) == 0

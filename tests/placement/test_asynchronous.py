@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -97,9 +98,22 @@ def test_controllers_that_never_send_anything_end_the_training() -> None:
         train_policy_asynchronously(chain(), breaks, updates=2, controllers=1, settings=QUICK, sizes=SMALL)
 
 
+def test_a_greedy_placement_that_kills_its_process_does_not_lose_the_best() -> None:
+    def kills(placements: list[Placement]) -> list[float | None]:
+        if "controller_process" not in sys.argv[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return sums(placements)
+
+    found = train_policy_asynchronously(chain(), kills, updates=2, controllers=1, settings=QUICK, sizes=SMALL)
+    assert found.greedy_s is None
+    assert found.best.time_s == sums([found.best.placement])[0]
+
+
 def test_numbers_are_checked() -> None:
     with pytest.raises(SettingError, match="controllers must be at least 1"):
         trained(1, 0)
+    with pytest.raises(SettingError, match="timeout_s must be above 0 and needs workers"):
+        trained(1, 1, timeout_s=1.0)
 
 
 def test_messages_bring_numbers_and_batches_unchanged() -> None:

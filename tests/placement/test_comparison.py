@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from bow.errors import RuntimeUnavailableError, SettingError
+from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
+from bow.placement import methods
 from bow.placement.budget import Budget
 from bow.placement.comparison import compare, table
 from bow.placement.grouping import module_groups
@@ -53,6 +54,21 @@ def test_a_method_gives_the_same_placement_for_the_same_seed(evaluate):
     for method in ("cpu", "gpu", "expert", "learned"):
         first, again = (place(method, evaluate.groups, evaluate, BUDGET, seed=3) for _ in range(2))
         assert first.splits == again.splits
+
+
+def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch):
+    found = methods.learn(evaluate.groups, evaluate, Budget(placements=7))
+    assert found.findings.samples == 7
+    asked = []
+
+    def told(problem, settings):
+        asked.append(settings)
+        raise ScheduleError("that was it")
+
+    monkeypatch.setattr(methods, "search", told)
+    with pytest.raises(ScheduleError, match="that was it"):
+        place("soap", evaluate.groups, evaluate, BUDGET)
+    assert asked[0].proposals * len(asked[0].starts) == BUDGET.placements
 
 
 def test_what_a_method_cannot_do_is_said_in_its_row_and_the_others_go_on(evaluate, monkeypatch):

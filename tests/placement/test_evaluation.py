@@ -12,6 +12,7 @@ from bow.placement.evaluation import SimulatedEvaluator
 from bow.placement.grouping import every_operator, module_groups
 from bow.placement.machine import k80_machine
 from bow.planner.device_topology import DeviceTopology
+from bow.planner.topology_files import load_topology
 from tests.placement.placed_steps import evaluator, made_of, unrolled
 
 
@@ -112,6 +113,7 @@ def test_machines_have_the_processor_first_and_slower_copies_to_it():
     assert [device.kind.name for device in machine.devices] == ["haswell", *["k80"] * 4]
     same_board, other_board = machine.transfer_ns(10**7, 1, 2), machine.transfer_ns(10**7, 1, 3)
     assert same_board < other_board < machine.transfer_ns(10**7, 1, 0)
+    assert load_topology("k80_haswell") == machine
     slower = k80_machine(4, copies=3.0)
     assert slower.transfer_ns(10**7, 1, 0) == pytest.approx(3 * machine.transfer_ns(10**7, 1, 0), rel=1e-6)
     for wrong in ({"gpus": 0}, {"gpus": 1, "copies": 0.0}):

@@ -84,6 +84,21 @@ def test_probabilities_of_all_placements_sum_to_one(form: dict[str, bool]) -> No
     assert found.std() > 1e-3
 
 
+def test_also_a_policy_that_is_sure_draws_neighbours() -> None:
+    policy = small_policy(chain(4, 3, allowed=((0, 1, 2), (1, 2), (0,), (0, 2))))
+    with torch.no_grad():
+        policy.choice.bias[0] = 100.0
+        policy.choice.bias[1] = 50.0
+    draws = torch.Generator().manual_seed(0)
+    assert set(map(tuple, policy.sample(50, draws)[0].tolist())) == {(0, 1, 0, 0)}
+    drawn = policy.sample(6000, draws, explorers=3000, random_choices=1.2)[0]
+    assert (drawn[:3000] == torch.tensor([0, 1, 0, 0])).all()
+    drawn = drawn[3000:]
+    assert not ((drawn[:, 1] == 0) | (drawn[:, 2] > 0) | (drawn[:, 3] == 1)).any()
+    parts = [(drawn[:, step] == device).float().mean().item() for step, device in ((0, 1), (0, 2), (1, 2), (3, 2))]
+    assert parts == pytest.approx([0.1, 0.1, 0.15, 0.15], abs=0.03)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_samples_come_with_the_probabilities_that_they_have(form: dict[str, bool]) -> None:
     policy = small_policy(**form)

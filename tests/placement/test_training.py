@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from bow.errors import CheckpointError, ScheduleError, SettingError
-from bow.placement.controller import Placement
+from bow.placement.controller import Controller, Placement
 from bow.placement.findings import Progress
 from bow.placement.learned import LearnedPlacement
 from bow.placement.learning_settings import LearningSettings
@@ -72,6 +73,31 @@ def test_an_evaluation_that_breaks_off_leaves_a_checkpoint_to_go_on_from(tmp_pat
     assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
     resumed = trained(12, checkpoint=file)
     assert weights(resumed).equal(weights(trained(12)))
+
+
+def test_a_checkpoint_that_cannot_be_written_any_more_does_not_lose_the_best(tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt"
+
+    def watch(progress: Progress) -> None:
+        if progress.updates == 3:
+            file.mkdir()
+
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
+        trained(5, watch=watch, checkpoint=file)
+    best = trained(5).best
+    assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_last_evaluation_that_breaks_off_does_not_lose_the_best() -> None:
+    def breaks(placements: list[Placement]) -> list[float | None]:
+        if len(placements) == 1:
+            raise OSError("the machine is on fire")
+        return sums(placements)
+
+    with pytest.raises(OSError, match="on fire") as caught:
+        trained(5, breaks)
+    assert str(trained(5).best.placement) in caught.value.__notes__[0]
 
 
 def test_ctrl_c_keeps_the_best(tmp_path: Path) -> None:
@@ -153,6 +179,27 @@ def test_masked_failures_have_no_influence_later() -> None:
     assert not weights(early).equal(torch.cat([each.detach().flatten() for each in small_policy().parameters()]))
 
 
+@pytest.mark.parametrize("exploring", [0.0, 0.5])
+def test_explorers_find_what_a_policy_that_is_sure_would_never_draw(exploring: float) -> None:
+    """They alone do, and the policy learns of them what is best so far, and nothing else."""
+    policy = small_policy()
+    with torch.no_grad():
+        policy.choice.bias[1] = 100.0
+        policy.choice.bias[0] = 50.0
+    settings = replace(QUICK, samples=30, noise=0.0, elites=1, entropy=0.0, exploring=exploring, is_scaled=False)
+    controller = Controller(policy, lambda placements: [1.0 + sum(each) for each in placements], settings)
+    batch = controller.step(0)
+    assert set(batch.placements[: 30 - settings.explorers]) == {(1, 1, 1, 1)}
+    assert len(set(batch.placements)) == 1 or exploring
+    gradients = [each.grad for each in policy.parameters()]
+    best = min(batch.placements, key=sum)
+    assert (best != (1, 1, 1, 1)) == bool(exploring)
+    policy.zero_grad()
+    (-policy.log_probability(torch.tensor([best])).log_probabilities.mean()).backward()
+    for found, wanted in zip(gradients, (each.grad for each in policy.parameters()), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_where_nothing_fits_it_is_said() -> None:
     with pytest.raises(ScheduleError, match="none of 12 placements"):
         trained(3, lambda placements: [None] * len(placements))
@@ -186,14 +233,17 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, keep: int) -> None:
         trained(2, checkpoint=file)
 
 
+def test_a_checkpoint_with_a_wrong_bit_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt"
+    weight = weights(trained(2, checkpoint=file))[:4].numpy().tobytes()
+    content = bytearray(file.read_bytes())
+    content[content.index(weight)] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="checksum"):
+        trained(2, checkpoint=file)
+
+
 def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
     torch.save({"format": "something else"}, tmp_path / "policy.pt")
     with pytest.raises(CheckpointError, match="no checkpoint of a placement policy"):
         trained(2, checkpoint=tmp_path / "policy.pt")
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_no_rest(tmp_path: Path) -> None:
-    (tmp_path / "policy.pt").mkdir()
-    with pytest.raises(CheckpointError):
-        trained(2, checkpoint=tmp_path / "policy.pt")
-    assert list(tmp_path.iterdir()) == [tmp_path / "policy.pt"]

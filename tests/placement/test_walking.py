@@ -106,6 +106,18 @@ def test_a_walk_stays_where_memory_suffices_and_begins_on_the_processor_if_it_mu
         walk_from_several(evaluator(tiny), Budget(placements=9), 0, lambda message: None)
 
 
+@pytest.mark.usefixtures("compiled")
+def test_ctrl_c_ends_all_walks(monkeypatch):
+    def interrupted(self, splits):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GroupProposals, "draw", interrupted)
+    evaluate, said = unrolled_evaluator(), []
+    found = walk_from_several(evaluate, Budget(placements=90), 0, said.append)
+    assert evaluate([found])[0] is not None
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("wrong", [{}, {"seconds": 0.0}, {"placements": 0}])
 def test_a_budget_ends(wrong):
     with pytest.raises(SettingError):

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +70,25 @@ def test_a_worker_that_was_killed_while_nothing_was_to_do_is_replaced(file: Path
         os.kill(pid, signal.SIGKILL)
         assert pool([(1, 0)]) == [2.0]
         assert pool.replaced == 1
+
+
+def test_a_worker_ends_with_who_started_it_whatever_it_is_doing(file: Path) -> None:
+    command = [sys.executable, "-m", "bow.placement.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(pickle.dumps(sys.path) + pickle.dumps(Marking(file, slow=(1, 0))))
+        worker.stdin.flush()
+        assert pickle.load(worker.stdout) is True
+        worker.stdin.write(pickle.dumps((1, 0)))
+        worker.stdin.flush()
+        while not file.exists():
+            time.sleep(0.01)
+        worker.stdin.close()
+        try:
+            assert worker.wait(30) == 0
+        finally:
+            worker.kill()
 
 
 def test_what_no_worker_can_begin_with_is_said() -> None:
