@@ -58,11 +58,12 @@ class TaskCosts:
             tiling: its tiles.
             devices: by tile.
         """
-        if len(self._examples) == 1:
-            return self._of_kind(operator, tiling, 0)
         kinds = [self._kinds[device] for device in devices]
-        columns = [self._of_kind(operator, tiling, kind) for kind in range(len(self._examples)) if kind in kinds]
-        rows = [sorted(set(kinds)).index(kind) for kind in kinds]
+        used = sorted(set(kinds))
+        if len(used) == 1:
+            return self._of_kind(operator, tiling, used[0])
+        columns = [self._of_kind(operator, tiling, kind) for kind in used]
+        rows = [used.index(kind) for kind in kinds]
         tiles = np.arange(len(kinds))
         forward, backward = (np.stack(of)[rows, tiles] for of in zip(*columns, strict=True))
         return forward, backward
