@@ -32,7 +32,8 @@ from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.planner.simulation_result import SimulationResult
 from bow.planner.topology_files import topology_to_dict
-from bow.tiles.exchanges import SHAPES, measure_links_in_use
+from bow.tiles.exchanges import SHAPES, MessageRaces, measure_links_in_use
+from bow.tiles.links import topology_of_lines
 from bow.tiles.machine import all_on, read_devices
 from bow.tiles.measuring import measure_tiles
 from bow.tiles.team import Team
@@ -112,50 +113,39 @@ def measure_all(world: World, settings: Settings, known: DeviceTopology) -> dict
 def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopology) -> dict[str, Any]:
     """What steps of a network take under each strategy, predicted and measured.
 
-    Tiles and messages are measured before and after the strategies run, and the mean of both counts: a machine that
-    others share is not as fast at one time as at another.
+    A machine that others share is not as fast at one time as at another. So messages are measured in the turns in which
+    the strategies run, and tiles before and after them, of which the mean counts.
     """
     began, network = time.perf_counter(), NETWORKS[name]
     captured, model, batch = network.captured()
+    shapes = SHAPES[:2] if settings.quick else SHAPES
 
-    def measured() -> tuple[DeviceTopology, TileTimes]:
-        shapes = SHAPES[:2] if settings.quick else SHAPES
-        topology = measure_links_in_use(team, known.devices, known.name, shapes=shapes, turns=settings.turns)
-        times = measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=settings.repeats)
-        return topology, mean_times(team.everyone(times))
+    def measured() -> TileTimes:
+        own = measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=settings.repeats)
+        return mean_times(team.everyone(own))
 
     before = measured()
-    problem = _problem(captured.graph, *before)
+    at_first = measure_links_in_use(team, known.devices, known.name, shapes=shapes, turns=settings.turns)
+    problem = _problem(captured.graph, at_first, before)
     drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
     strategies = team.everyone(drawn)[0]
-    timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns)
-    after = measured()
-    topology = mean_links(before[0], after[0])
-    problem = _problem(captured.graph, topology, mean_times([before[1], after[1]]))
+    races = MessageRaces(team, shapes)
+    timed = time_strategies(
+        team, captured, model, batch, network.optimizer, strategies, settings.turns, between=races.turn
+    )
+    topology = topology_of_lines(team, known.devices, {(0, 1): races.line()}, known.name)
+    problem = _problem(captured.graph, topology, mean_times([before, measured()]))
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
     return {
         "title": network.title,
         "samples": network.samples,
         "operators": len(captured.graph.operators),
-        "tiles_measured": len(before[1].tiles),
-        "links": [topology_to_dict(each)["links"] for each in (before[0], after[0], topology)],
+        "tiles_measured": len(before.tiles),
+        "links": [topology_to_dict(each)["links"] for each in (at_first, topology)],
         "overlap": topology.overlap,
         "seconds": round(time.perf_counter() - began, 1),
         "strategies": rows,
     }
-
-
-def mean_links(one: DeviceTopology, other: DeviceTopology) -> DeviceTopology:
-    """A topology with the mean latencies, and times for each byte, of two that were measured one after the other."""
-    links = tuple(
-        replace(
-            a,
-            latency_us=round((a.latency_us + b.latency_us) / 2, 3),
-            gb_per_s=round(2 / (1 / a.gb_per_s + 1 / b.gb_per_s), 6),
-        )
-        for a, b in zip(one.links, other.links, strict=True)
-    )
-    return replace(one, links=links)
 
 
 def _problem(graph: OperatorGraph, topology: DeviceTopology, times: TileTimes) -> Problem:

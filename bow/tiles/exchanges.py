@@ -60,12 +60,10 @@ def measure_links_in_use(
 ) -> DeviceTopology:
     """The devices of a team, and links as fast as messages are that the tile runtime sends while it trains.
 
-    A message between devices that do nothing else, as `measure_links` times it, is the lower bound: where a device
-    computes between two messages, what carries them finds cold caches and a busy processor, and what the runtime does
-    for each of them, on both sides, keeps the device from computing. So a chain of layers is trained twice, split by
-    samples in both cases: once with every device keeping its samples, and once with the devices changing them behind
-    every layer. By what the second takes longer, divided by the number of its messages, a message delays both devices.
-    The first two devices are measured so; what they show beyond their lower bound is added to that of every pair.
+    A message between devices that do nothing else, as `measure_links` times it, is the lower bound: what the runtime
+    does for each message, on both sides, keeps a device from computing, and finds cold caches. See `MessageRaces`. The
+    first two devices are measured so; where there are more, what these show beyond their lower bound is added to that
+    of every pair.
 
     All processes of the team call this; they get the same topology.
 
@@ -74,46 +72,65 @@ def measure_links_in_use(
         devices: of the team, by number.
         name: of the topology.
         shapes: samples and width of what layers send; at least two.
-        turns: in which both chains are timed.
+        turns: in which messages are timed.
     """
-    lines = all_lines(team)
-    if lines:
-        in_use = message_line(team, shapes, turns)
-        extra = tuple(max(0.0, found - idle) for found, idle in zip(in_use, lines[0, 1], strict=True))
-        lines = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in lines.items()}
+    if team.size == 1:
+        return topology_of_lines(team, devices, {}, name)
+    races = MessageRaces(team, shapes)
+    for turn in range(WARM_UP + turns):
+        races.turn(is_timed=turn >= WARM_UP)
+    lines = {(0, 1): races.line()}
+    if team.size > 2:
+        idle = all_lines(team)
+        extra = tuple(max(0.0, found - alone) for found, alone in zip(lines[0, 1], idle[0, 1], strict=True))
+        lines = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in idle.items()}
     return topology_of_lines(team, devices, lines, name)
 
 
-def message_line(team: Team, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS) -> tuple[float, float]:
-    """Nanoseconds by which a message delays the first two devices: of any message, and for each byte.
+class MessageRaces:
+    """By what a message delays the first two devices of a team while they train.
+
+    A chain of layers is trained twice, split by samples in both cases: once with every device keeping its samples, and
+    once with the devices changing them behind every layer. What the second takes longer, divided by the number of its
+    messages, is how long a message keeps both devices from computing.
+
+    All processes of the team make one and call its methods together.
 
     Args:
         team: of two devices or more.
         shapes: samples and width of what layers send; at least two.
-        turns: in which both chains are timed.
     """
-    sizes, times_ns = zip(*(_delay_ns(team, *shape, turns) for shape in shapes), strict=True)
-    return fitted_line(sizes, times_ns)
+
+    def __init__(self, team: Team, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
+        self._team = team
+        self._races = [_race(team, samples, width) for samples, width in shapes]
+        self._longer_ns: list[list[int]] = [[] for _ in shapes]
+
+    def turn(self, is_timed: bool = True) -> None:
+        """Train each chain both ways once; what machines take differs from second to second, so do it repeatedly."""
+        for race, longer_ns in zip(self._races, self._longer_ns, strict=True):
+            straight_ns, crossed_ns = (_step_ns(self._team, each, race) for each in (race.straight, race.crossed))
+            if is_timed:
+                longer_ns.append(crossed_ns - straight_ns)
+
+    def line(self) -> tuple[float, float]:
+        """Nanoseconds of any message, and for each byte: medians of all turns that were timed."""
+        of_all = self._team.everyone(self._longer_ns)
+        times_ns = [
+            max(1.0, statistics.median(map(max, zip(*of_devices, strict=True))) / race.messages)
+            for race, of_devices in zip(self._races, zip(*of_all, strict=True), strict=True)
+        ]
+        return fitted_line([race.num_bytes for race in self._races], times_ns)
 
 
-def _delay_ns(team: Team, samples: int, width: int, turns: int) -> tuple[int, float]:
-    """The bytes of a message, and by how much it delays."""
-    race = _race(team, samples, width)
-    differences = []
-    for turn in range(WARM_UP + turns):
-        straight_ns, crossed_ns = (_step_ns(team, runtime, race, turn) for runtime in (race.straight, race.crossed))
-        if turn >= WARM_UP:
-            differences.append(crossed_ns - straight_ns)
-    of_all = team.everyone(differences)
-    return race.num_bytes, max(1.0, statistics.median(map(max, zip(*of_all, strict=True))) / race.messages)
-
-
-def _step_ns(team: Team, runtime: TileRuntime, race: _Race, turn: int) -> int:
-    team.sum_all([torch.zeros(1, device=team.device)])  # all begin together
-    began = time.perf_counter_ns()
-    runtime.step(race.batch, turn)
-    if team.device.type == "cuda":
-        torch.cuda.synchronize(team.device)
+def _step_ns(team: Team, runtime: TileRuntime, race: _Race) -> int:
+    """Of two steps in a row the second is timed: the first finds in the caches what others have left."""
+    for step in range(2):
+        team.sum_all([torch.zeros(1, device=team.device)])  # all begin together
+        began = time.perf_counter_ns()
+        runtime.step(race.batch, step)
+        if team.device.type == "cuda":
+            torch.cuda.synchronize(team.device)
     return time.perf_counter_ns() - began
 
 

@@ -12,12 +12,23 @@ from bow.planner.baselines import data_parallel
 from bow.planner.device_topology import Device, DeviceKind
 from bow.planner.rules import RULES
 from bow.tiles import exchanges
-from bow.tiles.exchanges import LAYERS, measure_links_in_use, message_line
+from bow.tiles.exchanges import LAYERS, MessageRaces, measure_links_in_use
 from bow.tiles.program import program_of
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 DEVICES = tuple(Device(f"core{number}", KIND) for number in range(3))
 TEAM: Any = SimpleNamespace(device=torch.device("cpu"), size=3, number=0)
+
+
+class Raced:
+    """Races of which it is known how they end."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def turn(self, is_timed: bool = True) -> None: ...
+
+    def line(self) -> tuple[float, float]:
+        return 300_000.0, 0.5
 
 
 def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_nothing() -> None:
@@ -40,10 +51,10 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
 
         device = torch.device("cpu")
 
-        def everyone(self, value: list[int]) -> list[list[int]]:
-            return [value, [each - 1000 for each in value]]  # the other one is ready sooner
+        def everyone(self, value: list[list[int]]) -> list[list[list[int]]]:
+            return [value, [[each - 1000 for each in of] for of in value]]  # the other one is ready sooner
 
-    def step_ns(team: Any, runtime: str, race: Any, turn: int) -> int:
+    def step_ns(team: Any, runtime: str, race: Any) -> int:
         return 1_000_000 + (race.messages * (200_000 + 2 * race.num_bytes) if runtime == "crossed" else 0)
 
     def race(team: Any, samples: int, width: int) -> Any:
@@ -51,7 +62,11 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(exchanges, "_race", race)
     monkeypatch.setattr(exchanges, "_step_ns", step_ns)
-    latency_ns, ns_per_byte = message_line(Together(), turns=1)  # type: ignore[arg-type]
+    races = MessageRaces(Together())  # type: ignore[arg-type]
+    races.turn(is_timed=False)
+    for _ in range(3):
+        races.turn()
+    latency_ns, ns_per_byte = races.line()
     assert latency_ns == pytest.approx(200_000, rel=1e-4)
     assert ns_per_byte == pytest.approx(2, rel=1e-4)
 
@@ -59,13 +74,21 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
 def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
     monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
-    monkeypatch.setattr(exchanges, "message_line", lambda *_: (300_000.0, 0.5))
+    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
     topology = measure_links_in_use(TEAM, DEVICES, "here")
     assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
     assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
     assert topology.name == "here"
 
 
-def test_one_device_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "all_lines", lambda team: {})
-    assert measure_links_in_use(TEAM, DEVICES[:1]).links == ()
+def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "all_lines", lambda team: pytest.fail("nothing else is measured"))
+    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
+    team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0)
+    (link,) = measure_links_in_use(team, DEVICES[:2]).links
+    assert (link.latency_us, link.gb_per_s) == (300.0, 2.0)
+
+
+def test_one_device_has_no_links() -> None:
+    alone: Any = SimpleNamespace(device=torch.device("cpu"), size=1, number=0)
+    assert measure_links_in_use(alone, DEVICES[:1]).links == ()
