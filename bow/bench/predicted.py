@@ -26,7 +26,7 @@ from bow.cluster import Parcel, World, join, start
 from bow.device import available_cores
 from bow.errors import SettingError
 from bow.planner.device_topology import DeviceTopology
-from bow.planner.measured_costs import MeasuredCosts, TileTimes, mean_times
+from bow.planner.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
@@ -57,12 +57,11 @@ class Settings:
     mixed: int = setting(8, "strategies of which a part of the operators is drawn at random")
     proposals: int = setting(300, "that the search looks at")
     turns: int = setting(11, "in which every strategy is run once")
-    repeats: int = setting(7, "steps in which tiles are measured, of each way to split them")
     seed: int = setting(0, "of what is drawn")
     quick: bool = setting(False, "a small part, to see that it works: one network, few strategies")
 
     def __post_init__(self) -> None:
-        check_positive(self, "proposals", "turns", "repeats")
+        check_positive(self, "proposals", "turns")
         if not self.networks:
             raise SettingError("networks must not be empty; leave it out for all")
         if min(self.random, self.mixed) < 0:
@@ -72,7 +71,7 @@ class Settings:
         """What `quick` makes of the settings."""
         if not self.quick:
             return self
-        return replace(self, networks=("rnnlm",), random=1, mixed=0, proposals=10, turns=2, repeats=1)
+        return replace(self, networks=("rnnlm",), random=1, mixed=0, proposals=10, turns=2)
 
 
 def run(settings: Settings, command: str) -> int:
@@ -113,34 +112,36 @@ def measure_all(world: World, settings: Settings, known: DeviceTopology) -> dict
 def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopology) -> dict[str, Any]:
     """What steps of a network take under each strategy, predicted and measured.
 
-    A machine that others share is not as fast at one time as at another. So messages are measured in the turns in which
-    the strategies run, and tiles before and after them, of which the mean counts.
+    A machine that others share is not as fast at one time as at another. So what tiles and messages take is measured in
+    the turns in which the strategies run, and of all the median counts.
     """
     began, network = time.perf_counter(), NETWORKS[name]
     captured, model, batch = network.captured()
     shapes = SHAPES[:2] if settings.quick else SHAPES
 
-    def measured() -> TileTimes:
-        own = measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=settings.repeats)
-        return mean_times(team.everyone(own))
+    def tiles() -> TileTimes:
+        return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
 
-    before = measured()
     at_first = measure_links_in_use(team, known.devices, known.name, shapes=shapes, turns=settings.turns)
-    problem = _problem(captured.graph, at_first, before)
+    problem = _problem(captured.graph, at_first, mean_times(team.everyone(tiles())))
     drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
     strategies = team.everyone(drawn)[0]
-    races = MessageRaces(team, shapes)
-    timed = time_strategies(
-        team, captured, model, batch, network.optimizer, strategies, settings.turns, between=races.turn
-    )
+    races, times = MessageRaces(team, shapes), list[TileTimes]()
+
+    def between(is_timed: bool) -> None:
+        races.turn(is_timed)
+        times.append(tiles())
+
+    timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns, between)
     topology = topology_of_lines(team, known.devices, {(0, 1): races.line()}, known.name)
-    problem = _problem(captured.graph, topology, mean_times([before, measured()]))
+    of_tiles = mean_times(team.everyone(median_times(times)))
+    problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
     return {
         "title": network.title,
         "samples": network.samples,
         "operators": len(captured.graph.operators),
-        "tiles_measured": len(before.tiles),
+        "tiles_measured": len(of_tiles.tiles),
         "links": [topology_to_dict(each)["links"] for each in (at_first, topology)],
         "overlap": topology.overlap,
         "seconds": round(time.perf_counter() - began, 1),
