@@ -105,16 +105,30 @@ def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:
 
 
 def median_times(of_turns: Sequence[TileTimes]) -> TileTimes:
-    """What was measured again and again, as one: the median.
+    """What was measured again and again, as one: medians that add up to the median of the sums.
+
+    What interrupts a machine now and then strikes another tile every time: no tile's median has it, every turn has.
 
     Args:
         of_turns: at least one; what is not known to all of them is left out.
 
     Example:
-        >>> median_times([TileTimes({"a": TileTime(time, 2 * time)}) for time in (1, 2, 9)]).tiles
-        {'a': TileTime(forward_ns=2, backward_ns=4)}
+        >>> turns = [TileTimes({"a": TileTime(*a), "b": TileTime(*b)}) for a, b in (((10, 20), (40, 50)),
+        ...          ((10, 20), (40, 170)), ((10, 140), (40, 50)))]
+        >>> median_times(turns).tiles
+        {'a': TileTime(forward_ns=20, backward_ns=40), 'b': TileTime(forward_ns=80, backward_ns=100)}
     """
-    return _averaged(of_turns, statistics.median)
+    medians = _averaged(of_turns, statistics.median)
+    whole = statistics.median(sum(each.tiles[key].total_ns for key in medians.tiles) for each in of_turns)
+    parts = sum(time.total_ns for time in medians.tiles.values())
+    return TileTimes(scaled(medians.tiles, whole / max(parts, 1)), medians.updates)
+
+
+def scaled(tiles: Mapping[str, TileTime], factor: float) -> dict[str, TileTime]:
+    """Times of tiles that take so many times as long."""
+    return {
+        key: TileTime(round(factor * time.forward_ns), round(factor * time.backward_ns)) for key, time in tiles.items()
+    }
 
 
 def _averaged(several: Sequence[TileTimes], average: Callable[[Iterable[float]], float]) -> TileTimes:

@@ -104,5 +104,11 @@ def test_median_of_turns_is_not_moved_by_one_of_them() -> None:
     assert median_times(turns) == TileTimes({"a": TileTime(12, 24)}, {"graph": 1.2})
 
 
+def test_medians_add_up_to_what_a_turn_takes() -> None:
+    """Each turn is interrupted for 90 ns, in another tile."""
+    turns = [TileTimes({f"{tile}": TileTime(10, 10 + 90 * (tile == turn)) for tile in range(3)}) for turn in range(3)]
+    assert median_times(turns).tiles == {f"{tile}": TileTime(25, 25) for tile in range(3)}
+
+
 def _key(graph: OperatorGraph, number: int) -> str:
     return tile_key(graph, RULES, graph.operators[number], box_of(graph, number))
