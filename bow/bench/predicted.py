@@ -32,7 +32,7 @@ from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.planner.simulation_result import SimulationResult
 from bow.planner.topology_files import topology_to_dict
-from bow.tiles.exchanges import SHAPES, MessageRaces, measure_links_in_use
+from bow.tiles.exchanges import SHAPES, MessageRaces, SumRaces, measure_links_in_use
 from bow.tiles.links import topology_of_lines
 from bow.tiles.machine import all_on, read_devices
 from bow.tiles.measuring import measure_tiles
@@ -126,14 +126,16 @@ def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopo
     problem = _problem(captured.graph, at_first, mean_times(team.everyone(tiles())))
     drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
     strategies = team.everyone(drawn)[0]
-    races, times = MessageRaces(team, shapes), list[TileTimes]()
+    messages, sums, times = MessageRaces(team, shapes), SumRaces(team), list[TileTimes]()
 
     def between(is_timed: bool) -> None:
-        races.turn(is_timed)
+        messages.turn(is_timed)
+        sums.turn(is_timed)
         times.append(tiles())
 
     timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns, between)
-    topology = topology_of_lines(team, known.devices, {(0, 1): races.line()}, known.name)
+    line = messages.line()
+    topology = topology_of_lines(team, known.devices, {(0, 1): line}, known.name, sums.beside_messages_us(line[0]))
     of_tiles = mean_times(team.everyone(median_times(times)))
     problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
@@ -144,6 +146,7 @@ def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopo
         "tiles_measured": len(of_tiles.tiles),
         "links": [topology_to_dict(each)["links"] for each in (at_first, topology)],
         "overlap": topology.overlap,
+        "sum_us": topology.sum_us,
         "seconds": round(time.perf_counter() - began, 1),
         "strategies": rows,
     }
