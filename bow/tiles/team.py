@@ -24,10 +24,10 @@ SUM_TAG, LOSS_TAG, TAGS = 2**24, 2**25, 2**16
 EXCHANGED_BYTES = 2**18
 """Up to so many bytes three and more devices on CPUs sum by sending each other all they have; two always do.
 
-A thread of Gloo's allreduce spins while it waits for the other process: over two processes with a core each 256 bytes
-take 2.0 ms, and 0.18 ms by a message each way; 1 MiB takes 2.7 and 0.8 ms.
+Gloo's allreduce has threads of its own, which take the core from what computes: over two processes with a core each 256
+bytes take 0.19 ms, and 0.07 ms by a message each way. Large tensors alone it sums faster (4 MiB: 1.6 ms against 6.3),
+but a step of the small NMT, with 11 sums of 2.5 MB in all, took 37 ms with it and 29 ms without.
 """
-
 
 THREADS = Path("/proc/self/task")
 
