@@ -32,7 +32,7 @@ from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.planner.topology_files import topology_to_dict
 from bow.tiles import CapturedStep, capture_operators
-from bow.tiles.links import measure_links
+from bow.tiles.exchanges import measure_links_in_use
 from bow.tiles.machine import all_on, read_devices
 from bow.tiles.measuring import measure_tiles
 from bow.tiles.team import Team
@@ -88,7 +88,7 @@ def _measured(
     """In every process; what the first one finds is what counts."""
     team = Team(CPU)
     with all_on([available_cores()[world.local_rank % len(available_cores())]]):
-        topology = measure_links(team, known.devices, known.name)
+        topology = measure_links_in_use(team, known.devices, known.name)
         captured, model, batch = _captured()
         own = measure_tiles(captured, model, batch, OPTIMIZER, 1)
         times = {topology.devices[0].kind.name: mean_times(team.everyone(own))}

@@ -26,13 +26,14 @@ from bow.cluster import Parcel, World, join, start
 from bow.device import available_cores
 from bow.errors import SettingError
 from bow.planner.device_topology import DeviceTopology
-from bow.planner.measured_costs import MeasuredCosts, TileTimes, mean_times
+from bow.planner.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.planner.simulation_result import SimulationResult
 from bow.planner.topology_files import topology_to_dict
-from bow.tiles.exchanges import SHAPES, measure_links_in_use
+from bow.tiles.exchanges import SHAPES, MessageRaces, SumRaces, measure_links_in_use
+from bow.tiles.links import topology_of_lines
 from bow.tiles.machine import all_on, read_devices
 from bow.tiles.measuring import measure_tiles
 from bow.tiles.team import Team
@@ -56,12 +57,11 @@ class Settings:
     mixed: int = setting(8, "strategies of which a part of the operators is drawn at random")
     proposals: int = setting(300, "that the search looks at")
     turns: int = setting(11, "in which every strategy is run once")
-    repeats: int = setting(7, "steps in which tiles are measured, of each way to split them")
     seed: int = setting(0, "of what is drawn")
     quick: bool = setting(False, "a small part, to see that it works: one network, few strategies")
 
     def __post_init__(self) -> None:
-        check_positive(self, "proposals", "turns", "repeats")
+        check_positive(self, "proposals", "turns")
         if not self.networks:
             raise SettingError("networks must not be empty; leave it out for all")
         if min(self.random, self.mixed) < 0:
@@ -71,7 +71,7 @@ class Settings:
         """What `quick` makes of the settings."""
         if not self.quick:
             return self
-        return replace(self, networks=("rnnlm",), random=1, mixed=0, proposals=10, turns=2, repeats=1)
+        return replace(self, networks=("rnnlm",), random=1, mixed=0, proposals=10, turns=2)
 
 
 def run(settings: Settings, command: str) -> int:
@@ -112,50 +112,44 @@ def measure_all(world: World, settings: Settings, known: DeviceTopology) -> dict
 def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopology) -> dict[str, Any]:
     """What steps of a network take under each strategy, predicted and measured.
 
-    Tiles and messages are measured before and after the strategies run, and the mean of both counts: a machine that
-    others share is not as fast at one time as at another.
+    A machine that others share is not as fast at one time as at another. So what tiles and messages take is measured in
+    the turns in which the strategies run, and of all the median counts.
     """
     began, network = time.perf_counter(), NETWORKS[name]
     captured, model, batch = network.captured()
+    shapes = SHAPES[:2] if settings.quick else SHAPES
 
-    def measured() -> tuple[DeviceTopology, TileTimes]:
-        shapes = SHAPES[:2] if settings.quick else SHAPES
-        topology = measure_links_in_use(team, known.devices, known.name, shapes=shapes, turns=settings.turns)
-        times = measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=settings.repeats)
-        return topology, mean_times(team.everyone(times))
+    def tiles() -> TileTimes:
+        return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
 
-    before = measured()
-    problem = _problem(captured.graph, *before)
+    at_first = measure_links_in_use(team, known.devices, known.name, shapes=shapes, turns=settings.turns)
+    problem = _problem(captured.graph, at_first, mean_times(team.everyone(tiles())))
     drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
     strategies = team.everyone(drawn)[0]
-    timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns)
-    after = measured()
-    topology = mean_links(before[0], after[0])
-    problem = _problem(captured.graph, topology, mean_times([before[1], after[1]]))
+    messages, sums, times = MessageRaces(team, shapes), SumRaces(team), list[TileTimes]()
+
+    def between(is_timed: bool) -> None:
+        messages.turn(is_timed)
+        sums.turn(is_timed)
+        times.append(tiles())
+
+    timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns, between)
+    line = messages.line()
+    topology = topology_of_lines(team, known.devices, {(0, 1): line}, known.name, sums.beside_messages_us(line[0]))
+    of_tiles = mean_times(team.everyone(median_times(times)))
+    problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
     return {
         "title": network.title,
         "samples": network.samples,
         "operators": len(captured.graph.operators),
-        "tiles_measured": len(before[1].tiles),
-        "links": [topology_to_dict(each)["links"] for each in (before[0], after[0], topology)],
+        "tiles_measured": len(of_tiles.tiles),
+        "links": [topology_to_dict(each)["links"] for each in (at_first, topology)],
         "overlap": topology.overlap,
+        "sum_us": topology.sum_us,
         "seconds": round(time.perf_counter() - began, 1),
         "strategies": rows,
     }
-
-
-def mean_links(one: DeviceTopology, other: DeviceTopology) -> DeviceTopology:
-    """A topology with the mean latencies, and times for each byte, of two that were measured one after the other."""
-    links = tuple(
-        replace(
-            a,
-            latency_us=round((a.latency_us + b.latency_us) / 2, 3),
-            gb_per_s=round(2 / (1 / a.gb_per_s + 1 / b.gb_per_s), 6),
-        )
-        for a, b in zip(one.links, other.links, strict=True)
-    )
-    return replace(one, links=links)
 
 
 def _problem(graph: OperatorGraph, topology: DeviceTopology, times: TileTimes) -> Problem:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ def time_strategies(
     optimizer: OptimizerFactory,
     strategies: Mapping[str, tuple[Split, ...]],
     turns: int,
+    between: Callable[[bool], None] = lambda is_timed: None,
 ) -> dict[str, Timed]:
     """Run all strategies in turns, every other turn in reverse order; of two steps in a row the second is timed.
 
@@ -52,6 +53,7 @@ def time_strategies(
         optimizer: makes an optimizer from the model's parameters.
         strategies: by name.
         turns: in which each is run once, behind some that do not count.
+        between: called behind every turn: whether it counts.
     """
     runtimes = {
         name: TileRuntime(captured, PlacedStrategy(captured.graph.hash, splits), model, optimizer, team)
@@ -67,6 +69,7 @@ def time_strategies(
                 runtimes[name].step(batch, turn)
                 if is_timed and turn >= WARM_UP:
                     own[name].append(time.perf_counter() - began)
+        between(turn >= WARM_UP)
     of_all = team.everyone(dict(own))
     return {
         name: Timed(

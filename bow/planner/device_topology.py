@@ -119,6 +119,7 @@ class DeviceTopology:
         switches: names of what is in between, such as a PCIe switch or a network.
         overlap: whether devices compute while they send and receive; a process on a CPU that copies every byte itself
             does not.
+        sum_us: what each sum over devices takes beside its messages, in microseconds: to begin it and to add up.
 
     Raises:
         TopologyError: there is no device, a name stands twice, a link ends nowhere, or no route joins two devices.
@@ -138,10 +139,12 @@ class DeviceTopology:
     links: tuple[Link, ...] = ()
     switches: tuple[str, ...] = ()
     overlap: bool = True
+    sum_us: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.overlap, bool):
             raise TopologyError(f"overlap of topology {self.name!r} must be true or false, got {self.overlap!r}")
+        _check(f"sum_us of topology {self.name!r}", self.sum_us, above_zero=False)
         if not self.devices:
             raise TopologyError(f"topology {self.name!r} has no devices; list at least 1")
         names = [device.name for device in self.devices] + list(self.switches)
@@ -239,7 +242,7 @@ class DeviceTopology:
         kept = tuple(self.devices[number] for number in devices)
         places = {device.name for device in kept} | set(self.switches)
         links = tuple(replace(link, ends=ends) for link in self.links if len(ends := _among(link, places)) > 1)
-        return DeviceTopology(self.name, kept, links, self.switches, self.overlap)
+        return DeviceTopology(self.name, kept, links, self.switches, self.overlap, self.sum_us)
 
     @cached_property
     def _routes(self) -> Mapping[tuple[int, int], tuple[int, ...]]:

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,18 +101,49 @@ def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:
         >>> mean_times([TileTimes({"a": TileTime(1, 2)}), TileTimes({"a": TileTime(3, 4), "b": TileTime(5, 6)})]).tiles
         {'a': TileTime(forward_ns=2, backward_ns=3)}
     """
-    keys = [key for key in of_devices[0].tiles if all(key in each.tiles for each in of_devices)]
-    graphs = [graph for graph in of_devices[0].updates if all(graph in each.updates for each in of_devices)]
+    return _averaged(of_devices, statistics.fmean)
+
+
+def median_times(of_turns: Sequence[TileTimes]) -> TileTimes:
+    """What was measured again and again, as one: medians that add up to the median of the sums.
+
+    What interrupts a machine now and then strikes another tile every time: no tile's median has it, every turn has.
+
+    Args:
+        of_turns: at least one; what is not known to all of them is left out.
+
+    Example:
+        >>> turns = [TileTimes({"a": TileTime(*a), "b": TileTime(*b)}) for a, b in (((10, 20), (40, 50)),
+        ...          ((10, 20), (40, 170)), ((10, 140), (40, 50)))]
+        >>> median_times(turns).tiles
+        {'a': TileTime(forward_ns=20, backward_ns=40), 'b': TileTime(forward_ns=80, backward_ns=100)}
+    """
+    medians = _averaged(of_turns, statistics.median)
+    whole = statistics.median(sum(each.tiles[key].total_ns for key in medians.tiles) for each in of_turns)
+    parts = sum(time.total_ns for time in medians.tiles.values())
+    return TileTimes(scaled(medians.tiles, whole / max(parts, 1)), medians.updates)
+
+
+def scaled(tiles: Mapping[str, TileTime], factor: float) -> dict[str, TileTime]:
+    """Times of tiles that take so many times as long."""
+    return {
+        key: TileTime(round(factor * time.forward_ns), round(factor * time.backward_ns)) for key, time in tiles.items()
+    }
+
+
+def _averaged(several: Sequence[TileTimes], average: Callable[[Iterable[float]], float]) -> TileTimes:
+    keys = [key for key in several[0].tiles if all(key in each.tiles for each in several)]
+    graphs = [graph for graph in several[0].updates if all(graph in each.updates for each in several)]
+
+    def of_tile(key: str) -> TileTime:
+        times = [each.tiles[key] for each in several]
+        return TileTime(
+            round(average([each.forward_ns for each in times])), round(average([each.backward_ns for each in times]))
+        )
+
     return TileTimes(
-        {key: _mean_time([each.tiles[key] for each in of_devices]) for key in keys},
-        {graph: statistics.fmean(each.updates[graph] for each in of_devices) for graph in graphs},
-    )
-
-
-def _mean_time(times: Sequence[TileTime]) -> TileTime:
-    return TileTime(
-        round(statistics.fmean(each.forward_ns for each in times)),
-        round(statistics.fmean(each.backward_ns for each in times)),
+        {key: of_tile(key) for key in keys},
+        {graph: average([each.updates[graph] for each in several]) for graph in graphs},
     )
 
 

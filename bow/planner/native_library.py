@@ -27,7 +27,7 @@ _INTS, _LONGS, _DOUBLES, _BYTES = (
     np.ctypeslib.ndpointer(dtype, flags="C_CONTIGUOUS") for dtype in (np.int32, np.int64, np.float64, np.uint8)
 )
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "builder": (_OBJECT, (_INT, _LONGS, _INT, _LONGS, _DOUBLES, _INTS, _INTS, _INT, _INT, _DOUBLE)),
+    "builder": (_OBJECT, (_INT, _LONGS, _INT, _LONGS, _DOUBLES, _INTS, _INTS, _INT, _LONG, _INT, _DOUBLE)),
     "add_tensor": (None, (_OBJECT, _INT, _INT, _LONG, _INT)),
     "add_group": (None, (_OBJECT, _INT, _INTS, _LONGS, _INT)),
     "add_operator": (None, (_OBJECT, _INT, _INTS, _INT, _INTS, _INT, _INTS, _INT)),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from bow.errors import ScheduleError
 from bow.planner.box import Box
+from bow.planner.device_topology import NS_PER_US
 from bow.planner.step_model import StepModel
 from bow.planner.tiling import Tiling
 
@@ -41,6 +42,7 @@ def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, alg
         ints(channel for route in routes for channel in route),
         ints(np.cumsum([0, *map(len, routes)])),
         model.overlap,
+        round(topology.sum_us * NS_PER_US),
         model.learners,
         model.copies,
     )

@@ -15,7 +15,7 @@ from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
 NETWORK = "network"
 """The switch that joins the nodes."""
 
-_KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap"}
+_KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap", "sum_us"}
 
 
 def shipped_topologies() -> tuple[str, ...]:
@@ -69,7 +69,8 @@ def topology_from_dict(data: object) -> DeviceTopology:
             `switches` (names), `links` (`between` two or more names, each pair of which gets a link, or all one where
             it is shared, and the fields of `Link`), and for several machines that are alike `nodes` (how many; the rest
             describes one) and `network` (`from` a device or switch of each node to one switch that joins them, and the
-            fields of a link); `overlap` (false where devices do not compute while they send).
+            fields of a link); `overlap` (false where devices do not compute while they send); `sum_us` (what each sum
+            over devices takes beside its messages, in microseconds; 0).
 
     Raises:
         TopologyError: something is missing or wrong.
@@ -108,6 +109,7 @@ def topology_to_dict(topology: DeviceTopology) -> dict[str, Any]:
         "switches": list(topology.switches),
         "links": [{"between": list(link.ends), **_fields(link, leave_out="ends")} for link in topology.links],
         "overlap": topology.overlap,
+        "sum_us": topology.sum_us,
     }
 
 
@@ -153,7 +155,12 @@ def _read(data: Mapping[str, Any]) -> DeviceTopology:
         switches.append(NETWORK)
         links += _to_network(dict(data["network"]), prefixes)
     return DeviceTopology(
-        str(data.get("name", "unnamed")), devices, tuple(links), tuple(switches), data.get("overlap", True)
+        str(data.get("name", "unnamed")),
+        devices,
+        tuple(links),
+        tuple(switches),
+        data.get("overlap", True),
+        data.get("sum_us", 0.0),
     )
 
 

@@ -39,6 +39,7 @@ class BackwardPass:
             given = self._saved.pop(operator, [])
             if given:
                 self._compute(operator, given)
+                self._member.team.give_way()
             self._exchange(operator)
             self._member.weights.begin_sums(operator)
 
@@ -146,6 +147,7 @@ class BackwardPass:
             self._returning.setdefault((part.tensor, part.tile), []).append(part)
         if sends or receives:
             self._mailbox.exchange(sends, receives)
+            team.give_way()
 
     def _box_of(self, key: tuple[int, int]) -> Box:
         maker, place = self._member.places[key[0]]

@@ -71,6 +71,7 @@ class ForwardPass:
         for operator, tasks in enumerate(self._member.share.tasks):
             if tasks:
                 self._compute(operator, tasks)
+                self._member.team.give_way()
             self._exchange(operator)
             self._release(operator)
 
@@ -164,6 +165,7 @@ class ForwardPass:
         receives = [(part, part.source, self._empty(part)) for part in share.receives[operator]]
         if sends or receives:
             self._mailbox.exchange(sends, receives)
+            self._member.team.give_way()
 
     def _empty(self, part: Part) -> Tensor:
         dtype = self._member.dtypes[part.tensor]

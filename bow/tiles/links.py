@@ -53,7 +53,9 @@ def all_lines(team: Team) -> Lines:
     return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
 
 
-def topology_of_lines(team: Team, devices: Sequence[Device], lines: Lines, name: str) -> DeviceTopology:
+def topology_of_lines(
+    team: Team, devices: Sequence[Device], lines: Lines, name: str, sum_us: float = 0.0
+) -> DeviceTopology:
     """The devices of a team, with a link for each pair.
 
     Args:
@@ -61,9 +63,10 @@ def topology_of_lines(team: Team, devices: Sequence[Device], lines: Lines, name:
         devices: of the team, by number.
         lines: by pair: latency and nanoseconds for each byte.
         name: of the topology.
+        sum_us: what each sum takes beside its messages, in microseconds.
     """
     links = tuple(_link(devices[a].name, devices[b].name, *line) for (a, b), line in lines.items())
-    return DeviceTopology(name, tuple(devices), links, overlap=team.device.type == "cuda")
+    return DeviceTopology(name, tuple(devices), links, overlap=team.device.type == "cuda", sum_us=sum_us)
 
 
 def fitted_line(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:

@@ -34,9 +34,9 @@ PCIE_GB_PER_S: dict[Connection, float] = {"SWITCH": 12.0, "HOST": 11.0, "NODE": 
 NVLINK_LATENCY_US = 3.0
 PCIE_LATENCY_US = 8.0
 
-MEMORY_LATENCY_US = 130.0
-MEMORY_GB_PER_S = 1.3
-"""What Gloo brings between two processes of a machine. A measurement replaces both."""
+MEMORY_LATENCY_US = 50.0
+MEMORY_GB_PER_S = 0.6
+"""What Gloo brings between two processes of a machine that compute meanwhile. A measurement replaces both."""
 
 
 def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTopology:

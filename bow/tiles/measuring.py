@@ -18,7 +18,7 @@ from torch import nn
 
 from bow.device import processor
 from bow.errors import BowError, SettingError
-from bow.planner.measured_costs import TileTime, TileTimes
+from bow.planner.measured_costs import TileTime, TileTimes, scaled
 from bow.planner.moves import SplitSpace
 from bow.planner.operator_graph import OperatorGraph, PlanOperator
 from bow.planner.plan_strategy import PlacedStrategy
@@ -83,11 +83,18 @@ def measure_tiles(
         runtime = TileRuntime(captured, PlacedStrategy(graph.hash, splits), model, optimizer, team, rules=rules)
         steps = list(_steps(runtime, batch, repeats))
         found: dict[str, list[TileTime]] = defaultdict(list)
+        wholes = []
         for spans in steps:
+            wholes.append(0)
             for operator, of in zip(graph.operators, keys, strict=True):
                 for key, took in zip(of, _times_of(operator, len(of), spans), strict=True):
                     found[key].append(took)
-        times.tiles.update({key: _median(of) for key, of in found.items() if key not in times.tiles})
+                    wholes[-1] += took.total_ns
+        # What interrupts a machine now and then is in every step, and in no tile's median.
+        medians = {key: _median(of) for key, of in found.items()}
+        parts = sum(medians[key].total_ns for of in keys for key in of)
+        medians = scaled(medians, statistics.median(wholes) / max(parts, 1))
+        times.tiles.update({key: time for key, time in medians.items() if key not in times.tiles})
         updates = [_update_ns(spans) for spans in steps]
         times.updates.setdefault(graph.hash, statistics.median(updates) / max(_trained_bytes(graph), 1))
     return times

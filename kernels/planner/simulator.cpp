@@ -37,12 +37,13 @@ struct Builder {
   std::vector<std::vector<int32_t>> routes;
   std::vector<int64_t> capacity;
   bool overlap = true;
+  Time sum = 0;
   Model model;
 };
 
 Builder* planner_builder(int32_t num_devices, const int64_t* capacity, int32_t num_channels, const int64_t* latency_ns,
                          const double* ns_per_byte, const int32_t* routes, const int32_t* route_offsets,
-                         int32_t overlap, int32_t learners, double copies) {
+                         int32_t overlap, int64_t sum_ns, int32_t learners, double copies) {
   auto* builder = new Builder;
   for (int32_t channel = 0; channel < num_channels; ++channel) {
     builder->channels.push_back({latency_ns[channel], ns_per_byte[channel]});
@@ -50,6 +51,7 @@ Builder* planner_builder(int32_t num_devices, const int64_t* capacity, int32_t n
   builder->routes = rows(routes, route_offsets, num_devices * num_devices);
   builder->capacity.assign(capacity, capacity + num_devices);
   builder->overlap = overlap;
+  builder->sum = sum_ns;
   builder->model.learners = learners;
   builder->model.copies = copies;
   return builder;
@@ -78,7 +80,8 @@ void planner_add_operator(Builder* builder, int32_t num_inputs, const int32_t* i
 
 // The builder is gone afterwards.
 Simulator* planner_simulator(Builder* builder, int64_t (*update_ns)(int64_t, int32_t), int32_t algorithm) {
-  Topology topology(static_cast<int>(builder->capacity.size()), builder->channels, builder->routes, builder->overlap);
+  Topology topology(static_cast<int>(builder->capacity.size()), builder->channels, builder->routes, builder->overlap,
+                    builder->sum);
   auto* simulator = new Simulator(std::move(topology), std::move(builder->model), update_ns, builder->capacity,
                                   static_cast<Algorithm>(algorithm));
   delete builder;

@@ -35,10 +35,14 @@ class Topology {
     double ns_per_byte = 0;
   };
 
-  // `routes`: by pair of devices, the numbers of channels.
+  // `routes`: by pair of devices, the numbers of channels. `sum`: what each sum takes beside its messages.
   Topology(int num_devices, std::vector<Channel> channels, const std::vector<std::vector<int32_t>>& routes,
-           bool overlap)
-      : num_devices_(num_devices), channels_(std::move(channels)), overlap_(overlap), uses_(channels_.size()) {
+           bool overlap, Time sum)
+      : num_devices_(num_devices),
+        channels_(std::move(channels)),
+        overlap_(overlap),
+        sum_(sum),
+        uses_(channels_.size()) {
     for (int32_t device = 0; device < num_devices; ++device) places_.push_back(device);
     for (int source = 0; source < num_devices; ++source) {
       for (int target = 0; target < num_devices; ++target) {
@@ -84,7 +88,7 @@ class Topology {
     const double share = static_cast<double>(steps) / static_cast<double>(count);
     const Time ring = steps * latency + static_cast<Time>(std::ceil(share * static_cast<double>(bytes) * ns_per_byte));
     const Time tree = hops * latency + static_cast<Time>(std::ceil(static_cast<double>(2 * bytes) * ns_per_byte));
-    sum.duration = std::min(ring, tree);
+    sum.duration = sum_ + std::min(ring, tree);
     return sum;
   }
 
@@ -108,6 +112,7 @@ class Topology {
   int num_devices_;
   std::vector<Channel> channels_;
   bool overlap_;
+  Time sum_;
   std::vector<int32_t> places_;  // each device, then each route
   std::vector<Route> routes_;
   std::vector<int32_t> uses_;  // by channel; zero between calls

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bow.bench import predicted_report
-from bow.bench.predicted import Settings, mean_links, run
+from bow.bench.predicted import Settings, run
 from bow.bench.predicted_picture import draw
 from bow.bench.predicted_steps import spans_ms
 from bow.bench.predicted_strategies import draw_strategies, mixed
@@ -96,14 +95,6 @@ def test_spans_add_up_by_place_and_category() -> None:
         Span("c", "device 1", 0, 500_000, "transfer"),
     ]
     assert spans_ms(spans) == {"device 0": {"forward": 3.0}, "device 1": {"transfer": 0.5}}
-
-
-def test_mean_of_links_is_that_of_what_messages_take() -> None:
-    (link,) = PAIR.links
-    other = replace(PAIR, links=(replace(link, latency_us=3 * link.latency_us, gb_per_s=link.gb_per_s / 3),))
-    (mean,) = mean_links(PAIR, other).links
-    assert mean.latency_us == pytest.approx(2 * link.latency_us)
-    assert mean.gb_per_s == pytest.approx(link.gb_per_s / 2)
 
 
 def test_settings_outside_their_range_are_refused() -> None:

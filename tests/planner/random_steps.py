@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import zlib
@@ -134,6 +135,7 @@ class Step:
 def random_step(source: random.Random) -> Step:
     # Now and then so little memory that some strategies do not fit.
     topology = random_topology(source, source.choice([GIB, GIB, source.randint(300, 3000)]) / GIB)
+    topology = dataclasses.replace(topology, sum_us=source.choice([0.0, 0.0, 0.002]))
     learners = source.choice([1, 1, *(n for n in (2, 3) if topology.num_devices % n == 0 and _is_uniform(topology))])
     kinds = tuple(device.kind for device in topology.devices)
     graph = random_graph(source)

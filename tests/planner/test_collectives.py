@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bow.planner.collectives import Collective
@@ -27,6 +29,13 @@ def test_a_ring_sends_its_share_of_the_volume_at_full_bandwidth() -> None:
 
 def test_small_sums_go_through_a_tree() -> None:
     assert Collective.over(switched(8), tuple(range(8))).time_ns(8) == 2 * 3 * 2000 + 16
+
+
+def test_every_sum_takes_something_beside_its_messages() -> None:
+    slow = dataclasses.replace(switched(4), sum_us=5.0)
+    for num_bytes in (8, 4_000_000):
+        alone = Collective.over(switched(4), (0, 1)).time_ns(num_bytes)
+        assert Collective.over(slow, (0, 1)).time_ns(num_bytes) == alone + 5000
 
 
 def test_only_members_take_part_in_whatever_order_they_are_named() -> None:

@@ -32,7 +32,8 @@ def test_shipped_topology_survives_json(name: str, tmp_path: Path) -> None:
 
 
 def test_topology_survives_yaml(tmp_path: Path) -> None:
-    topology = topology_from_dict({**PAIR, "overlap": False})
+    topology = topology_from_dict({**PAIR, "overlap": False, "sum_us": 150})
+    assert topology.sum_us == 150
     save_topology(topology, tmp_path / "folder" / "own.yaml")
     assert load_topology(tmp_path / "folder" / "own.yaml") == topology
     assert not topology.overlap
@@ -99,6 +100,7 @@ def test_link_between_several_is_one_for_each_pair_unless_shared() -> None:
         ({"kinds": {"core": {"memory_gib": -1, "tflops": 1, "gb_per_s": 1}}}, "memory_gib of device kind 'core'"),
         ({"kinds": None}, "damaged"),
         ({"devices": {}}, "no devices"),
+        ({"sum_us": -1}, "sum_us of topology 'pair' must be a number of at least 0, got -1"),
         ({"overlap": "no"}, "overlap of topology 'pair' must be true or false, got 'no'"),
     ],
 )
