@@ -14,6 +14,8 @@ from bow.bench.figures.comparison import comparison
 from bow.bench.figures.page import stem
 from bow.bench.peers.report import finals_table
 from bow.bench.peers.training import FINAL, Training
+from bow.bench.planner.problems import TITLES
+from bow.bench.predicted_report import told
 from bow.bench.results import RESULTS, Table, write_text
 from bow.bench.workloads import WORKLOADS
 from bow.errors import SettingError
@@ -21,7 +23,7 @@ from bow.models import NETWORKS
 
 BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of results -->"
 
-OPTIONAL = ("peers", "allreduce", "schedule")
+OPTIONAL = ("peers", "allreduce", "schedule", "planner", "predicted")
 """Left out where there are no results yet; so are the figures."""
 
 HEADLINES = (
@@ -69,10 +71,12 @@ def results_block(folder: Path) -> str:
         ("sweep", _sweep),
         ("allreduce", _allreduce),
         ("schedule", _schedule),
+        ("planner", _planner),
+        ("predicted", _predicted),
     )
     paths = [(folder / f"{name}.json", write) for name, write in parts]
     texts = [write(_read(path)) for path, write in paths if path.is_file() or path.stem not in OPTIONAL]
-    return "\n".join([*texts, *_figures(folder / "figures")])
+    return "\n".join(filter(None, [*texts, *_figures(folder / "figures")]))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -214,6 +218,43 @@ def _schedule(result: dict[str, Any]) -> str:
         "schedule that `bow schedule compare` chooses, over the fastest that runs one operator after another, "
         f"PyTorch's too: median and quartiles of {2 * result['settings']['turns']} turns. {quoted}. "
         "[All policies](benchmarks/results/schedule.md), [what they do](docs/scheduling.md).\n"
+    )
+
+
+def _planner(result: dict[str, Any]) -> str:
+    """What the strategies that are found gain on as many devices as were simulated of each kind."""
+    made = result["made"].get("clusters")
+    if made is None:
+        return ""
+    clusters = [
+        f"on {max(networks[name], key=int)} {gpu} {TITLES[name]} {_over(networks[name][max(networks[name], key=int)])}"
+        for gpu, networks in result["clusters"].items()
+        for name in TITLES
+        if name in networks
+    ]
+    return (
+        f"**Operators split over devices, simulated** (`{made['command']}`, {_machine(made)}; no GPU was used). How "
+        "much faster than by data parallelism and by the expert's strategy a step is by what "
+        f"{made['settings']['cluster_s']:g} s of search find: {'; '.join(clusters)}. "
+        "[All of it](benchmarks/results/planner.md), [the paper's numbers beside it](docs/planning.md).\n"
+    )
+
+
+def _over(found: dict[str, Any]) -> str:
+    strategies = found["strategies"]
+    own = strategies["found"]["step_ms"]
+    ratios = [
+        f"{strategies[name]['step_ms'] / own:.2f}" if "step_ms" in strategies[name] else "none"
+        for name in ("data", "expert")
+    ]
+    return " and ".join(ratios)
+
+
+def _predicted(result: dict[str, Any]) -> str:
+    """How well the simulator knows what a step takes."""
+    return (
+        f"**Predicted against measured steps** (`{result['command']}`, {_machine(result)}). {told(result)} "
+        "[Every strategy](benchmarks/results/predicted.md).\n"
     )
 
 

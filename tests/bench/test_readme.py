@@ -149,6 +149,22 @@ def test_the_readme_states_what_averaging_between_devices_costs(tmp_path: Path) 
     assert "at most 1.1. LeNet 1.00 (0.90 to 3.50), late 2.00 (0.90 to 3.50). " in results_block(tmp_path)
 
 
+def test_the_readme_states_what_splitting_operators_gains(tmp_path: Path) -> None:
+    write_results(tmp_path, [GROUP])
+    strategies = {"data": {"step_ms": 30.0}, "expert": {}, "found": {"step_ms": 20.0}}
+    made = {"command": "bow bench planner", "environment": PEERS["environment"], "settings": {"cluster_s": 15.0}}
+    clusters = {"P100": {"nmt": {"4": {}, "16": {"strategies": strategies}}}}
+    (tmp_path / "planner.json").write_text(json.dumps({"made": {"clusters": made}, "clusters": clusters}))
+    assert "what 15 s of search find: on 16 P100 NMT 1.50 and none. " in results_block(tmp_path)
+
+
+def test_the_readme_states_how_well_steps_are_predicted(tmp_path: Path) -> None:
+    write_results(tmp_path, [GROUP])
+    verdict = {"strategies": 4, "largest": 0.2, "typical": 0.1, "pairs": 5, "right": 5, "is_met": True}
+    (tmp_path / "predicted.json").write_text(json.dumps({**PEERS, "verdict": verdict}))
+    assert "4 strategies: the largest relative error is 20.0% (aim: 30%)" in results_block(tmp_path)
+
+
 def test_only_what_stands_between_the_marks_is_replaced() -> None:
     assert replaced(f"a\n{BEGIN}\nold\n{END}\nb\n", "new") == f"a\n{BEGIN}\n\nnew\n{END}\nb\n"
 
