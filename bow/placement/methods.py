@@ -194,7 +194,13 @@ def _walked(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed:
 def _planned(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
     """The planner's search: all splits, not placements alone."""
     of_walk = budget.part(len(SearchSettings().starts))  # seconds are of all walks together, proposals of each
-    settings = SearchSettings(budget_s=budget.seconds, proposals=of_walk.placements, seed=seed, patience=None)
+    settings = SearchSettings(
+        budget_s=budget.seconds,
+        proposals=of_walk.placements,
+        seed=seed,
+        patience=None,
+        descend=budget.placements is None,
+    )
     found = search(evaluator.problem, settings)
     say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} strategies")
     return Placed(found.strategy.splits)

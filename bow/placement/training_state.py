@@ -143,7 +143,8 @@ class TrainingState:
                 f"none of {self.findings.samples} placements that were drawn fits; train longer, or with more memory"
             )
         greedy = self.policy.greedy()
-        with self._noted():
+        greedy_s = None
+        with self._noted(), contextlib.suppress(KeyboardInterrupt):
             (greedy_s,) = sanitised(evaluate([greedy]))
         updater = self.updater
         return LearnedPlacement(

@@ -97,7 +97,7 @@ class PlacedStrategy:
         """
         try:
             read = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ScheduleError(f"the strategy is not JSON ({error}); plan again") from error
         if not isinstance(read, dict) or read.get("format") != FORMAT:
             raise ScheduleError(f'the text is not a "{FORMAT}"; give one that PlacedStrategy.to_json wrote')

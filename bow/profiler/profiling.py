@@ -1,7 +1,7 @@
 """Measures every operator of a step on this machine."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -168,9 +168,9 @@ def _check(threads: object, repeats: object) -> None:
         raise SettingError(f"repeats must be a whole number of at least 1, got {repeats!r}")
     if threads is None:
         return
-    if not isinstance(threads, Iterable) or isinstance(threads, str):
+    if not isinstance(threads, Collection) or isinstance(threads, str):
         raise SettingError(f"threads must be a list of numbers, such as [1, 2], got {threads!r}")
-    if not threads:
+    if not len(threads):
         raise SettingError("threads must have at least one number, got none; leave it out for all that are useful")
     for number in threads:
         if not isinstance(number, int) or not 1 <= number <= cores:

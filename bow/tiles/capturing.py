@@ -87,9 +87,9 @@ def capture_operators(
 
 def _without_assignments(step: Step, model: nn.Module, batch: Any) -> Any:
     """Run a step; that it puts other tensors in the place of buffers, `torch.export` would leave out without a word."""
-    before = dict(model.named_buffers())
+    before = dict(model.named_buffers(remove_duplicate=False))
     made = step(model, batch)
-    after = dict(model.named_buffers())
+    after = dict(model.named_buffers(remove_duplicate=False))
     assigned = next((name for name, buffer in before.items() if after.get(name) is not buffer), None)
     if assigned is not None:
         what = f"puts another tensor in the place of its buffer {assigned!r}"
@@ -166,8 +166,8 @@ class _Translation:
             made = self._values[source]
             return made[place] if isinstance(made, tuple) and place < len(made) else self._missing(source)
         if not isinstance(node.target, torch._ops.OpOverload):
-            what = f"calls {node.target}, which is a part of it with settings of its own"
-            raise refusal(self._name, what, "leave out torch.no_grad() and autocast, which precision= is too")
+            what = f"calls {node.target}, which is no operator but runs a part of the step in its own way"
+            raise refusal(self._name, what, "leave out torch.no_grad(), autocast, checkpointing and torch.cond")
         if node.meta.get("val") is None:
             return None
         name = self.mutations.functional_name(node)

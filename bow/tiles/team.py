@@ -31,7 +31,7 @@ but a step of the small NMT, with 11 sums of 2.5 MB in all, took 37 ms with it a
 
 THREADS = Path("/proc/self/task")
 
-CARRIER = "gloo_tcp"
+CARRIER = b"gloo_tcp"
 """How the names of the threads begin that carry Gloo's messages."""
 
 
@@ -102,7 +102,7 @@ class Team:
                     group = _asked(dist.new_group, ranks, timeout=PATIENCE)
                     if team == self.index:
                         self._groups[devices] = group
-        if self.device.type == "cpu":
+        if self.size > 1 and self.device.type == "cpu":
             let_compute()
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> tuple[list[Work], list[Work]]:
@@ -255,7 +255,7 @@ def let_compute() -> None:
         return
     for thread in THREADS.iterdir():
         with contextlib.suppress(OSError):  # it has ended meanwhile, or the system does not allow it
-            if (thread / "comm").read_text(encoding="utf-8").startswith(CARRIER):
+            if (thread / "comm").read_bytes().startswith(CARRIER):
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 

@@ -258,10 +258,11 @@ class TileLearners:
             return batch if fits else None
         if not self._first_ones(torch.tensor([int(fits)])):
             return None
+        dtypes = [captured.dtypes[number] for number in captured.inputs]
         if self._team.number == 0:
-            return [self._first_ones(leaf) for leaf in tree_leaves(batch)]
-        shapes = [(captured.graph.tensors[number].shape, captured.dtypes[number]) for number in captured.inputs]
-        return [self._first_ones(torch.empty(shape, dtype=dtype)) for shape, dtype in shapes]
+            return [self._first_ones(leaf.to(dtype)) for leaf, dtype in zip(tree_leaves(batch), dtypes, strict=True)]
+        shapes = [captured.graph.tensors[number].shape for number in captured.inputs]
+        return [self._first_ones(torch.empty(shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
     def _first_ones(self, own: Tensor) -> Tensor:
         """The tensor of the first device of the learner, on each of them."""

@@ -284,6 +284,7 @@ def test_a_model_of_the_current_folder_is_scheduled(
     name: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "models_of_mine", raising=False)
     (folder / "models_of_mine.py").write_text("from bow.models import LogisticRegression as Own\n")
     (folder / "broken.py").write_text("def f(:\n")
     target = name if "." in name else f"models_of_mine.{name}"

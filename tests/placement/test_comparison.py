@@ -69,6 +69,7 @@ def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch
     with pytest.raises(ScheduleError, match="that was it"):
         place("soap", evaluate.groups, evaluate, BUDGET)
     assert asked[0].proposals * len(asked[0].starts) == BUDGET.placements
+    assert not asked[0].descend
 
 
 def test_what_a_method_cannot_do_is_said_in_its_row_and_the_others_go_on(evaluate, monkeypatch):

@@ -83,6 +83,7 @@ def test_a_worker_ends_with_who_started_it_whatever_it_is_doing(file: Path) -> N
         worker.stdin.write(pickle.dumps((1, 0)))
         worker.stdin.flush()
         while not file.exists():
+            assert worker.poll() is None
             time.sleep(0.01)
         worker.stdin.close()
         try:

@@ -59,6 +59,7 @@ def without(key: str) -> str:
     ("text", "message"),
     [
         ("{", "the strategy is not JSON"),
+        ("[" * 100_000, "the strategy is not JSON"),
         ("[]", 'the text is not a "bow placed strategy"'),
         ("{}", 'the text is not a "bow placed strategy"'),
         (strategy().to_json().replace('"version": 1', '"version": 9'), "version 9, this bow reads 1"),
