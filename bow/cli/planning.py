@@ -63,7 +63,7 @@ Ctrl-C ends a search, which keeps the best strategy so far.
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow plan`; `words` are what stands behind it."""
-    if words and words[0] in ("-h", "--help"):
+    if "-h" in words or "--help" in words:
         print(
             USAGE.format(topologies=", ".join(shipped_topologies()), methods=", ".join(all_methods()), machine=MACHINE),
             end="",

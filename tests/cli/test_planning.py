@@ -327,8 +327,9 @@ def test_an_operator_without_a_rule_is_never_split(capsys: pytest.CaptureFixture
     refused(["plan", "show", changed(planned)], "cannot be split by", capsys)
 
 
-def test_help_names_topologies_and_methods(said: Callable[[], str]) -> None:
-    assert main(["plan", "--help"]) == 0
+@pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["explain", "-h"]])
+def test_help_names_topologies_and_methods(words: list[str], said: Callable[[], str]) -> None:
+    assert main(["plan", *words]) == 0
     told = said()
     for word in ("p100_cluster", "machine", "mcmc_placement", "learned", "explain", "--dry-run"):
         assert word in told
