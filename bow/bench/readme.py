@@ -226,18 +226,24 @@ def _planner(result: dict[str, Any]) -> str:
     made = result["made"].get("clusters")
     if made is None:
         return ""
-    clusters = [
-        f"on {max(networks[name], key=int)} {gpu} {TITLES[name]} {_over(networks[name][max(networks[name], key=int)])}"
-        for gpu, networks in result["clusters"].items()
-        for name in TITLES
-        if name in networks
-    ]
+    clusters = [_cluster(gpu, networks) for gpu, networks in result["clusters"].items()]
     return (
         f"**Operators split over devices, simulated** (`{made['command']}`, {_machine(made)}; no GPU was used). How "
         "much faster than by data parallelism and by the expert's strategy a step is by what "
         f"{made['settings']['cluster_s']:g} s of search find: {'; '.join(clusters)}. "
         "[All of it](benchmarks/results/planner.md), [the paper's numbers beside it](docs/planning.md).\n"
     )
+
+
+def _cluster(gpu: str, networks: dict[str, Any]) -> str:
+    """Of as many GPUs as there are in all networks."""
+    devices = max((number for by_devices in networks.values() for number in by_devices), key=int)
+    quoted = [
+        f"{title} {_over(networks[name][devices])}"
+        for name, title in TITLES.items()
+        if devices in networks.get(name, {})
+    ]
+    return f"on {devices} {gpu} {', '.join(quoted)}"
 
 
 def _over(found: dict[str, Any]) -> str:
