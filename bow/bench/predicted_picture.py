@@ -25,6 +25,7 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
     """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.2, 5.0), layout="constrained", dpi=160)
@@ -41,6 +42,10 @@ def draw(values: Mapping[str, Any], path: Path) -> None:
         for factor in (1 - LARGEST, 1 + LARGEST):
             axes.plot(ends, [factor * end for end in ends], color=COLORS[-1], linewidth=0.8, linestyle="--")
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
         axes.set(xlabel="measured step, milliseconds", ylabel="predicted step, milliseconds")
         axes.legend(frameon=False)
         figure.savefig(path)

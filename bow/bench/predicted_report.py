@@ -105,10 +105,11 @@ def markdown(values: Mapping[str, Any], environment: str) -> str:
 
 Two processes, each with one core and one thread, over Gloo. Tiles were measured whole step by whole step on one device,
 in both processes at the same time. By what a message keeps both processes from computing was measured on a chain of
-layers whose halves of the samples change places behind every layer, against the same chain where they stay. Both were
-measured in the same turns as the strategies, and the median of all turns counts. None of it was measured on the
-strategies of the tables, and no number is fitted to them. A measured step is the median of
-{values["settings"]["turns"]} turns of all strategies of a network; of two steps in a row the second counts.
+layers whose halves of the samples change places behind every layer, against the same chain where they stay, and what a
+sum delays beside its messages on batch norms. All were measured in the same turns as the strategies, and the median of
+all turns counts. None of it was measured on the strategies of the tables, and no number is fitted to them. A measured
+step is the median of {values["settings"]["turns"]} turns of all strategies of a network; of two steps in a row the
+second counts.
 
 **{told(values)}**
 
