@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bow.cli.planning_files import load, save
-from bow.cli.planning_methods import all_methods, compared_methods, find
+from bow.cli.planning_methods import all_methods, compared_methods, find, told_towers
 from bow.cli.planning_settings import Settings, read
 from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
 from bow.cli.subject import parts
@@ -125,6 +125,8 @@ def _compare(console: Console, problem: Problem, settings: Settings) -> None:
         name = method if strategy.learners == 1 else f"{method}, {strategy.learners} learners"
         add_result(rows, name, result, strategy.learners, base)
     console.print(rows)
+    for sentence in told_towers(problem):
+        console.print(sentence)
 
 
 def _tell(console: Console, file: str, settings: Settings, action: str) -> None:

@@ -151,6 +151,33 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
     return Planned(problem.strategy(placed.splits), f"{len(groups)} groups of operators, placed whole")
 
 
+def told_towers(problem: Problem) -> Iterator[str]:
+    """What towers take: data parallelism with the weights on a processor, a step in which each accelerator has a batch.
+
+    Args:
+        problem: nothing is told where its devices are not processors and accelerators.
+
+    References:
+        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.4.
+    """
+    from bow.placement.evaluation import SimulatedEvaluator
+    from bow.placement.grouping import module_groups
+    from bow.placement.towers import Towers, towers
+
+    homes = processors(problem.topology)
+    if not 0 < len(homes) < problem.topology.num_devices:
+        return
+    evaluator = SimulatedEvaluator(problem, module_groups(problem.graph), processors=homes)
+    kinds: tuple[Towers, ...] = ("synchronous", "asynchronous")
+    for kind in kinds:
+        found = towers(evaluator, kind)
+        number = len(found.computing_s)
+        yield (
+            f"{kind} towers: {found.step_s * 1e3:.3f} ms a step, in which each of {number} accelerators has a batch: "
+            f"{found.step_s / number * 1e3:.3f} ms a batch"
+        )
+
+
 def processors(topology: DeviceTopology) -> tuple[int, ...]:
     """The devices that are processors beside accelerators: those that are called `cpu`, `cpu0`, ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -119,6 +120,16 @@ def test_comparing_has_a_row_for_everything(said: Callable[[], str]) -> None:
     told = said()
     assert all(method in told for method in methods)
     assert "1.00" in told  # data parallelism over itself
+    assert "towers" not in told  # nobody could hold their weights
+
+
+def test_comparing_tells_of_towers_where_a_processor_can_hold_their_weights(said: Callable[[], str]) -> None:
+    assert main(["plan", "compare", *MODEL, "topology=k80_haswell", "methods=gpu"]) == 0
+    told = said()
+    for kind in ("synchronous", "asynchronous"):
+        pattern = rf"\b{kind} towers: ([0-9.]+) ms [^:]* each of 4 [^:]*: ([0-9.]+) ms a batch"
+        (times,) = re.findall(pattern, " ".join(told.split()))
+        assert float(times[0]) == pytest.approx(4 * float(times[1]), abs=0.003)
 
 
 def test_a_method_that_cannot_says_why_in_its_row(said: Callable[[], str]) -> None:
