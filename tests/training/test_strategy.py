@@ -112,7 +112,7 @@ def test_settings_that_cannot_carry_out_a_strategy_are_refused(settings: dict[st
     ("given", "error", "message"),
     [
         ("missing.json", SettingError, "cannot be read .*No such file"),
-        (3, SettingError, 'a bow.Schedule, a file of one, "auto" or None, got 3'),
+        (3, SettingError, 'a bow.Schedule, a file of one, what bow.plan returns, "auto" or None, got 3'),
         (Schedule((1, 1), first_come=True), ScheduleError, "needs an order for every executor"),
         (Schedule((), ()), ScheduleError, "needs at least 1 executor"),
         (Schedule((-1, 1), ((0,), ())), ScheduleError, "threads must be at least 1, got -1 for executor 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -170,7 +171,9 @@ def test_turns_are_really_timed() -> None:
     device, plan = on_fake()
     comparison = module.compare_on(device, plan, batch())
     assert all(seconds > 0 for own in comparison.seconds.values() for seconds in own)
-    assert {comparison.best.name, "one stream"} == set(comparison.again)
+    faster = min(comparison.seconds, key=lambda name: statistics.median(comparison.seconds[name]))
+    assert {faster, "one stream"} == set(comparison.again)
+    assert comparison.best.name in comparison.again
     assert comparison.path.parallelism > 1
 
 
