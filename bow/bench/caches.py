@@ -5,8 +5,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bow.compiling import CACHE, cache_folder
 from bow.runtime import is_available
-from bow.runtime.build import CACHE, cache_folder
 
 
 @contextlib.contextmanager

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
+from bow.compiling import cache_folder
 from bow.device import available_cores, processor
 from bow.graph import Operator, StepGraph
 from bow.graph.operator import Ref, map_refs
 from bow.profiler.profile import OperatorTime
-from bow.runtime.build import cache_folder, content_hash
+from bow.runtime.build import content_hash
 
 
 def hardware(runtime: str) -> str:

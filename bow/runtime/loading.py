@@ -8,8 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from bow.compiling import built, cache_folder
 from bow.errors import RuntimeUnavailableError
-from bow.runtime.build import FLAGS, built, cache_folder, compile_extension, content_hash
+from bow.runtime.build import FLAGS, compile_extension, content_hash
 
 MODULE = "bow_native"
 MAIN_SOURCE = "bindings.cpp"

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from bow.compiling import cache_folder
 from bow.device import processor
 from bow.errors import BowError, SettingError
 from bow.planner.measured_costs import TileTime, TileTimes, scaled
@@ -26,7 +27,7 @@ from bow.planner.rule import Rules
 from bow.planner.rules import RULES
 from bow.planner.split import Split, tiles_of
 from bow.planner.tile_work import tile_key
-from bow.runtime.build import cache_folder, machine
+from bow.runtime.build import machine
 from bow.strategy import Span
 from bow.tiles.captured import CapturedStep
 from bow.tiles.runtime import TileRuntime

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 
 from bow.cluster import World
+from bow.compiling import cache_folder
 from bow.engine import EngineName
 from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
-from bow.runtime.build import cache_folder
 from bow.training.blueprint import Blueprint
 from bow.training.description import describe
 from bow.training.given import engine_for

@@ -96,9 +96,9 @@ def test_learners_at_once_equal_learners_one_by_one(case: Case) -> None:
     for learner, model in enumerate(models):
         loss = case.loss(model(inputs[learner]), targets[learner])
         loss.backward()
-        torch.testing.assert_close(losses[learner], loss, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(losses[learner], loss, rtol=1e-12, atol=1e-12)
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(gradients[name][learner], parameter.grad, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(gradients[name][learner], parameter.grad, rtol=1e-12, atol=1e-12)
 
 
 @each_model

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import bow
+from bow.compiling import CACHE, built
 from bow.errors import RuntimeUnavailableError
 from bow.runtime import LocalRuntime, native
-from bow.runtime.build import CACHE, built, compile_extension, content_hash
+from bow.runtime.build import compile_extension, content_hash
 from bow.seeds import derive_seed
 
 
@@ -51,7 +52,7 @@ BUILDER = textwrap.dedent(
     """
     import os, sys, time
     from pathlib import Path
-    from bow.runtime.build import built
+    from bow.compiling import built
     def make(target):
         with open(os.environ["LOG"], "a") as log:
             log.write("made\\n")

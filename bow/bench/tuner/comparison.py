@@ -18,8 +18,8 @@ from bow.bench.contestants import LEARNING_RATE, MOMENTUM
 from bow.bench.tuner.exhaustive import Tried, everything, try_all
 from bow.bench.tuner.pairs import PAIRS, Pair
 from bow.bench.tuner.turns import Interval, ratio, take_turns
+from bow.compiling import CACHE
 from bow.engine import step_from_loss
-from bow.runtime.build import CACHE
 from bow.sync import SMA
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened

@@ -14,9 +14,9 @@ from bow.bench.results import RESULTS, Result, console, prepare_output, write_js
 from bow.bench.tuner.comparison import Comparison, Task, compare
 from bow.bench.tuner.pairs import PAIRS
 from bow.bench.tuner.report import as_dict, line, markdown, reached, table
+from bow.compiling import cache_folder
 from bow.errors import SettingError
 from bow.runtime import native
-from bow.runtime.build import cache_folder
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bow.bench.caches import empty_caches
-from bow.runtime.build import CACHE
+from bow.compiling import CACHE
 
 
 def test_caches_are_empty_but_for_the_runtime_and_gone_in_the_end(
