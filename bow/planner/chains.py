@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from bow.errors import ScheduleError
+from bow.planner.critical_operators import CriticalOperators
 from bow.planner.guided_proposals import GuidedProposals
 from bow.planner.limits import Limits
 from bow.planner.metropolis import Walk, Watch, metropolis
@@ -18,6 +19,7 @@ from bow.planner.neighbours import descend
 from bow.planner.problem import Problem
 from bow.planner.proposals import Proposals, SymmetricProposals
 from bow.planner.search_settings import DESCENT, SearchSettings
+from bow.planner.simulation import Simulation
 from bow.planner.split import Split
 from bow.seeds import derive_seed
 
@@ -128,32 +130,52 @@ def spaces_of(
 def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettings, told: Told) -> list[Chain]:
     """Walk from one start after the other, for a part of the time, and on from the best strategy for the rest of it.
 
-    Where one is ended from outside, those behind it are left out.
+    That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
+    round before. Where one is ended from outside, those behind it are left out.
 
     Args:
         problem: what is planned for.
         starts: of the walks.
         settings: of the search.
         told: who is told how it goes.
+
+    References:
+        Jamieson, Talwalkar: Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive
+        halving).
     """
     begun = time.perf_counter()
     spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
-    is_trial = settings.budget_s is not None and settings.trial > 0 and len(starts) > 1
-    share = settings.trial if is_trial else 1.0
-    budget_s = None if settings.budget_s is None else share * settings.budget_s / max(1, len(starts))
-    of_each = replace(settings, descend=settings.descend and not is_trial)
+    rounds = _rounds(len(starts)) if settings.budget_s is not None and settings.trial > 0 else []
+    share_s = None if settings.budget_s is None else settings.budget_s * (settings.trial / len(rounds) if rounds else 1)
+    of_each = replace(settings, descend=settings.descend and not rounds)
     chains: list[Chain] = []
     for start in starts:
-        watch = _watch(told, start)
-        chains.append(run_chain(problem, start, spaces[start.learners], of_each, budget_s, watch))
+        of_start_s = None if share_s is None else share_s / len(starts)
+        chains.append(run_chain(problem, start, spaces[start.learners], of_each, of_start_s, _watch(told, start)))
         if chains[-1].is_interrupted:
             return chains
-    walked = [number for number, chain in enumerate(chains) if chain.walk is not None]
-    if is_trial and walked and settings.budget_s is not None:
-        best = min(walked, key=lambda number: chains[number].batch_ns)
+    left = [number for number, chain in enumerate(chains) if chain.walk is not None]
+    if settings.budget_s is None or share_s is None or not rounds or not left:
+        return chains
+    for turn, size in enumerate([*rounds[1:], 1], 1):
+        left = sorted(left, key=lambda number: chains[number].batch_ns)[:size]
         left_s = max(settings.budget_s - (time.perf_counter() - begun), math.ulp(1))
-        chains[best] = _going_on(problem, chains[best], spaces, settings, left_s, told)
+        goes_on, each_s = (settings, left_s) if size == 1 else (of_each, share_s / size)
+        for number in left:
+            chains[number] = _going_on(problem, chains[number], spaces, goes_on, each_s, told, turn)
+            if chains[number].is_interrupted:
+                return chains
     return chains
+
+
+def _rounds(num_starts: int) -> list[int]:
+    """Of how many walks each round consists, before the last one goes on alone.
+
+    Example:
+        >>> _rounds(8), _rounds(3), _rounds(1)
+        ([8, 4, 2], [3, 2], [])
+    """
+    return [] if num_starts <= 1 else [num_starts, *_rounds(-(-num_starts // 2))]
 
 
 def _going_on(
@@ -163,13 +185,14 @@ def _going_on(
     settings: SearchSettings,
     left_s: float,
     told: Told,
+    turn: int,
 ) -> Chain:
     """A chain, and a further walk from its best strategy."""
     start, first = chain.start, chain.walk
     assert first is not None
     watch = _watch(told, start, first.proposals)
     further = replace(start, splits=first.splits)
-    found = run_chain(problem, further, spaces[start.learners], settings, left_s, watch, turn=1)
+    found = run_chain(problem, further, spaces[start.learners], settings, left_s, watch, turn=turn)
     assert found.walk is not None
     return Chain(start, first.followed_by(found.walk), found.descent)
 
@@ -209,7 +232,7 @@ def run_chain(
         return Chain(start, None, refusal=str(error))
     share_s = None if budget_s is None else budget_s * (1 - DESCENT if settings.descend else 1)
     limits = Limits(share_s, settings.proposals, settings.patience)
-    proposals = _proposals(problem, space, settings, source)
+    proposals = _proposals(simulation, space, settings, source)
     walk = metropolis(
         simulation, start.splits, proposals, limits, source, temperature=settings.temperature, watch=watch
     )
@@ -224,6 +247,7 @@ def run_chain(
     if left_s is None or _sweep_s(space, walk) <= left_s:
         return Chain(start, walk, descend(best, walk.splits, space, Limits(left_s), watch=behind))
     cold = Limits(left_s, patience=None)
+    proposals = _proposals(best, space, settings, source)
     return Chain(start, walk, metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=behind))
 
 
@@ -232,7 +256,8 @@ def _sweep_s(space: SplitSpace, walk: Walk) -> float:
     return space.num_neighbours * walk.seconds / max(walk.evaluated, 1)
 
 
-def _proposals(problem: Problem, space: SplitSpace, settings: SearchSettings, source: random.Random) -> Proposals:
+def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettings, source: random.Random) -> Proposals:
+    graph = simulation.model.graph
     if settings.moves == "guided":
-        return GuidedProposals(space, problem.graph, source)
-    return SymmetricProposals(space, problem.graph, source, families=settings.moves == "symmetric")
+        return GuidedProposals(space, graph, source, CriticalOperators(simulation, source).draw)
+    return SymmetricProposals(space, graph, source, families=settings.moves == "symmetric")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bow.planner.full_simulation import TaskTime
 from bow.planner.memory import MemoryPeak
@@ -107,18 +108,28 @@ class NativeSimulator:
 
     def times(self) -> dict[Identity, TaskTime]:
         """When every task runs."""
-        table = np.zeros((self._library.num_tasks(self._handle), TASK_COLUMNS), np.int64)
-        self._library.tasks(self._handle, table)
+        table = self._tasks()
         return {
             (order >> 32, order >> 16 & 0xFFFF, order & 0xFFFF, code % 2**64): TaskTime(ready, start, end)
             for order, code, ready, start, end in table.tolist()
         }
+
+    def table(self) -> NDArray[np.int64]:
+        """[task, 3]: rank, start and end of each task, in nanoseconds."""
+        order, _, _, start, end = self._tasks().T
+        return np.stack([order >> 32, start, end], axis=1)
 
     def peaks(self) -> tuple[MemoryPeak, ...]:
         """By device: the most memory that it needs at a time."""
         found = np.zeros((self._model.topology.num_devices, 2), np.int64)
         self._library.peaks(self._handle, found)
         return tuple(MemoryPeak(*peak) for peak in found.tolist())
+
+    def _tasks(self) -> NDArray[np.int64]:
+        """[task, column]: order, code, ready, start and end."""
+        table = np.zeros((self._library.num_tasks(self._handle), TASK_COLUMNS), np.int64)
+        self._library.tasks(self._handle, table)
+        return table
 
     def _outcome(self, code: int) -> Outcome:
         needed = int(self._needed[0])

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bow.planner.full_simulation import TaskTime
 from bow.planner.memory import MemoryPeak
 from bow.planner.plan_strategy import PlacedStrategy
@@ -70,6 +73,11 @@ class PythonSimulator:
     def times(self) -> dict[Identity, TaskTime]:
         """When every task runs."""
         return {task.identity: time for task, time in zip(self._result.tasks, self._result.times, strict=True)}
+
+    def table(self) -> NDArray[np.int64]:
+        """[task, 3]: rank, start and end of each task, in nanoseconds."""
+        rows = zip(self._result.tasks, self._result.times, strict=True)
+        return np.array([(task.rank, time.start_ns, time.end_ns) for task, time in rows], np.int64).reshape(-1, 3)
 
     def peaks(self) -> tuple[MemoryPeak, ...]:
         """By device: the most memory that it needs at a time."""

@@ -30,8 +30,9 @@ class SearchSettings:
         patience: a walk ends when nothing better was found for this part of it; None: it does not.
         temperature: see `metropolis`.
         starts: what walks start from: one walk for each and each number of learners; a name may stand several times.
-        trial: a process with several walks divides this part of its time among them, and goes on from the best
-            strategy for the rest; 0: all is divided among them, as in the paper.
+        trial: a process with several walks divides this part of its time among them, in rounds after each of which
+            the better half goes on, and goes on from the best strategy for the rest; 0: all is divided among them, as
+            in the paper.
         learners: numbers of learners to choose from, between all of which the devices are divided.
         seed: of all random numbers.
         processes: that walk at the same time.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bow.errors import ScheduleError
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.full_simulation import TaskTime
@@ -49,6 +52,9 @@ class Simulator(Protocol):
 
     def times(self) -> dict[Identity, TaskTime]:
         """When every task runs."""
+
+    def table(self) -> NDArray[np.int64]:
+        """[task, 3]: rank, start and end of each task, in nanoseconds."""
 
     def peaks(self) -> tuple[MemoryPeak, ...]:
         """By device: the most memory that it needs at a time."""
@@ -206,6 +212,10 @@ class Simulation:
     def times(self) -> dict[Identity, TaskTime]:
         """When every task runs: of the proposal while there is one."""
         return self._simulator.times()
+
+    def task_table(self) -> NDArray[np.int64]:
+        """[task, 3]: rank, start and end of each task, in nanoseconds; in any order."""
+        return self._simulator.table()
 
     def memory(self) -> tuple[MemoryPeak, ...]:
         """By device: the most memory that it needs at a time, and when."""

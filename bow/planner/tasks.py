@@ -100,6 +100,17 @@ class Ranks:
             return 6 * self.operators + 3 * owner + kind - TaskKind.GATHER
         return 6 * self.operators + 3 * self.groups
 
+    def operator(self, rank: int) -> int | None:
+        """Whose tasks have a rank; None: they are of no operator."""
+        if rank < 3 * self.operators:
+            return rank // 3
+        return 2 * self.operators - 1 - rank // 3 if rank < 6 * self.operators else None
+
+    def group(self, rank: int) -> int | None:
+        """The group of weights whose tasks have a rank; None: they are of no group."""
+        number = (rank - 6 * self.operators) // 3
+        return number if 0 <= number < self.groups else None
+
 
 def code_of(numbers: Iterable[int]) -> int:
     """A number of 64 bits for some numbers: a part of a tensor, or members of a sum.

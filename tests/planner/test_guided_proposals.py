@@ -14,7 +14,7 @@ from bow.planner.families import families_of
 from bow.planner.guided_proposals import GuidedProposals
 from bow.planner.moves import SplitSpace
 from bow.planner.rules import RULES
-from bow.planner.split import illegal
+from bow.planner.split import Split, illegal
 from tests.planner.search_graphs import branches, language_model, lenet, perceptron
 
 GRAPHS = {"lenet": lenet(), "branches": branches(), "language": language_model(steps=4)}
@@ -54,6 +54,30 @@ def test_families_change_as_often_as_single_operators_of_their_own() -> None:
     assert counts["scores"] < 4 * counts["cells together"]  # though there are eight cells, and one layer of scores
     assert counts["one cell"] > 50
     assert counts["several families"] > 50
+
+
+def test_what_shares_devices_moves_together_along_the_same_dimensions() -> None:
+    graph = perceptron(samples=64, sizes=(64, 64, 64))
+    space, source = SplitSpace(graph, RULES, 8), random.Random(5)
+    proposals = GuidedProposals(space, graph, source)
+    ranks = [space.rank(operator) for operator in range(space.num_operators)]
+    splits = [Split((2, *(1,) * (rank - 1)), (0, 1)) if rank else Split((), (0,)) for rank in ranks]
+    drawn = [proposals.draw(splits) for _ in range(3000)]
+    together = [changes for changes in drawn if len(changes) == sum(rank > 0 for rank in ranks)]
+    moved = [changes for changes in together if len({split.devices for _, split in changes}) == 1]
+    assert {len(changes[0][1].devices) for changes in moved} >= {1, 2, 4, 8}
+    along = [changes for changes in moved if all(split.degrees[0] == split.num_tiles for _, split in changes)]
+    assert len(along) > 100
+
+
+def test_the_operator_is_often_one_that_the_end_waits_for() -> None:
+    graph = branches()
+    space = SplitSpace(graph, RULES, 4)
+    proposals = GuidedProposals(space, graph, random.Random(2), critical=lambda: 1)
+    without = GuidedProposals(space, graph, random.Random(2))
+    splits = single_device(graph)
+    drawn = [sum(1 in dict(each.draw(splits)) for _ in range(1000)) for each in (proposals, without)]
+    assert drawn[0] > 1.2 * drawn[1]
 
 
 def test_every_split_of_an_operator_is_reached() -> None:

@@ -74,6 +74,24 @@ def test_the_best_of_several_trials_goes_on() -> None:
     assert found.makespan_ns <= min(walk.makespan_ns for walk in walks)
 
 
+def test_the_better_half_of_the_walks_goes_on_from_round_to_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[tuple[int, int, float]] = []
+
+    def of_number(_: Problem, start: Start, *others: Any, turn: int = 0) -> Chain:
+        walked.append((turn, start.number, round(others[2] * 48)))
+        bests = (Best(0.0, 0, 100 - start.number - turn),)
+        return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 0.0, "budget"))
+
+    monkeypatch.setattr("bow.planner.chains.run_chain", of_number)
+    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(4)]
+    chains = run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5), lambda *_: True)
+    # Of four seconds two are for trials, of which each of two rounds has one.
+    assert walked[:-1] == [(0, 0, 12), (0, 1, 12), (0, 2, 12), (0, 3, 12), (1, 3, 24), (1, 2, 24)]
+    assert walked[-1][:2] == (2, 3)
+    assert 150 < walked[-1][2] <= 192  # all that is left: nothing took any time
+    assert [chain.walk.proposals for chain in chains if chain.walk is not None] == [1, 1, 2, 3]
+
+
 def test_a_walk_behind_another_counts_on() -> None:
     def walk(first: int, last: int) -> Walk:
         bests = (Best(0.0, 0, first), Best(1.0, 5, last))

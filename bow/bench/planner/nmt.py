@@ -16,8 +16,8 @@ from bow.planner.search_settings import SearchSettings
 from bow.planner.starts import baseline
 from bow.seeds import derive_seed
 
-STARTS = ("single",) * 8
-"""Eight walks from one device, four in each of two processes; the better one of each process goes on."""
+STARTS = ("single",) * 16
+"""Sixteen walks from one device, eight in each of two processes; the best one of each process goes on."""
 
 POINTS = 60
 """A curve has so many points at most."""
