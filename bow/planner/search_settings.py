@@ -50,7 +50,7 @@ class SearchSettings:
     proposals: int | None = None
     patience: float | None = 0.5
     temperature: float = TEMPERATURE
-    starts: tuple[str, ...] = ("data", "expert", "random")
+    starts: tuple[str, ...] = ("data", "expert", "single", "random")
     trial: float = 0.4
     learners: tuple[int, ...] = (1,)
     seed: int = 0

@@ -69,8 +69,6 @@ def test_the_best_of_several_trials_goes_on() -> None:
     assert [chain.descent is not None for chain in found.chains].count(True) == 1
     assert found.chain.descent is not None
     assert found.chain.walk is not None
-    others = [walk.seconds for chain, walk in zip(found.chains, walks, strict=True) if chain is not found.chain]
-    assert found.chain.walk.seconds > max(others)
     assert found.makespan_ns <= min(walk.makespan_ns for walk in walks)
 
 
