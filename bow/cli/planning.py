@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bow.cli.planning_files import load, save
-from bow.cli.planning_methods import all_methods, compared_methods, find, told_towers
+from bow.cli.planning_methods import all_methods, check_learners, compared_methods, find, told_towers
 from bow.cli.planning_settings import Settings, read
 from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
 from bow.cli.subject import parts
@@ -50,7 +50,7 @@ method=NAME             {methods}
 methods=NAME,NAME       those that are compared
 budget_s=30             seconds of each search, and of the other choices that explain tries
 proposals=N             instead: strategies that each walk looks at; then its best is improved to the end
-learners=1,2            numbers of learners to choose from
+learners=1,2            with method=search: numbers of learners to choose from
 processes=1             that search at the same time
 seed=0                  of the search
 keep=2                  other choices that explain shows for each operator
@@ -76,6 +76,8 @@ def run(words: Sequence[str]) -> int:
         wide = Console(highlight=False)
         _tell(wide if wide.is_terminal else Console(highlight=False, width=WIDTH), file, settings, action)
         return 0
+    if action == "plan":
+        check_learners(settings.method, settings.search.learners)
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
         save_topology(topology, settings.save_topology)

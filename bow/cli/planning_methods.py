@@ -4,7 +4,7 @@ import contextlib
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -26,6 +26,9 @@ from bow.planner.step_model import StepModel
 
 SEARCHES = ("search", "mcmc", "exhaustive")
 """Methods of the planner that take time; `mcmc` is another name of `search`."""
+
+LEARNING = ("search", "mcmc")
+"""Methods that choose a number of learners too."""
 
 RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
 """Methods of device placement that are called otherwise here, because the planner has methods of these names."""
@@ -77,6 +80,23 @@ def check_method(name: str) -> None:
     """
     if name not in (*SEARCHES, *BASELINES) and name not in all_methods():
         raise SettingError(f"method={name!r} does not exist; {suggestion(name, all_methods())}")
+
+
+def check_learners(method: str, learners: Sequence[int]) -> None:
+    """Refuse numbers of learners for a method that plans a single one.
+
+    Args:
+        method: its name.
+        learners: that were asked for.
+
+    Raises:
+        SettingError: they are not for this method.
+    """
+    if method not in LEARNING and tuple(learners) != (1,):
+        raise SettingError(
+            f"learners={','.join(map(str, learners))} is for method=search, and method={method} plans one learner; "
+            "take method=search, or leave learners out"
+        )
 
 
 def find(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
