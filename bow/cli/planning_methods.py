@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import FrameType
 
 from rich.console import Console
@@ -34,6 +35,9 @@ RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "l
 """Methods of device placement that are called otherwise here, because the planner has methods of these names."""
 
 ALIASES = {"reinforce": "learned"}
+
+MANY = 10**9
+"""So many strategies and more are told as a power of ten."""
 
 PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")
 """What a topology calls a device that is a processor beside accelerators."""
@@ -145,9 +149,15 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     with watched(settings.budget_s, console) as tell:
         evaluate = Evaluator(problem.simulation(start), start)
         proof = exhaustive(model, space, evaluate, start=start, budget_s=settings.budget_s, watch=tell)
-    of_all = f"{proof.evaluated:,} of {proof.strategies:,} strategies in {proof.seconds:.1f} s"
-    shown = "no strategy is faster" if proof.is_complete else f"none is faster by more than {proof.gap:.1%}"
-    return Planned(problem.strategy(proof.splits), f"{of_all}; {shown}")
+    number = f"{proof.strategies:,}" if proof.strategies < MANY else f"{Decimal(proof.strategies):.1e}"
+    if not proof.bound_ns:
+        shown = "no time was left to look at others, or to bound what they take"
+    else:
+        by = "" if proof.is_complete else f" by more than {proof.gap:.1%}"
+        shown = f"none of the {number} strategies with {space.description}, is faster{by}"
+    return Planned(
+        problem.strategy(proof.splits), f"{proof.evaluated:,} strategies simulated in {proof.seconds:.1f} s; {shown}"
+    )
 
 
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
