@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from bow.errors import SettingError
+from bow.planner.limits import Limits
 from bow.planner.metropolis import TEMPERATURE
 from bow.planner.moves import DeviceLists
 
@@ -65,8 +66,11 @@ class SearchSettings:
             raise SettingError(f"starts must be of {', '.join(STARTS)}, got {unknown or 'none'}")
         if self.moves not in MOVES:
             raise SettingError(f"moves must be one of {', '.join(MOVES)}, got {self.moves!r}")
-        if self.budget_s is not None and not (math.isfinite(self.budget_s) and self.budget_s > 0):
-            raise SettingError(f"budget_s must be finite and above 0, got {self.budget_s}")
+        Limits(self.budget_s, self.proposals, self.patience)
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise SettingError(
+                f"temperature must be finite and at least 0, got {self.temperature}; {TEMPERATURE} is usual"
+            )
         if not 0 <= self.trial < 1:
             raise SettingError(f"trial must be at least 0 and below 1, got {self.trial}; 0.4 is usual")
         if not self.learners or min(self.learners) < 1:

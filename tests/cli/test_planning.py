@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bow.cli import main, planning, planning_methods, planning_settings
 from bow.planner.device_topology import DeviceTopology
@@ -86,6 +87,28 @@ def test_a_search_writes_a_strategy_and_its_timeline(said: Callable[[], str]) ->
     assert max(device for split in strategy.splits for device in split.devices) <= 3
     assert Timeline.load("plan/timeline.json").makespan > 0
     assert Path("plan/timeline.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([*MODEL, NODE], "for model=mlp batch_size=8, a batch of 8; topology p100_node, 4 devices; costs=roofline"),
+        (["network=alexnet"], "for network=alexnet size=tiny, a batch of 8; topology two_cores, 2 devices; costs="),
+    ],
+)
+def test_what_is_planned_for_is_told_first(words: list[str], line: str, said: Callable[[], str]) -> None:
+    assert main(["plan", *words, "method=single"]) == 0
+    assert said().startswith(line)
+    assert main(["plan", "show", "plan"]) == 0
+    assert said().startswith(line)
+
+
+def test_settings_of_the_search_are_read() -> None:
+    words = ["starts=single,optcnn", "moves=paper", "patience=none", "temperature=0.1", "even=true"]
+    search = planning_settings.read(words).search
+    assert (search.starts, search.moves, search.even) == (("single", "optcnn"), "paper", True)
+    assert (search.patience, search.temperature) == (None, 0.1)
+    assert planning_settings.read(["patience=0.25"]).search.patience == 0.25
 
 
 def test_dry_run_prints_the_same_and_writes_nothing(said: Callable[[], str]) -> None:
@@ -202,7 +225,7 @@ def test_costs_and_topology_of_this_machine_are_measured_and_kept(
 @pytest.mark.parametrize(("words", "copies"), [([], 1), (["optimizer=adamw"], 2), (["optimizer.momentum=0"], 0)])
 def test_memory_is_that_of_the_optimizer_that_will_train(words: list[str], copies: int) -> None:
     settings = planning_settings.read([*MODEL, *words])
-    assert planning._problem(settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
+    assert planning._problem(Console(), settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
 
 
 @pytest.fixture
@@ -245,6 +268,12 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
         ([*MODEL, "costs=measured"], "costs=measured needs devices of this machine, topology 'two_cores' has core"),
         ([*MODEL, "budget_s=soon"], "budget_s must be a number, got 'soon'"),
         ([*MODEL, "budget_s=-1"], "budget_s must be finite and above 0, got -1"),
+        ([*MODEL, "starts=data,exprt"], "starts must be of data, expert, random, model, single, optcnn, got exprt"),
+        ([*MODEL, "moves=none"], "moves must be one of paper, symmetric, guided, got 'none'"),
+        ([*MODEL, "patience=2"], "patience must be above 0 and at most 1, got 2"),
+        ([*MODEL, "patience=long"], "patience must be a number, or none, got 'long'"),
+        ([*MODEL, "temperature=-1"], "temperature must be finite and at least 0, got -1"),
+        ([*MODEL, "even=perhaps"], "even must be true or false, got 'perhaps'"),
         ([*MODEL, "proposals=many"], "proposals must be a whole number, got 'many'"),
         ([*MODEL, "learners=1,x"], "learners must be a whole number, or several with commas, got '1,x'"),
         ([*MODEL, "learners=3", "topology=p100_node"], "4 devices cannot be divided among 3 learners"),

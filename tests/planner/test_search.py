@@ -154,6 +154,10 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
         ({"budget_s": 0.0}, "budget_s must be finite and above 0"),
         ({"trial": 1.0}, "trial must be at least 0 and below 1, got 1.0"),
         ({"learners": (0,)}, "learners must list numbers of at least 1"),
+        ({"patience": 0}, "patience must be above 0 and at most 1, got 0"),
+        ({"temperature": -1}, "temperature must be finite and at least 0, got -1"),
+        ({"proposals": -1}, "proposals must be at least 0, got -1"),
+        ({"budget_s": None, "patience": None}, "never ends; give one of them"),
         ({"processes": 0}, "processes must be at least 1"),
     ],
 )
