@@ -175,7 +175,7 @@ def test_showing_a_strategy_names_every_operator(said: Callable[[], str]) -> Non
     assert main(["plan", "show", "plan"]) == 0
     told = said()
     assert "linear" in told
-    assert "sample 4" in told
+    assert "sample (S) 4" in told
 
 
 @pytest.mark.usefixtures("planned")
@@ -184,6 +184,7 @@ def test_explaining_says_what_other_choices_cost(said: Callable[[], str]) -> Non
     told = said()
     assert "other choices simulated" in told
     assert "%)" in told
+    assert re.search(r"\w+ \(P\) [234]\b[^:]* on ", told)
     assert "a step:" in told
 
 
