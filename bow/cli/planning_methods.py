@@ -1,19 +1,15 @@
 """The methods of `bow plan`, by name: the planner's searches and baselines, and the methods of device placement."""
 
-import contextlib
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
+from bow.observe.search_bar import watched
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.exhaustive import exhaustive
 from bow.planner.moves import SplitSpace
@@ -215,52 +211,3 @@ def processors(topology: DeviceTopology) -> tuple[int, ...]:
         topology: of all devices.
     """
     return tuple(n for n, device in enumerate(topology.devices) if PROCESSOR.fullmatch(device.name))
-
-
-@contextlib.contextmanager
-def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
-    """A bar with the best time so far; what it gives is told how a search goes, and says whether it goes on.
-
-    Ctrl-C ends the search, which then keeps the best strategy so far; a second one ends the command.
-
-    Args:
-        budget_s: seconds of the search; None: they are not limited.
-        console: where the bar is.
-    """
-    bar = Progress(
-        TextColumn("searching"),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-    )
-    with bar, _interruptible() as is_interrupted:
-        task = bar.add_task("", total=budget_s)
-
-        def tell(seconds: float, proposals: int, best_ns: float) -> bool:
-            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
-            bar.update(task, completed=seconds, description=said)
-            return not is_interrupted()
-
-        yield tell
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
