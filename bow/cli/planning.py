@@ -13,6 +13,7 @@ from bow.cli.planning_settings import Settings, read
 from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
 from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, reason
+from bow.observe.search_bar import measuring
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.explain import explain
 from bow.planner.plan_strategy import PlacedStrategy
@@ -112,7 +113,8 @@ def _problem(console: Console, settings: Settings, topology: DeviceTopology) -> 
     captured = capture_operators(model, batch, step=step)
     costs = None
     if settings.costs == "measured":
-        costs = measured_costs(captured, model, batch, topology, optimizer, even=settings.search.even)
+        with measuring(console) as tell:
+            costs = measured_costs(captured, model, batch, topology, optimizer, even=settings.search.even, tell=tell)
     return problem_of(captured.graph, topology, costs=costs, optimizer=optimizer)
 
 

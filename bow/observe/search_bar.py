@@ -1,4 +1,4 @@
-"""What the user sees of a search under way, and how Ctrl-C ends it."""
+"""What the user sees of a search under way, how Ctrl-C ends it, and of measuring before it."""
 
 import contextlib
 import signal
@@ -35,6 +35,31 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
             said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
             bar.update(task, completed=seconds, description=said)
             return not is_interrupted()
+
+        yield tell
+
+
+@contextlib.contextmanager
+def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar of tiles that are measured; what it gives is told how many are, and of how many.
+
+    Args:
+        console: where the bar is.
+    """
+    bar = Progress(
+        TextColumn("measuring"),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tiles"),
+        console=console,
+        transient=True,
+        auto_refresh=False,  # a thread that draws while tiles run would be in their times
+    )
+    with bar:
+        task = bar.add_task("", total=0)
+
+        def tell(measured: int, tiles: int) -> None:
+            bar.update(task, completed=measured, total=tiles, refresh=True)
 
         yield tell
 

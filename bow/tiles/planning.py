@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from bow.errors import SettingError
 from bow.graph.learning_step import Step
-from bow.observe.search_bar import watched
+from bow.observe.search_bar import measuring, watched
 from bow.planner.chains import Progress
 from bow.planner.costs import RooflineCosts
 from bow.planner.device_topology import DeviceTopology
@@ -96,15 +97,15 @@ def plan(
     captured = capture_operators(model, batch, loss, step=step, rules=rules)
     chosen = dataclasses.replace(settings or SearchSettings(), **changes)
     devices = topology_of(topology)
+    console = Console(stderr=True)
+    shown = progress is True and console.is_terminal
     own = None
     if costs == "measured":
-        own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules)
+        with measuring(console) if shown else nullcontext() as tell:
+            own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, tell=tell)
     problem = problem_of(captured.graph, devices, rules, own, optimizer)
-    if not isinstance(progress, bool):
-        return search(problem, chosen, progress)
-    console = Console(stderr=True)
-    if not (progress and console.is_terminal):
-        return search(problem, chosen)
+    if not shown:
+        return search(problem, chosen, None if isinstance(progress, bool) else progress)
     with watched(chosen.budget_s, console) as tell:
         return search(problem, chosen, tell)
 

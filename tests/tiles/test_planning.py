@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from torch.nn.functional import cross_entropy
 import bow
 from bow.errors import BowError, ScheduleError
 from bow.planner.device_topology import GIB, Device, DeviceKind, DeviceTopology
-from bow.tiles import planning
+from bow.tiles import measuring, planning
+from bow.tiles.machine import read_devices
 
 SHORT: dict[str, Any] = {"budget_s": None, "proposals": 1, "starts": "single", "descend": False}
 
@@ -46,6 +49,16 @@ def test_a_terminal_shows_the_best_time_so_far(
     out, err = capsys.readouterr()
     assert not out
     assert ("best" in err and "ms" in err) == shown
+
+
+def test_a_terminal_shows_how_many_tiles_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BOW_CACHE", str(tmp_path))
+    monkeypatch.setattr(measuring, "REPEATS", 1)
+    monkeypatch.setattr(planning, "Console", functools.partial(rich.console.Console, force_terminal=True, width=100))
+    small(topology=read_devices("cpu", 1), costs="measured")
+    assert re.search(r"(\d+) of \1 tiles", capsys.readouterr().err)
 
 
 def test_who_asks_is_told_instead(capsys: pytest.CaptureFixture[str]) -> None:
