@@ -27,6 +27,7 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
         TextColumn("{task.description}"),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar, _interruptible() as is_interrupted:
         task = bar.add_task("", total=budget_s)
@@ -53,6 +54,7 @@ def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.completed:,.0f} of {task.total:,.0f} tiles"),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
         auto_refresh=False,  # a thread that draws while tiles run would be in their times
     )
     with bar:

@@ -245,6 +245,11 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning_methods, "search", searched)
 
 
+def test_away_from_a_terminal_nothing_stands_for_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *MODEL, NODE, *SHORT, "--dry-run"]) == 0
+    assert all(capsys.readouterr().out.splitlines())
+
+
 @pytest.mark.usefixtures("_interrupted")
 def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
     before = signal.getsignal(signal.SIGINT)
