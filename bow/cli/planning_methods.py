@@ -147,7 +147,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
         proof = exhaustive(model, space, evaluate, start=start, budget_s=settings.budget_s, watch=tell)
     number = f"{proof.strategies:,}" if proof.strategies < MANY else f"{Decimal(proof.strategies):.1e}"
     if not proof.bound_ns:
-        shown = "no time was left to look at others, or to bound what they take"
+        shown = "it was ended before others were looked at, or what they take was bounded"
     else:
         by = "" if proof.is_complete else f" by more than {proof.gap:.1%}"
         shown = f"none of the {number} strategies with {space.description}, is faster{by}"
