@@ -3,26 +3,30 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from bow.cli.planning_files import load, save
-from bow.cli.planning_methods import all_methods, compared_methods, find, told_towers
+from bow.cli.planning_methods import all_methods, check_learners, compared_methods, find, told_towers
 from bow.cli.planning_settings import Settings, read
 from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
-from bow.cli.subject import parts
+from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, reason
+from bow.observe.search_bar import measuring
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.explain import explain
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
+from bow.planner.search_settings import MOVES, STARTS, SearchSettings
 from bow.planner.simulation_result import SimulationResult
 from bow.planner.starts import baseline
 from bow.planner.topology_files import save_topology, shipped_topologies
 from bow.tiles import capture_operators
 from bow.tiles.machine import MACHINE
 from bow.tiles.measured import measured_costs
-from bow.tiles.planning import problem_of, topology_of
+from bow.tiles.planning import COSTS, problem_of, topology_of
+from bow.training.evaluation import batch_length
 
 WIDTH = 160
 """Of tables that go into a file or through a pipe, in characters."""
@@ -50,9 +54,15 @@ method=NAME             {methods}
 methods=NAME,NAME       those that are compared
 budget_s=30             seconds of each search, and of the other choices that explain tries
 proposals=N             instead: strategies that each walk looks at; then its best is improved to the end
-learners=1,2            numbers of learners to choose from
+learners=1,2            with method=search: numbers of learners to choose from
 processes=1             that search at the same time
 seed=0                  of the search
+starts={starts}
+                        what its walks start from, of {all_starts}
+moves=guided            what walks change next: {moves}; see docs/planning.md
+patience=0.5            a walk ends when nothing better was found for this part of it; none: it does not
+temperature={temperature}        how much slower steps walks accept; 0: none
+even=false              true: tiles of an operator have equal sizes; method=exhaustive too
 keep=2                  other choices that explain shows for each operator
 out=plan                the folder of strategy.json, timeline.json and timeline.svg; FILE.json: the strategy alone
 --dry-run               only print: nothing is measured and no file is written; for any topology, hardware or not
@@ -64,10 +74,7 @@ Ctrl-C ends a search, which keeps the best strategy so far.
 def run(words: Sequence[str]) -> int:
     """Carry out `bow plan`; `words` are what stands behind it."""
     if "-h" in words or "--help" in words:
-        print(
-            USAGE.format(topologies=", ".join(shipped_topologies()), methods=", ".join(all_methods()), machine=MACHINE),
-            end="",
-        )
+        print(usage(), end="")
         return 0
     action, file, rest = _action(words)
     settings = read(rest)
@@ -76,19 +83,49 @@ def run(words: Sequence[str]) -> int:
         wide = Console(highlight=False)
         _tell(wide if wide.is_terminal else Console(highlight=False, width=WIDTH), file, settings, action)
         return 0
+    if action == "plan":
+        check_learners(settings.method, settings.search.learners)
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
         save_topology(topology, settings.save_topology)
-    problem = _problem(settings, topology)
+    problem = _problem(console, settings, topology)
     (_compare if action == "compare" else _plan)(console, problem, settings)
     return 0
 
 
-def _problem(settings: Settings, topology: DeviceTopology) -> Problem:
+def usage() -> str:
+    """What `bow plan --help` prints."""
+    usual = SearchSettings()
+    return USAGE.format(
+        topologies=", ".join(shipped_topologies()),
+        methods=", ".join(all_methods()),
+        machine=MACHINE,
+        starts=",".join(usual.starts),
+        all_starts=", ".join(STARTS),
+        moves=", ".join(MOVES),
+        temperature=usual.temperature,
+    )
+
+
+def _problem(console: Console, settings: Settings, topology: DeviceTopology) -> Problem:
     model, batch, step, optimizer = parts(settings.network, settings.size, settings.others)
+    console.print(_subject(settings, batch, topology), markup=False)
     captured = capture_operators(model, batch, step=step)
-    costs = measured_costs(captured, model, batch, topology, optimizer) if settings.costs == "measured" else None
+    costs = None
+    if settings.costs == "measured":
+        with measuring(console) as tell:
+            costs = measured_costs(captured, model, batch, topology, optimizer, even=settings.search.even, tell=tell)
     return problem_of(captured.graph, topology, costs=costs, optimizer=optimizer)
+
+
+def _subject(settings: Settings, batch: Any, topology: DeviceTopology) -> str:
+    """What is planned for, in a line."""
+    network = f"network={settings.network} size={settings.size or SIZE}"
+    what = network if settings.network else " ".join(settings.others) or "the default recipe"
+    return (
+        f"for {what}, a batch of {batch_length(batch)}; topology {topology.name}, {topology.num_devices} devices; "
+        f"costs={settings.costs or COSTS[0]}"
+    )
 
 
 def _plan(console: Console, problem: Problem, settings: Settings) -> None:
@@ -132,7 +169,7 @@ def _compare(console: Console, problem: Problem, settings: Settings) -> None:
 def _tell(console: Console, file: str, settings: Settings, action: str) -> None:
     loaded = load(Path(file), settings)
     topology = loaded.topology or topology_of(loaded.settings.topology or "two_cores", settings.devices)
-    problem, strategy = _problem(loaded.settings, topology), loaded.strategy
+    problem, strategy = _problem(console, loaded.settings, topology), loaded.strategy
     strategy.check(problem.graph, topology.num_devices, problem.rules)
     if action == "show":
         told_of = explain(problem, strategy.splits, strategy.learners, operators=())

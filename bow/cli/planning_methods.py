@@ -1,18 +1,15 @@
 """The methods of `bow plan`, by name: the planner's searches and baselines, and the methods of device placement."""
 
-import contextlib
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from decimal import Decimal
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
+from bow.observe.search_bar import watched
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.exhaustive import exhaustive
 from bow.planner.moves import SplitSpace
@@ -27,10 +24,16 @@ from bow.planner.step_model import StepModel
 SEARCHES = ("search", "mcmc", "exhaustive")
 """Methods of the planner that take time; `mcmc` is another name of `search`."""
 
+LEARNING = ("search", "mcmc")
+"""Methods that choose a number of learners too."""
+
 RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
 """Methods of device placement that are called otherwise here, because the planner has methods of these names."""
 
 ALIASES = {"reinforce": "learned"}
+
+MANY = 10**9
+"""So many strategies and more are told as a power of ten."""
 
 PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")
 """What a topology calls a device that is a processor beside accelerators."""
@@ -79,6 +82,23 @@ def check_method(name: str) -> None:
         raise SettingError(f"method={name!r} does not exist; {suggestion(name, all_methods())}")
 
 
+def check_learners(method: str, learners: Sequence[int]) -> None:
+    """Refuse numbers of learners for a method that plans a single one.
+
+    Args:
+        method: its name.
+        learners: that were asked for.
+
+    Raises:
+        SettingError: they are not for this method.
+    """
+    if method not in LEARNING and tuple(learners) != (1,):
+        raise SettingError(
+            f"learners={','.join(map(str, learners))} is for method=search, and method={method} plans one learner; "
+            "take method=search, or leave learners out"
+        )
+
+
 def find(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
     """Find a strategy.
 
@@ -125,9 +145,15 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     with watched(settings.budget_s, console) as tell:
         evaluate = Evaluator(problem.simulation(start), start)
         proof = exhaustive(model, space, evaluate, start=start, budget_s=settings.budget_s, watch=tell)
-    of_all = f"{proof.evaluated:,} of {proof.strategies:,} strategies in {proof.seconds:.1f} s"
-    shown = "no strategy is faster" if proof.is_complete else f"none is faster by more than {proof.gap:.1%}"
-    return Planned(problem.strategy(proof.splits), f"{of_all}; {shown}")
+    number = f"{proof.strategies:,}" if proof.strategies < MANY else f"{Decimal(proof.strategies):.1e}"
+    if not proof.bound_ns:
+        shown = "it was ended before others were looked at, or what they take was bounded"
+    else:
+        by = "" if proof.is_complete else f" by more than {proof.gap:.1%}"
+        shown = f"none of the {number} strategies with {space.description}, is faster{by}"
+    return Planned(
+        problem.strategy(proof.splits), f"{proof.evaluated:,} strategies simulated in {proof.seconds:.1f} s; {shown}"
+    )
 
 
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
@@ -185,52 +211,3 @@ def processors(topology: DeviceTopology) -> tuple[int, ...]:
         topology: of all devices.
     """
     return tuple(n for n, device in enumerate(topology.devices) if PROCESSOR.fullmatch(device.name))
-
-
-@contextlib.contextmanager
-def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
-    """A bar with the best time so far; what it gives is told how a search goes, and says whether it goes on.
-
-    Ctrl-C ends the search, which then keeps the best strategy so far; a second one ends the command.
-
-    Args:
-        budget_s: seconds of the search; None: they are not limited.
-        console: where the bar is.
-    """
-    bar = Progress(
-        TextColumn("searching"),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-    )
-    with bar, _interruptible() as is_interrupted:
-        task = bar.add_task("", total=budget_s)
-
-        def tell(seconds: float, proposals: int, best_ns: float) -> bool:
-            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
-            bar.update(task, completed=seconds, description=said)
-            return not is_interrupted()
-
-        yield tell
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -143,5 +143,10 @@ _SEARCHING: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "learners": (lambda text: tuple(int(part) for part in text.split(",")), "a whole number, or several with commas"),
     "processes": (int, "a whole number"),
     "seed": (int, "a whole number"),
+    "starts": (lambda text: tuple(text.split(",")), "names with commas"),
+    "moves": (str, "a name"),
+    "even": (FLAGS.__getitem__, "true or false"),
+    "patience": (lambda text: None if text == "none" else float(text), "a number, or none"),
+    "temperature": (float, "a number"),
 }
 assert {*_OWN, "others", "search"} == {each.name for each in fields(Settings)}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bow.planner.explain import Explained, Explanation
+from bow.planner.explain import Explained, Explanation, degrees_text, split_dimensions
 from bow.planner.neighbours import Choice
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
@@ -67,7 +67,7 @@ def explanation_table(problem: Problem, explanation: Explanation, keep: int) -> 
         times = (each.forward_ns, each.backward_ns, each.moving_ns, each.summing_ns, each.updating_ns)
         rows.add_row(
             f"{each.name} ({each.kind})",
-            degrees_text(each.degrees),
+            degrees_text(each.degrees, each.kinds),
             devices_text(each.devices),
             *(f"{time / 1e6:.3f}" if time else "" for time in times),
             "\n".join(_others(problem, explanation, number, each, keep)),
@@ -81,18 +81,10 @@ def strategy_table(problem: Problem, explanation: Explanation) -> Table:
     for operator, each in zip(problem.graph.operators, explanation.operators, strict=True):
         shape = "x".join(map(str, problem.graph.output_shape(operator)))
         times = (f"{time / 1e6:.3f}" for time in (each.forward_ns, each.backward_ns))
-        rows.add_row(each.name, each.kind, shape, degrees_text(each.degrees), devices_text(each.devices), *times)
+        rows.add_row(
+            each.name, each.kind, shape, degrees_text(each.degrees, each.kinds), devices_text(each.devices), *times
+        )
     return rows
-
-
-def degrees_text(degrees: dict[str, int]) -> str:
-    """Into how many parts dimensions are split.
-
-    Example:
-        >>> degrees_text({"sample": 2, "channel": 4}), degrees_text({})
-        ('sample 2, channel 4', 'whole')
-    """
-    return ", ".join(f"{name} {degree}" for name, degree in degrees.items()) or "whole"
 
 
 def devices_text(devices: Sequence[str]) -> str:
@@ -118,11 +110,11 @@ def table(title: str, *columns: str) -> Table:
 def _others(problem: Problem, explanation: Explanation, number: int, each: Explained, keep: int) -> Iterator[str]:
     """The best other choices of an operator, the best first."""
     operator = problem.graph.operators[number]
-    names = [dimension.name for dimension in problem.rules.dimensions(operator, problem.graph)]
+    dimensions = problem.rules.dimensions(operator, problem.graph)
     for choice in each.others[:keep]:
-        degrees = {name: degree for name, degree in zip(names, choice.split.degrees, strict=True) if degree > 1}
+        split = degrees_text(*split_dimensions(dimensions, choice.split))
         devices = [problem.topology.devices[device].name for device in choice.split.devices]
-        yield f"{degrees_text(degrees)} on {devices_text(devices)}: {_cost(explanation, choice)}"
+        yield f"{split} on {devices_text(devices)}: {_cost(explanation, choice)}"
 
 
 def _cost(explanation: Explanation, choice: Choice) -> str:

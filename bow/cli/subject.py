@@ -12,6 +12,9 @@ from bow.errors import SettingError
 from bow.replica import OptimizerFactory
 from bow.tiles.measured import OPTIMIZER
 
+SIZE = "tiny"
+"""Of a network where none is given."""
+
 
 class Parts(NamedTuple):
     """A model, a batch of one learner, what a learning task does with them, and the optimizer that learners have."""
@@ -27,7 +30,7 @@ def parts(network: str, size: str, others: Sequence[str]) -> Parts:
 
     Args:
         network: of the papers; "": a model by settings.
-        size: of the network; "": tiny.
+        size: of the network; "": `SIZE`.
         others: settings as for `bow train`.
 
     Raises:
@@ -38,7 +41,7 @@ def parts(network: str, size: str, others: Sequence[str]) -> Parts:
         raise SettingError(f"size={size} is of a network; give network=NAME too, or leave it out")
     if network and others:
         raise SettingError(f"network={network} leaves nothing to set, got {others[0]!r}; leave one out")
-    return _network(network, size or "tiny") if network else _recipe(others)
+    return _network(network, size or SIZE) if network else _recipe(others)
 
 
 def _network(name: str, size: str) -> Parts:

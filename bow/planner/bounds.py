@@ -1,6 +1,6 @@
 """How long a step takes at least, when only the first operators' splits are known."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,7 @@ class StepBounds:
     Args:
         model: of the step.
         options: by operator: the splits that it may have.
+        check: called again and again while the tables are made, which may take long; what it raises ends it.
 
     Raises:
         SettingError: there are so many splits that the times between them would not fit into memory.
@@ -79,12 +80,14 @@ class StepBounds:
         Jia, Zaharia, Aiken, 2018, section 8.4, which prunes by A*.
     """
 
-    def __init__(self, model: StepModel, options: Sequence[Sequence[Split]]) -> None:
+    def __init__(
+        self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
+    ) -> None:
         _check_size(model, options)
         self._num_devices = model.topology.num_devices
-        self._tables = TileTables(model, options)
-        self._rests = Rests(self._tables, model.has_backward)
-        self._places = PlaceTables(model, options, self._tables)
+        self._tables = TileTables(model, options, check)
+        self._rests = Rests(self._tables, model.has_backward, check)
+        self._places = PlaceTables(model, options, self._tables, check)
         least = [int(loads[:, : self._num_devices].sum(axis=1).min()) for loads in self._places.loads]
         self._least_behind = [sum(least[operator + 1 :]) for operator in range(len(least))]
 

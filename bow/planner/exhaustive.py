@@ -30,7 +30,7 @@ class Proof:
     Attributes:
         splits: by operator, of the fastest strategy that is known.
         makespan_ns: of a step with it.
-        bound_ns: no strategy takes less.
+        bound_ns: no strategy takes less; 0: it was given up before anything was known.
         strategies: how many there are.
         symmetries: how many ways there are to rename devices; of strategies that differ by these one is looked at.
         prefixes: of how many strategies' beginnings the continuations were bounded.
@@ -78,9 +78,11 @@ def exhaustive(
         space: the splits to choose from.
         evaluate: simulates a strategy, as `Evaluator` does.
         start: a strategy that is known, the better the sooner all is done; None: none is.
-        budget_s: seconds until it is given up with what is known; None: none.
+        budget_s: seconds, those of the tables for bounds among them, until it is given up with what is known; None:
+            none.
         prune: False: look at every strategy.
-        watch: who is told of every prefix: seconds, prefixes and the best time; False gives up.
+        watch: who is told of every prefix, and while tables are made: seconds, prefixes and the best time; False gives
+            up.
         clock: seconds.
 
     Raises:
@@ -129,14 +131,13 @@ class _Exhaustive:
         prune: bool,
         budget: _Budget,
     ) -> None:
-        self._options = [list(space.splits(operator)) for operator in range(space.num_operators)]
-        self._strategies = space.num_strategies
-        self._bounds = StepBounds(model, self._options)
-        self._renamings = _renamings(model, self._options)
+        self._model, self._space, self._strategies = model, space, space.num_strategies
         self._evaluate, self._prune, self._budget = evaluate, prune, budget
-        self._best = None if start is None else tuple(start)
         known = None if start is None else evaluate(start, None)
+        self._best = None if start is None or known is None else tuple(start)
         self._makespan: float = math.inf if known is None else known
+        self._options: list[list[Split]] = []
+        self._renamings: list[list[list[int]]] = []
         self._prefixes = self._evaluated = 0
         self._done_ns: float = 0.0
         self._bar_ns: float = 0.0
@@ -144,6 +145,7 @@ class _Exhaustive:
     def run(self) -> Proof:
         is_complete = True
         try:
+            self._prepare()
             for bar in self._bars():
                 self._bar_ns = bar
                 self._below(self._bounds.nothing(), [*range(len(self._renamings))])
@@ -152,6 +154,8 @@ class _Exhaustive:
                     break
         except (_GivenUpError, KeyboardInterrupt):
             is_complete = False
+        if self._best is None and not is_complete:
+            raise ScheduleError("it was ended before a strategy that fits was found; give more time, or a start")
         if self._best is None:
             raise ScheduleError("no strategy that was looked at fits the devices' memory; take more devices or memory")
         return Proof(
@@ -166,6 +170,17 @@ class _Exhaustive:
             is_complete,
         )
 
+    def _prepare(self) -> None:
+        """What bounds need, which may take longer than the budget."""
+        for operator in range(self._space.num_operators):
+            self._check()
+            self._options.append(list(self._space.splits(operator)))
+        self._bounds = StepBounds(self._model, self._options, self._check)
+        self._renamings = list(_renamings(self._model, self._options, self._check))
+
+    def _check(self) -> None:
+        self._budget.check(self._prefixes, 0 if self._best is None else int(self._makespan))
+
     def _bars(self) -> Iterator[float]:
         """Times below which all strategies are looked at, one after the other."""
         self._done_ns = int(self._bounds.extensions(self._bounds.nothing()).bounds_ns.min())
@@ -177,7 +192,7 @@ class _Exhaustive:
     def _below(self, prefix: Prefix, renamings: Sequence[int]) -> None:
         """Look at all strategies below the bar that begin so, but for those that differ by names from earlier ones."""
         self._prefixes += 1
-        self._budget.check(self._prefixes, 0 if self._best is None else int(self._makespan))
+        self._check()
         operator = len(prefix.options)
         extensions = self._bounds.extensions(prefix)
         for option in map(int, np.argsort(extensions.bounds_ns, kind="stable")):
@@ -204,14 +219,15 @@ class _Exhaustive:
             self._best, self._makespan = splits, makespan
 
 
-def _renamings(model: StepModel, options: Sequence[Sequence[Split]]) -> list[list[list[int]]]:
+def _renamings(
+    model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None]
+) -> Iterator[list[list[int]]]:
     """By renaming of devices that changes something, operator and split: which split it becomes.
 
     Those that lead out of the splits to choose from are left out; the others are a group.
     """
     places = [{split: place for place, split in enumerate(splits)} for splits in options]
-    return [
-        [[of[renamed(split, each)] for split in splits] for of, splits in zip(places, options, strict=True)]
-        for each in symmetries(model.topology)[1:]
-        if all(renamed(split, each) in of for of, splits in zip(places, options, strict=True) for split in splits)
-    ]
+    for each in symmetries(model.topology)[1:]:
+        check()
+        if all(renamed(split, each) in of for of, splits in zip(places, options, strict=True) for split in splits):
+            yield [[of[renamed(split, each)] for split in splits] for of, splits in zip(places, options, strict=True)]

@@ -1,13 +1,14 @@
 """What a strategy has chosen for every operator, what that costs, and what other choices would cost."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bow.planner.moves import SplitSpace
 from bow.planner.neighbours import Choice
 from bow.planner.problem import Problem
+from bow.planner.rule import Dimension, Kind
 from bow.planner.simulation import Simulation
 from bow.planner.simulation_result import SimulationResult
 from bow.planner.split import Split
@@ -26,6 +27,7 @@ class Explained:
         name: of the operator.
         kind: of the operator.
         degrees: by name of a dimension that is split: into how many parts.
+        kinds: by name of a dimension that is split: S, A or P, as in the paper's Table 1.
         devices: the names of its tiles' devices.
         forward_ns: what forward passes of its tiles take.
         backward_ns: what backward passes of its tiles take.
@@ -39,6 +41,7 @@ class Explained:
     name: str
     kind: str
     degrees: dict[str, int]
+    kinds: dict[str, Kind]
     devices: tuple[str, ...]
     forward_ns: int
     backward_ns: int
@@ -82,9 +85,15 @@ class Explanation:
     def _row(self, each: Explained) -> tuple[str, ...]:
         times = (each.forward_ns, each.backward_ns, each.moving_ns, each.summing_ns, each.updating_ns)
         forward, backward, moving, summing, updating = (f"{time / 1e6:.3f}" for time in times)
-        split = " ".join(f"{name}/{degree}" for name, degree in each.degrees.items()) or "whole"
         return (
-            *(each.name, each.kind, split, _shortened(each.devices), forward, backward),
+            *(
+                each.name,
+                each.kind,
+                degrees_text(each.degrees, each.kinds),
+                _shortened(each.devices),
+                forward,
+                backward,
+            ),
             *(moving, summing, updating, self._next_best(each)),
         )
 
@@ -194,10 +203,12 @@ class _Spent:
 def _explained(problem: Problem, number: int, split: Split, spent: _Spent, others: tuple[Choice, ...]) -> Explained:
     operator = problem.graph.operators[number]
     dimensions = problem.rules.dimensions(operator, problem.graph)
+    degrees, kinds = split_dimensions(dimensions, split)
     return Explained(
         operator.name,
         operator.kind,
-        {each.name: degree for each, degree in zip(dimensions, split.degrees, strict=True) if degree > 1},
+        degrees,
+        kinds,
         tuple(problem.topology.devices[device].name for device in split.devices),
         spent.slowest_ns(number, TaskKind.FORWARD),
         spent.slowest_ns(number, TaskKind.BACKWARD),
@@ -207,6 +218,31 @@ def _explained(problem: Problem, number: int, split: Split, spent: _Spent, other
         spent.slowest_ns(number, TaskKind.UPDATE),
         others,
     )
+
+
+def split_dimensions(dimensions: Sequence[Dimension], split: Split) -> tuple[dict[str, int], dict[str, Kind]]:
+    """By name of a dimension that is split: into how many parts, and of which kind it is.
+
+    Args:
+        dimensions: of an operator.
+        split: of the operator.
+    """
+    pairs = [(each, degree) for each, degree in zip(dimensions, split.degrees, strict=True) if degree > 1]
+    return {each.name: degree for each, degree in pairs}, {each.name: each.kind for each, _ in pairs if each.kind}
+
+
+def degrees_text(degrees: Mapping[str, int], kinds: Mapping[str, Kind]) -> str:
+    """Into how many parts dimensions are split.
+
+    Args:
+        degrees: by name of a dimension.
+        kinds: by name of a dimension.
+
+    Example:
+        >>> degrees_text({"sample": 2, "channel": 4}, {"sample": "S", "channel": "P"}), degrees_text({}, {})
+        ('sample (S) 2, channel (P) 4', 'whole')
+    """
+    return ", ".join(f"{name} ({kinds[name]}) {degree}" for name, degree in degrees.items()) or "whole"
 
 
 def _shortened(devices: Sequence[str]) -> str:

@@ -73,6 +73,7 @@ class SplitSpace:
         if devices not in ("auto", "every", "distinct", "regular"):
             raise SettingError(f'devices must be "auto", "every", "distinct" or "regular", got {devices!r}')
         self.num_devices = num_devices
+        self._devices, self._even, self._max_tiles = devices, even, max_tiles or num_devices
         lists = functools.cache(lambda degrees: _Lists(device_lists(degrees, num_devices, devices)))
         kinds: dict[tuple[tuple[int, bool], ...], _Splits] = {}
         self._of: list[_Splits] = []
@@ -95,6 +96,18 @@ class SplitSpace:
     def num_strategies(self) -> int:
         """How many strategies there are."""
         return math.prod(map(self.count, range(self.num_operators)))
+
+    @property
+    def description(self) -> str:
+        """What they have in common, as the end of `strategies with ...`."""
+        sizes = " of equal sizes" if self._even else ""
+        lists = {
+            "every": "on any devices",
+            "distinct": "on different devices",
+            "regular": f"on evenly spaced devices or on one of {NUM_RANDOM} lists drawn at random",
+        }[which_lists(self._devices, self.num_devices)]
+        split = f", at most {DIMENSIONS} dimensions split" if self.num_devices > SOME else ""
+        return f"at most {self._max_tiles} tiles{sizes} an operator, {lists}{split}"
 
     @property
     def num_neighbours(self) -> int:
@@ -187,6 +200,13 @@ class _Splits:
         )
 
 
+def which_lists(which: DeviceLists, num_devices: int) -> Literal["every", "distinct", "regular"]:
+    """The lists of devices that are meant, see `SplitSpace`."""
+    if which != "auto":
+        return which
+    return "every" if num_devices <= 2 else "distinct" if num_devices <= FEW else "regular"
+
+
 def device_lists(
     degrees: tuple[int, ...], num_devices: int, which: DeviceLists = "auto"
 ) -> tuple[tuple[int, ...], ...]:
@@ -204,9 +224,10 @@ def device_lists(
         (24, 28)
     """
     tiles = math.prod(degrees)
-    if which == "every" or (which == "auto" and num_devices <= 2):
+    kind = which_lists(which, num_devices)
+    if kind == "every":
         return tuple(itertools.product(range(num_devices), repeat=tiles))
-    if which == "distinct" or (which == "auto" and num_devices <= FEW):
+    if kind == "distinct":
         return tuple(itertools.permutations(range(num_devices), tiles))
     spread = (each for devices in _spaced(tiles, num_devices) for each in dealt(devices, degrees))
     return tuple(dict.fromkeys(itertools.chain(spread, _drawn(tiles, num_devices))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,10 +33,17 @@ class PlaceTables:
         model: of the step.
         options: by operator: the splits that it may have.
         tables: of these.
+        check: called again and again meanwhile; what it raises ends it.
     """
 
-    def __init__(self, model: StepModel, options: Sequence[Sequence[Split]], tables: TileTables) -> None:
-        self._model, self._options, self._tables = model, options, tables
+    def __init__(
+        self,
+        model: StepModel,
+        options: Sequence[Sequence[Split]],
+        tables: TileTables,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model, self._options, self._tables, self._check = model, options, tables, check
         self.num_places = model.topology.num_devices + model.topology.num_channels
         self._transfers = TransferTimes(model.topology)
         operators = range(len(options))
@@ -61,6 +68,7 @@ class PlaceTables:
 
     def _group_tables(self, operator: int) -> tuple[Array, NDArray[np.bool_], Array]:
         """Reductions and updates of weights that this operator alone reads."""
+        self._check()
         groups = [group for group in self._model.weight_groups if group.readers == (operator,)]
         found = [
             [task for group in groups for task in self._tasks(group_times(self._model, group, operator, split))]
@@ -93,6 +101,7 @@ class PlaceTables:
         if (edge.maker, edge.output) not in self._seen:
             self._seen.add((edge.maker, edge.output))
             for one in self._tables.alike(edge.maker):
+                self._check()
                 for other in self._tables.alike(edge.reader):
                     table[np.ix_(one, other)] = self._between(edge, one, other)
         return table

@@ -1,6 +1,6 @@
 """How long a step goes on at least behind an operator, whatever the splits of those behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,15 +37,19 @@ class Rests:
     Args:
         tables: of the splits to choose from.
         has_backward: by operator.
+        check: called again and again meanwhile; what it raises ends it.
     """
 
-    def __init__(self, tables: TileTables, has_backward: Sequence[bool]) -> None:
+    def __init__(
+        self, tables: TileTables, has_backward: Sequence[bool], check: Callable[[], None] = lambda: None
+    ) -> None:
         self._tables, self._has_backward = tables, has_backward
         self.around = [np.full_like(table, NEVER) for table in tables.forward]
         self.onward = [np.full_like(table, NEVER) for table in tables.forward]
         self.across = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
         self.beyond = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
         for reader in reversed(range(len(self.around))):
+            check()
             self._turn(reader)
             for number, edge in enumerate(tables.edges[reader]):
                 self._follow_tiles(edge.maker, reader, number)

@@ -4,17 +4,20 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from bow.errors import ScheduleError
+from bow.errors import ScheduleError, SettingError
 from bow.planner.chain_processes import run_in_processes
 from bow.planner.chains import Chain, Progress, Start, Tally, run_chains, spaces_of
+from bow.planner.explain import Explanation, explain
 from bow.planner.metropolis import Best
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
 from bow.planner.search_settings import SearchSettings
 from bow.planner.starts import baseline, random_strategy
 from bow.seeds import derive_seed
+from bow.strategy import Timeline
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Found:
         chain: on which it was found.
         chains: all of them.
         seconds: that it took.
+        problem: what was planned for.
     """
 
     strategy: PlacedStrategy
@@ -34,6 +38,44 @@ class Found:
     chain: Chain
     chains: tuple[Chain, ...]
     seconds: float
+    problem: Problem = field(repr=False, compare=False)
+
+    def explain(self, keep: int = 3, budget_s: float | None = None) -> Explanation:
+        """What was chosen for every operator, what that costs, and what else would cost; printed, it is a table.
+
+        Args:
+            keep: how many other choices are kept for each operator.
+            budget_s: no operator's other choices are looked at after so many seconds; None: all are.
+        """
+        begun = time.perf_counter()
+        return explain(
+            self.problem,
+            self.strategy.splits,
+            self.strategy.learners,
+            keep=keep,
+            goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
+        )
+
+    def timeline(self) -> Timeline:
+        """When what runs where in a simulated step; `Timeline.save` writes it for Perfetto."""
+        return self.problem.simulate(self.strategy.splits, self.strategy.learners).timeline
+
+    def save(self, path: str | Path) -> None:
+        """Write the strategy as JSON, which `bow.train(strategy=path)` reads.
+
+        Args:
+            path: of the file; folders that are missing are made.
+
+        Raises:
+            SettingError: it cannot be written.
+        """
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(self.strategy.to_json(), encoding="utf-8")
+        except OSError as error:
+            raise SettingError(
+                f"the strategy cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
+            ) from error
 
     @property
     def batch_ns(self) -> float:
@@ -90,7 +132,7 @@ def search(
         why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
         raise ScheduleError(f"no strategy to start from fits: {why}")
     strategy = problem.strategy(chain.best.splits, chain.start.learners)
-    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun)
+    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem)
 
 
 def _starts(problem: Problem, settings: SearchSettings) -> Iterator[Start]:

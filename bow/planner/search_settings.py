@@ -1,10 +1,12 @@
 """How strategies are searched for."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from bow.errors import SettingError
+from bow.planner.limits import Limits
 from bow.planner.metropolis import TEMPERATURE
 from bow.planner.moves import DeviceLists
 
@@ -29,11 +31,13 @@ class SearchSettings:
         proposals: of each walk; None: as many as there is time for.
         patience: a walk ends when nothing better was found for this part of it; None: it does not.
         temperature: see `metropolis`.
-        starts: what walks start from: one walk for each and each number of learners; a name may stand several times.
+        starts: what walks start from: one walk for each and each number of learners; a name may stand several times,
+            or one name alone.
         trial: a process with several walks divides this part of its time among them, in rounds after each of which
             the better half goes on, and goes on from the best strategy for the rest; 0: all is divided among them, as
             in the paper.
-        learners: numbers of learners to choose from, between all of which the devices are divided.
+        learners: numbers of learners to choose from, or one number: so many groups of equal size are made of the
+            devices, one for each learner.
         seed: of all random numbers.
         processes: that walk at the same time.
         devices: which lists of devices are tried, see `SplitSpace`.
@@ -61,16 +65,26 @@ class SearchSettings:
     descend: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "starts", _listed(self.starts, str))
+        object.__setattr__(self, "learners", _listed(self.learners, int))
         unknown = next((start for start in self.starts if start not in STARTS), None)
         if unknown is not None or not self.starts:
-            raise SettingError(f"starts must be of {', '.join(STARTS)}, got {unknown or 'none'}")
+            raise SettingError(f"starts must be of {', '.join(STARTS)}, got {unknown if self.starts else 'none'}")
         if self.moves not in MOVES:
             raise SettingError(f"moves must be one of {', '.join(MOVES)}, got {self.moves!r}")
-        if self.budget_s is not None and not (math.isfinite(self.budget_s) and self.budget_s > 0):
-            raise SettingError(f"budget_s must be finite and above 0, got {self.budget_s}")
+        Limits(self.budget_s, self.proposals, self.patience)
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise SettingError(
+                f"temperature must be finite and at least 0, got {self.temperature}; {TEMPERATURE} is usual"
+            )
         if not 0 <= self.trial < 1:
             raise SettingError(f"trial must be at least 0 and below 1, got {self.trial}; 0.4 is usual")
-        if not self.learners or min(self.learners) < 1:
+        if not self.learners or not all(type(count) is int and count >= 1 for count in self.learners):
             raise SettingError(f"learners must list numbers of at least 1, got {self.learners}")
         if self.processes < 1:
             raise SettingError(f"processes must be at least 1, got {self.processes}")
+
+
+def _listed(values: Any, one: type) -> tuple[Any, ...]:
+    """Several values, or one alone, as several."""
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, one) else (values,)

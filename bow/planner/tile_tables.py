@@ -1,6 +1,6 @@
 """How long everything takes that two operators' splits decide, for all their splits at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -37,10 +37,13 @@ class TileTables:
     Args:
         model: of the step.
         options: by operator: the splits that it may have.
+        check: called again and again meanwhile; what it raises ends it.
     """
 
-    def __init__(self, model: StepModel, options: Sequence[Sequence[Split]]) -> None:
-        self._model, self._options = model, options
+    def __init__(
+        self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._model, self._options, self._check = model, options, check
         self._transfers = TransferTimes(model.topology)
         operators = range(len(options))
         self.devices = [self._device_table(operator) for operator in operators]
@@ -63,6 +66,7 @@ class TileTables:
         return table
 
     def _tile_table(self, operator: int, which: str) -> Array:
+        self._check()
         is_forward = which == "forward"
         table = np.full(self.devices[operator].shape, NEVER if is_forward else 0, np.int64)
         if is_forward or self._model.has_backward[operator]:
@@ -96,6 +100,7 @@ class TileTables:
         for group in self._model.weight_groups:
             is_only = len(group.readers) == 1
             for reader in group.readers:
+                self._check()
                 for option, split in enumerate(self._options[reader]):
                     times = group_times(self._model, group, reader, split)
                     behind = times.behind if is_only else lambda device, times=times: times.updates_ns.get(device, 0)
@@ -110,6 +115,7 @@ class TileTables:
         if is_back and not self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output]):
             return table
         for one in self.alike(edge.maker):
+            self._check()
             for other in self.alike(edge.reader):
                 self._fill(table, edge, one, other, is_back)
         return table

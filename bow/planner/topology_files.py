@@ -1,11 +1,12 @@
 """Topologies of devices as YAML or JSON, and those that are shipped."""
 
+import dataclasses
 import importlib.resources
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -14,6 +15,8 @@ from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
 
 NETWORK = "network"
 """The switch that joins the nodes."""
+
+_Described = TypeVar("_Described", DeviceKind, Link)
 
 _KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap", "sum_us"}
 
@@ -58,7 +61,11 @@ def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopolog
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TopologyError(f"topology {str(source)!r} is not YAML; correct it") from error
-    return topology_from_dict(data if nodes is None or not isinstance(data, Mapping) else {**data, "nodes": nodes})
+    described = data if nodes is None or not isinstance(data, Mapping) else {**data, "nodes": nodes}
+    try:
+        return topology_from_dict(described)
+    except TopologyError as error:
+        raise TopologyError(f"topology {str(source)!r}: {error}") from error
 
 
 def topology_from_dict(data: object) -> DeviceTopology:
@@ -91,9 +98,9 @@ def topology_from_dict(data: object) -> DeviceTopology:
         raise TopologyError(f"a topology has no {unknown[0]!r}; its keys are {', '.join(sorted(_KEYS))}")
     try:
         return _read(data)
+    except TopologyError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, TopologyError):
-            raise
         raise TopologyError(
             f"the topology is damaged ({type(error).__name__}: {error}); see conf/topology for examples"
         ) from error
@@ -139,7 +146,10 @@ def topology_to_json(topology: DeviceTopology) -> str:
 
 
 def _read(data: Mapping[str, Any]) -> DeviceTopology:
-    kinds = {name: DeviceKind(name, **fields) for name, fields in data["kinds"].items()}
+    kinds = {
+        name: _made(DeviceKind, f"kind {name!r}", fields, name=name)
+        for name, fields in _mapping("kinds", data.get("kinds"), "names to what they are").items()
+    }
     nodes = data.get("nodes", 1)
     if not isinstance(nodes, int) or nodes < 1:
         raise TopologyError(f"nodes must be a whole number of at least 1, got {nodes!r}")
@@ -147,13 +157,13 @@ def _read(data: Mapping[str, Any]) -> DeviceTopology:
     devices = tuple(
         _device(prefix + name, kind, kinds, node)
         for node, prefix in enumerate(prefixes)
-        for name, kind in data["devices"].items()
+        for name, kind in _mapping("devices", data.get("devices"), "names to kinds").items()
     )
-    switches = [prefix + name for prefix in prefixes for name in data.get("switches") or ()]
-    links = [link for prefix in prefixes for each in data.get("links") or () for link in _links(each, prefix)]
+    switches = [prefix + str(name) for prefix in prefixes for name in _list("switches", data.get("switches"))]
+    links = [link for prefix in prefixes for each in _list("links", data.get("links")) for link in _links(each, prefix)]
     if data.get("network") is not None and nodes > 1:
         switches.append(NETWORK)
-        links += _to_network(dict(data["network"]), prefixes)
+        links += _to_network(_mapping("network", data["network"], "names to values"), prefixes)
     return DeviceTopology(
         str(data.get("name", "unnamed")),
         devices,
@@ -168,26 +178,67 @@ def _device(name: str, described: str | Mapping[str, Any], kinds: Mapping[str, D
     if isinstance(described, str):
         kind = described
     else:
-        kind, node = str(described["kind"]), int(described.get("node", node))
+        fields = _mapping(f"device {name!r}", described, "kind and node to values; or give its kind alone")
+        _check_keys(f"device {name!r}", fields, needed={"kind"}, known={"kind", "node"})
+        kind, node = str(fields["kind"]), fields.get("node", node)
+        if not isinstance(node, int):
+            raise TopologyError(f"node of device {name!r} must be a whole number, got {node!r}")
     if kind not in kinds:
         raise TopologyError(f"device {name!r} is of kind {kind!r}, which is not described; add it to kinds")
     return Device(name, kinds[kind], node)
 
 
-def _links(described: Mapping[str, Any], prefix: str) -> Iterator[Link]:
-    fields = dict(described)
+def _links(described: object, prefix: str) -> Iterator[Link]:
+    fields = _mapping("a link", described, "between, latency_us and gb_per_s to values")
+    if "between" not in fields:
+        raise TopologyError(f"a link lacks 'between', got {fields}; list the names that it is between")
     between: Sequence[str] = fields.pop("between")
-    if isinstance(between, str) or len(between) < 2:
+    if not isinstance(between, list | tuple) or len(between) < 2:
         raise TopologyError(f"a link is between two or more names, got {between!r}; list them")
-    ends = [prefix + name for name in between]
+    ends = [prefix + str(name) for name in between]
     lines = [tuple(ends)] if fields.get("shared") else itertools.combinations(ends, 2)
-    yield from (Link(each, **fields) for each in lines)
+    what = f"the link between {' and '.join(map(str, between))}"
+    yield from (_made(Link, what, fields, ends=each) for each in lines)
 
 
-def _to_network(described: dict[str, Any], prefixes: Iterable[str]) -> Iterator[Link]:
-    start = described.pop("from")
+def _to_network(fields: dict[str, Any], prefixes: Iterable[str]) -> Iterator[Link]:
+    if "from" not in fields:
+        raise TopologyError("network lacks 'from'; name the device or switch of each node that it is joined to")
+    start = str(fields.pop("from"))
     for prefix in prefixes:
-        yield Link((prefix + start, NETWORK), **described)
+        yield _made(Link, "network", fields, ends=(prefix + start, NETWORK))
+
+
+def _made(of: type[_Described], what: str, described: object, **given: Any) -> _Described:
+    """A kind or a link of what a file says, and what is known without it."""
+    fields = _mapping(what, described, "names to values")
+    own = [field for field in dataclasses.fields(of) if field.name not in given]
+    needed = {field.name for field in own if field.default is dataclasses.MISSING}
+    _check_keys(what, fields, needed, {field.name for field in own})
+    return of(**given, **fields)
+
+
+def _check_keys(what: str, fields: Mapping[str, Any], needed: Iterable[str], known: Iterable[str]) -> None:
+    unknown = sorted(str(key) for key in set(fields) - set(known))
+    if unknown:
+        raise TopologyError(f"{what} has no {unknown[0]!r}; its keys are {', '.join(sorted(known))}")
+    missing = sorted(set(needed) - set(fields))
+    if missing:
+        raise TopologyError(f"{what} lacks {missing[0]!r}; add it")
+
+
+def _mapping(what: str, value: object, of: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TopologyError(f"{what} must be a mapping of {of}, got {value!r}")
+    return dict(value)
+
+
+def _list(what: str, value: object) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise TopologyError(f"{what} must be a list, got {value!r}")
+    return value
 
 
 def _fields(of: DeviceKind | Link, leave_out: str) -> dict[str, Any]:

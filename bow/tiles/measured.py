@@ -15,7 +15,7 @@ from bow.planner.rule import Rules
 from bow.planner.rules import RULES
 from bow.tiles.captured import CapturedStep
 from bow.tiles.machine import all_on, core_kind
-from bow.tiles.measuring import kept_times
+from bow.tiles.measuring import Tell, kept_times
 from bow.tiles.updating import OptimizerFactory
 
 OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -31,6 +31,7 @@ def measured_costs(
     *,
     even: bool = False,
     rules: Rules = RULES,
+    tell: Tell | None = None,
 ) -> MeasuredCosts:
     """Measure what is not yet known of a step's tiles on this machine's devices; others have the roofline's times.
 
@@ -44,15 +45,15 @@ def measured_costs(
         optimizer: makes an optimizer from the model's parameters.
         even: only tiles of equal sizes.
         rules: that are known.
+        tell: is told for each kind of device how many tiles are measured, of how many.
 
     Raises:
         SettingError: none of the devices is this machine's, or what was measured cannot be kept.
     """
     times = {}
     for kind, device, cores in _here(topology):
-        measure = functools.partial(
-            kept_times, captured, model, batch, optimizer, topology.num_devices, device=device, even=even, rules=rules
-        )
+        settings: dict[str, Any] = {"device": device, "even": even, "rules": rules, "tell": tell}
+        measure = functools.partial(kept_times, captured, model, batch, optimizer, topology.num_devices, **settings)
         if device.type == "cuda":
             times[kind] = measure()
         else:

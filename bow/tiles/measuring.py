@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +36,9 @@ from bow.tiles.updating import OptimizerFactory
 
 _Spans: TypeAlias = dict[tuple[str, str], list[Span]]
 
+Tell: TypeAlias = Callable[[int, int], None]
+"""Is told how many tiles are measured, and of how many."""
+
 REPEATS = 5
 
 WARM_UP = 2
@@ -53,6 +56,7 @@ def measure_tiles(
     even: bool = False,
     repeats: int = REPEATS,
     rules: Rules = RULES,
+    tell: Tell | None = None,
 ) -> TileTimes:
     """Measure every tile that a strategy for so many devices may have, once for each operator and shape.
 
@@ -71,14 +75,15 @@ def measure_tiles(
         even: only tiles of equal sizes.
         repeats: steps that are timed for each way to split.
         rules: that are known.
+        tell: is told how many tiles are measured, of how many, whenever there are more; None: nobody is.
     """
     times = TileTimes() if known is None else TileTimes(dict(known.tiles), dict(known.updates))
     graph, team = captured.graph, Team(device or torch.device("cpu"), is_alone=True)
-    for splits in _ways(graph, rules, num_devices, even):
-        boxes = [list(tiles_of(graph, each, split)) for each, split in zip(graph.operators, splits, strict=True)]
-        keys = [
-            [tile_key(graph, rules, each, box) for box in of] for each, of in zip(graph.operators, boxes, strict=True)
-        ]
+    ways = [(splits, _keys(graph, rules, splits)) for splits in _ways(graph, rules, num_devices, even)]
+    wanted = {key for _, keys in ways for of in keys for key in of}
+    for splits, keys in ways:
+        if tell is not None:
+            tell(len(wanted & times.tiles.keys()), len(wanted))
         if graph.hash in times.updates and all(key in times.tiles for of in keys for key in of):
             continue
         runtime = TileRuntime(captured, PlacedStrategy(graph.hash, splits), model, optimizer, team, rules=rules)
@@ -98,6 +103,8 @@ def measure_tiles(
         times.tiles.update({key: time for key, time in medians.items() if key not in times.tiles})
         updates = [_update_ns(spans) for spans in steps]
         times.updates.setdefault(graph.hash, statistics.median(updates) / max(_trained_bytes(graph), 1))
+    if tell is not None:
+        tell(len(wanted), len(wanted))
     return times
 
 
@@ -111,6 +118,7 @@ def kept_times(
     device: torch.device | None = None,
     even: bool = False,
     rules: Rules = RULES,
+    tell: Tell | None = None,
 ) -> TileTimes:
     """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before.
 
@@ -123,6 +131,7 @@ def kept_times(
         device: that is measured; None: the CPU, with as many threads as PyTorch has now.
         even: only tiles of equal sizes.
         rules: that are known.
+        tell: is told how many tiles are measured, of how many.
 
     Raises:
         SettingError: what was measured cannot be kept.
@@ -130,7 +139,7 @@ def kept_times(
     path = times_file(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
     known = load_times(path)
     times = measure_tiles(
-        captured, model, batch, optimizer, num_devices, device=device, known=known, even=even, rules=rules
+        captured, model, batch, optimizer, num_devices, device=device, known=known, even=even, rules=rules, tell=tell
     )
     if times != known:
         try:
@@ -179,6 +188,12 @@ def _ways(graph: OperatorGraph, rules: Rules, num_devices: int, even: bool) -> I
     ways = [list(space.splits(operator)) for operator in range(space.num_operators)]
     for turn in range(max(map(len, ways))):
         yield tuple(of[min(turn, len(of) - 1)] for of in ways)
+
+
+def _keys(graph: OperatorGraph, rules: Rules, splits: Sequence[Split]) -> list[list[str]]:
+    """By operator: the keys of its tiles."""
+    pairs = zip(graph.operators, splits, strict=True)
+    return [[tile_key(graph, rules, each, box) for box in tiles_of(graph, each, split)] for each, split in pairs]
 
 
 def _steps(runtime: TileRuntime, batch: Any, repeats: int) -> Iterator[_Spans]:

@@ -1,14 +1,18 @@
 """`bow.plan`: from a model to a strategy."""
 
 import dataclasses
+import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from rich.console import Console
 from torch import Tensor, nn
 
 from bow.errors import SettingError
 from bow.graph.learning_step import Step
+from bow.observe.search_bar import measuring, watched
 from bow.planner.chains import Progress
 from bow.planner.costs import RooflineCosts
 from bow.planner.device_topology import DeviceTopology
@@ -19,7 +23,7 @@ from bow.planner.rules import RULES
 from bow.planner.search import Found, search
 from bow.planner.search_settings import SearchSettings
 from bow.planner.task_costs import Costs
-from bow.planner.topology_files import load_topology
+from bow.planner.topology_files import load_topology, shipped_topologies
 from bow.replica import num_state_tensors
 from bow.tiles.capturing import capture_operators
 from bow.tiles.machine import MACHINE, measure_machine
@@ -43,7 +47,7 @@ def plan(
     optimizer: OptimizerFactory = OPTIMIZER,
     settings: SearchSettings | None = None,
     rules: Rules = RULES,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     **changes: Any,
 ) -> Found:
     """Find a fast strategy for training a model on several devices, none of which has to be there.
@@ -63,11 +67,13 @@ def plan(
         optimizer: makes an optimizer from the model's parameters; measured with the tiles, and its state is counted.
         settings: of the search; None: the defaults.
         rules: how operators can be split.
-        progress: is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search.
-        **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)` or `seed=1`.
+        progress: True: a bar with the best time so far, where standard error is a terminal; False: none; or who is told
+            seconds, proposals and the best time of a batch in nanoseconds instead, and ends the search with False.
+        **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)`, `starts="data"` or `seed=1`.
 
     Returns:
-        The best strategy (`strategy`), its simulated time (`makespan_ns`), and how it was found.
+        The best strategy (`strategy`), its simulated time (`makespan_ns`), and how it was found; `explain()` says what
+        was chosen and why, `timeline()` when what runs, and `save(path)` keeps the strategy for `bow.train`.
 
     Raises:
         CaptureError, LossError, DataError: as `bow.capture` does.
@@ -91,10 +97,17 @@ def plan(
     captured = capture_operators(model, batch, loss, step=step, rules=rules)
     chosen = dataclasses.replace(settings or SearchSettings(), **changes)
     devices = topology_of(topology)
+    console = Console(stderr=True)
+    shown = progress is True and console.is_terminal
     own = None
     if costs == "measured":
-        own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules)
-    return search(problem_of(captured.graph, devices, rules, own, optimizer), chosen, progress)
+        with measuring(console) if shown else nullcontext() as tell:
+            own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, tell=tell)
+    problem = problem_of(captured.graph, devices, rules, own, optimizer)
+    if not shown:
+        return search(problem, chosen, None if isinstance(progress, bool) else progress)
+    with watched(chosen.budget_s, console) as tell:
+        return search(problem, chosen, tell)
 
 
 def topology_of(topology: DeviceTopology | str | Path, count: int | None = None) -> DeviceTopology:
@@ -106,10 +119,15 @@ def topology_of(topology: DeviceTopology | str | Path, count: int | None = None)
 
     Raises:
         TopologyError: it cannot be read.
-        SettingError: there are not so many devices.
+        SettingError: it is none, or there are not so many devices.
     """
     if isinstance(topology, DeviceTopology):
         return topology
+    if not isinstance(topology, str | os.PathLike):
+        raise SettingError(
+            f"topology must be a name, a file or a DeviceTopology, got {topology!r}; the names are {MACHINE}, "
+            f"{', '.join(shipped_topologies())}"
+        )
     return measure_machine(count=count) if topology == MACHINE else load_topology(topology)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bow.cli import main, planning, planning_methods, planning_settings
 from bow.planner.device_topology import DeviceTopology
@@ -88,6 +89,28 @@ def test_a_search_writes_a_strategy_and_its_timeline(said: Callable[[], str]) ->
     assert Path("plan/timeline.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([*MODEL, NODE], "for model=mlp batch_size=8, a batch of 8; topology p100_node, 4 devices; costs=roofline"),
+        (["network=alexnet"], "for network=alexnet size=tiny, a batch of 8; topology two_cores, 2 devices; costs="),
+    ],
+)
+def test_what_is_planned_for_is_told_first(words: list[str], line: str, said: Callable[[], str]) -> None:
+    assert main(["plan", *words, "method=single"]) == 0
+    assert said().startswith(line)
+    assert main(["plan", "show", "plan"]) == 0
+    assert said().startswith(line)
+
+
+def test_settings_of_the_search_are_read() -> None:
+    words = ["starts=single,optcnn", "moves=paper", "patience=none", "temperature=0.1", "even=true"]
+    search = planning_settings.read(words).search
+    assert (search.starts, search.moves, search.even) == (("single", "optcnn"), "paper", True)
+    assert (search.patience, search.temperature) == (None, 0.1)
+    assert planning_settings.read(["patience=0.25"]).search.patience == 0.25
+
+
 def test_dry_run_prints_the_same_and_writes_nothing(said: Callable[[], str]) -> None:
     assert main(["plan", "--dry-run", *MODEL, "topology=h100_node", "method=model"]) == 0
     dry = said()
@@ -111,7 +134,7 @@ def test_every_method_gives_a_strategy(method: str, said: Callable[[], str]) -> 
     if method in PLACEMENTS:
         assert all(split.num_tiles == 1 for split in strategy.splits)
     if method == "exhaustive":
-        assert "strategies in" in told
+        assert "strategies with at most 2 tiles an operator, on any devices, is faster" in told
 
 
 def test_comparing_has_a_row_for_everything(said: Callable[[], str]) -> None:
@@ -152,7 +175,7 @@ def test_showing_a_strategy_names_every_operator(said: Callable[[], str]) -> Non
     assert main(["plan", "show", "plan"]) == 0
     told = said()
     assert "linear" in told
-    assert "sample 4" in told
+    assert "sample (S) 4" in told
 
 
 @pytest.mark.usefixtures("planned")
@@ -161,6 +184,7 @@ def test_explaining_says_what_other_choices_cost(said: Callable[[], str]) -> Non
     told = said()
     assert "other choices simulated" in told
     assert "%)" in told
+    assert re.search(r"\w+ \(P\) [234]\b[^:]* on ", told)
     assert "a step:" in told
 
 
@@ -202,7 +226,7 @@ def test_costs_and_topology_of_this_machine_are_measured_and_kept(
 @pytest.mark.parametrize(("words", "copies"), [([], 1), (["optimizer=adamw"], 2), (["optimizer.momentum=0"], 0)])
 def test_memory_is_that_of_the_optimizer_that_will_train(words: list[str], copies: int) -> None:
     settings = planning_settings.read([*MODEL, *words])
-    assert planning._problem(settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
+    assert planning._problem(Console(), settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
 
 
 @pytest.fixture
@@ -219,6 +243,11 @@ def _interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(problem, settings, told)
 
     monkeypatch.setattr(planning_methods, "search", searched)
+
+
+def test_away_from_a_terminal_nothing_stands_for_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *MODEL, NODE, *SHORT, "--dry-run"]) == 0
+    assert all(capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.usefixtures("_interrupted")
@@ -245,9 +274,18 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
         ([*MODEL, "costs=measured"], "costs=measured needs devices of this machine, topology 'two_cores' has core"),
         ([*MODEL, "budget_s=soon"], "budget_s must be a number, got 'soon'"),
         ([*MODEL, "budget_s=-1"], "budget_s must be finite and above 0, got -1"),
+        ([*MODEL, "starts=data,exprt"], "starts must be of data, expert, random, model, single, optcnn, got exprt"),
+        ([*MODEL, "moves=none"], "moves must be one of paper, symmetric, guided, got 'none'"),
+        ([*MODEL, "patience=2"], "patience must be above 0 and at most 1, got 2"),
+        ([*MODEL, "patience=long"], "patience must be a number, or none, got 'long'"),
+        ([*MODEL, "temperature=-1"], "temperature must be finite and at least 0, got -1"),
+        ([*MODEL, "even=perhaps"], "even must be true or false, got 'perhaps'"),
         ([*MODEL, "proposals=many"], "proposals must be a whole number, got 'many'"),
         ([*MODEL, "learners=1,x"], "learners must be a whole number, or several with commas, got '1,x'"),
         ([*MODEL, "learners=3", "topology=p100_node"], "4 devices cannot be divided among 3 learners"),
+        ([*MODEL, "learners=2", "method=data"], "learners=2 is for method=search, and method=data plans one learner"),
+        ([*MODEL, "learners=1,2", "method=exhaustive"], "learners=1,2 is for method=search, and method=exhaustive"),
+        ([*MODEL, "learners=2", "method=gpu"], "take method=search, or leave learners out"),
         ([*MODEL, "devices=2"], "devices=2 is for topology=machine"),
         ([*MODEL, "topology=machine", "devices=9999"], "9999 devices need 9999 cores"),
         ([*MODEL, "topology=machine", "--dry-run"], "topology=machine measures this machine and a dry run"),

@@ -111,7 +111,7 @@ def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
     told: list[int] = []
 
     def watch(seconds: float, prefixes: int, best_ns: int) -> bool:
-        told.append(prefixes)
+        told.extend([prefixes] if prefixes else [])  # 0: while the tables are made
         return len(told) < 30
 
     proof = exhaustive(model, space_of(graph, NODE), evaluate, start=splits, watch=watch)
@@ -119,6 +119,40 @@ def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
     assert not proof.is_complete
     assert 0 < proof.bound_ns < proof.makespan_ns
     assert proof.gap == pytest.approx(1 - proof.bound_ns / proof.makespan_ns)
+
+
+@pytest.mark.parametrize("turns", [1, 5, 20])
+def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
+    """Nothing is known of other strategies then but that the start is one."""
+    graph = GRAPHS["language model"]
+    model, splits = model_of(graph, NODE), single_device(graph)
+    evaluate = Evaluator(SlowSimulation(model, splits), splits)
+    ticks = itertools.count()
+    late = exhaustive(
+        model, space_of(graph, NODE), evaluate, start=splits, budget_s=turns, clock=lambda: float(next(ticks))
+    )
+    left = iter([True] * turns)
+    unwatched = exhaustive(model, space_of(graph, NODE), evaluate, start=splits, watch=lambda *_: next(left, False))
+    for proof in (late, unwatched):
+        assert not proof.is_complete
+        assert (proof.bound_ns, proof.prefixes, proof.evaluated) == (0, 0, 0)
+        assert proof.splits == splits
+        assert proof.makespan_ns == simulated_ns(model, splits)
+        assert proof.gap == 1
+    with pytest.raises(ScheduleError, match="ended before a strategy that fits was found; give more time, or a start"):
+        exhaustive(model, space_of(graph, NODE), evaluate, watch=lambda *_: False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "even", "description"),
+    [
+        (2, False, "at most 2 tiles an operator, on any devices"),
+        (4, True, "at most 4 tiles of equal sizes an operator, on different devices"),
+        (8, False, "at most 8 tiles an operator, on evenly spaced devices or on one of 4 lists drawn at random"),
+    ],
+)
+def test_spaces_say_which_strategies_they_hold(devices: int, even: bool, description: str) -> None:
+    assert SplitSpace(GRAPHS["perceptron"], RULES, devices, even=even).description == description
 
 
 def test_without_a_strategy_that_fits_there_is_no_optimum() -> None:

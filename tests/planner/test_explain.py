@@ -27,6 +27,8 @@ def test_every_operator_is_told_with_its_split_and_devices() -> None:
     explained = explain(PROBLEM, DATA, operators=())
     assert [each.name for each in explained.operators] == [operator.name for operator in GRAPH.operators]
     assert list(explained.operators[0].degrees.values()) == [2]
+    assert list(explained.operators[0].kinds.values()) == ["S"]
+    assert "sample (S) 2" in str(explained)
     assert explained.operators[0].devices == ("left", "right")
     assert explained.makespan_ns == PROBLEM.simulate(DATA).makespan_ns
     assert (explained.tried, explained.left_out) == (0, 0)

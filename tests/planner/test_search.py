@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from bow.planner.costs import RooflineCosts
 from bow.planner.device_topology import Device, DeviceTopology
 from bow.planner.metropolis import Best, Walk
 from bow.planner.operator_graph import OperatorGraph
+from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.planner.search import search
@@ -46,6 +48,20 @@ def test_what_is_found_takes_what_it_says_and_is_no_slower_than_its_starts() -> 
     times = [best.makespan_ns for best in found.bests]
     assert times == sorted(set(times), reverse=True)
     assert times[-1] == found.makespan_ns
+
+
+def test_what_is_found_explains_itself_and_has_a_timeline(tmp_path: Path) -> None:
+    found = search(PROBLEM, SHORT)
+    explained = found.explain(keep=1)
+    assert explained.makespan_ns == found.makespan_ns
+    assert found.timeline().makespan == pytest.approx(found.makespan_ns / 1e9)
+    assert explained.tried > 0
+    assert max(len(each.others) for each in explained.operators) == 1
+    assert found.explain(budget_s=0).left_out == len(PROBLEM.graph.operators)
+    found.save(tmp_path / "folder" / "strategy.json")
+    assert PlacedStrategy.from_json((tmp_path / "folder" / "strategy.json").read_text()) == found.strategy
+    with pytest.raises(SettingError, match=r"cannot be written to .*; give another file"):
+        found.save(tmp_path)
 
 
 def test_equal_seeds_find_the_same_and_others_walk_elsewhere() -> None:
@@ -169,13 +185,26 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
         ({"moves": "wild"}, "moves must be one of"),
         ({"budget_s": 0.0}, "budget_s must be finite and above 0"),
         ({"trial": 1.0}, "trial must be at least 0 and below 1, got 1.0"),
+        ({"learners": "auto"}, "learners must list numbers of at least 1, got"),
+        ({"learners": None}, "learners must list numbers of at least 1, got"),
         ({"learners": (0,)}, "learners must list numbers of at least 1"),
+        ({"patience": 0}, "patience must be above 0 and at most 1, got 0"),
+        ({"temperature": -1}, "temperature must be finite and at least 0, got -1"),
+        ({"proposals": -1}, "proposals must be at least 0, got -1"),
+        ({"budget_s": None, "patience": None}, "never ends; give one of them"),
         ({"processes": 0}, "processes must be at least 1"),
     ],
 )
 def test_settings_without_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         SearchSettings(**changes)
+
+
+def test_one_value_may_stand_for_a_list_of_one() -> None:
+    changes: dict[str, Any] = {"starts": "data", "learners": 2}
+    assert SearchSettings(**changes) == SearchSettings(starts=("data",), learners=(2,))
+    with pytest.raises(SettingError, match="got exprt"):
+        SearchSettings(**{**changes, "starts": "exprt"})
 
 
 def test_an_unknown_baseline_is_refused() -> None:

@@ -96,9 +96,28 @@ def test_link_between_several_is_one_for_each_pair_unless_shared() -> None:
         ({"nodes": 2}, "no link leads from 'node0.a' to 'node1.a'"),
         ({"link": []}, "a topology has no 'link'"),
         ({"links": [{"between": "ab", "latency_us": 1, "gb_per_s": 1}]}, "a link is between two or more names"),
-        ({"links": [{"between": ["a", "b"], "speed": 1}]}, "damaged"),
+        ({"links": [{"between": ["a", "b"], "speed": 1}]}, "the link between a and b has no 'speed'; its keys are gb_"),
+        ({"links": [{"between": ["a", "b"], "latency_us": 1}]}, "the link between a and b lacks 'gb_per_s'; add it"),
+        ({"links": [{"latency_us": 1, "gb_per_s": 1}]}, "a link lacks 'between'"),
+        ({"links": [["a", "b"]]}, "a link must be a mapping of between"),
+        ({"links": {"between": ["a", "b"]}}, "links must be a list, got {'between'"),
+        (
+            {"links": [{"between": ["a", "b"], "latency_us": "x", "gb_per_s": 1}]},
+            "latency_us of the link between a and",
+        ),
+        ({"switches": "host"}, "switches must be a list, got 'host'"),
+        ({"nodes": 2, "network": {"latency_us": 1, "gb_per_s": 1}}, "network lacks 'from'"),
+        ({"nodes": 2, "network": {"from": "a", "latency_us": 1}}, "network lacks 'gb_per_s'; add it"),
+        ({"kinds": {"core": {"memory_gib": 1, "tflops": 1}}}, "kind 'core' lacks 'gb_per_s'; add it"),
+        ({"kinds": {"core": {"memory_gib": 1, "flops": 1}}}, "kind 'core' has no 'flops'; its keys are gb_per_s,"),
+        ({"kinds": {"core": 1}}, "kind 'core' must be a mapping of names to values, got 1"),
+        ({"kinds": ["core"]}, r"kinds must be a mapping of names to what they are, got \['core'\]"),
+        ({"devices": ["a", "b"]}, r"devices must be a mapping of names to kinds, got \['a', 'b'\]"),
+        ({"devices": {"a": {"node": 1}, "b": "core"}}, "device 'a' lacks 'kind'; add it"),
+        ({"devices": {"a": 3, "b": "core"}}, "device 'a' must be a mapping of kind and node"),
+        ({"devices": {"a": {"kind": "core", "node": "x"}, "b": "core"}}, "node of device 'a' must be a whole number"),
         ({"kinds": {"core": {"memory_gib": -1, "tflops": 1, "gb_per_s": 1}}}, "memory_gib of device kind 'core'"),
-        ({"kinds": None}, "damaged"),
+        ({"kinds": None}, "kinds must be a mapping of names to what they are, got None"),
         ({"devices": {}}, "no devices"),
         ({"sum_us": -1}, "sum_us of topology 'pair' must be a number of at least 0, got -1"),
         ({"overlap": "no"}, "overlap of topology 'pair' must be true or false, got 'no'"),
@@ -108,6 +127,13 @@ def test_wrong_file_gets_one_sentence(change: dict[str, Any], message: str) -> N
     with pytest.raises(TopologyError, match=message) as raised:
         topology_from_dict({**PAIR, **change})
     assert "\n" not in str(raised.value)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(topology_to_json(topology_from_dict(PAIR)).replace("tflops", "flops"), encoding="utf-8")
+    with pytest.raises(TopologyError, match=r"topology '.*own.yaml': kind 'core' has no 'flops'"):
+        load_topology(file)
 
 
 def test_unreadable_file_names_the_shipped_ones(tmp_path: Path) -> None:

@@ -82,6 +82,16 @@ def test_what_is_known_is_not_measured_again(runs: list[Any]) -> None:
     assert times.tiles.keys() < more.tiles.keys()
 
 
+def test_who_waits_is_told_how_many_tiles_are_measured() -> None:
+    told: list[tuple[int, int]] = []
+    known = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 1, repeats=1)
+    times = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 2, known=known, repeats=1, tell=lambda *how: told.append(how))
+    assert told[0] == (len(known.tiles), len(times.tiles))
+    assert told[-1] == (len(times.tiles), len(times.tiles))
+    assert told == sorted(told)
+    assert len(set(told)) > 2
+
+
 def test_times_are_kept_on_disk_and_read_by_the_next(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "REPEATS", 1)
     times = kept_times(CAPTURED, MODEL, BATCH, SGD, 1)

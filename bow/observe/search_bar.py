@@ -1,0 +1,86 @@
+"""What the user sees of a search under way, how Ctrl-C ends it, and of measuring before it."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+@contextlib.contextmanager
+def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
+    """A bar with the best time so far; what it gives is told how a search goes, and says whether it goes on.
+
+    Ctrl-C ends the search, which then keeps the best strategy so far; a second one ends the command.
+
+    Args:
+        budget_s: seconds of the search; None: they are not limited.
+        console: where the bar is.
+    """
+    bar = Progress(
+        TextColumn("searching"),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar, _interruptible() as is_interrupted:
+        task = bar.add_task("", total=budget_s)
+
+        def tell(seconds: float, proposals: int, best_ns: float) -> bool:
+            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
+            bar.update(task, completed=seconds, description=said)
+            return not is_interrupted()
+
+        yield tell
+
+
+@contextlib.contextmanager
+def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar of tiles that are measured; what it gives is told how many are, and of how many.
+
+    Args:
+        console: where the bar is.
+    """
+    bar = Progress(
+        TextColumn("measuring"),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tiles"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        auto_refresh=False,  # a thread that draws while tiles run would be in their times
+    )
+    with bar:
+        task = bar.add_task("", total=0)
+
+        def tell(measured: int, tiles: int) -> None:
+            bar.update(task, completed=measured, total=tiles, refresh=True)
+
+        yield tell
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
