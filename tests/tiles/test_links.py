@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +15,7 @@ import torch
 
 from bow.planner.device_topology import Device, DeviceKind
 from bow.tiles import links
-from bow.tiles.links import SIZES, fitted_line, measure_links
+from bow.tiles.links import SIZES, all_lines, fitted_line, measure_links
 from bow.tiles.team import Message
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
@@ -86,3 +91,38 @@ def test_every_pair_has_a_link_and_only_gpus_compute_meanwhile(
     ]
     assert not any(link.shared for link in topology.links)
     assert (topology.name, topology.overlap) == ("here", overlap)
+
+
+def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 4
+    meeting, told, under_way = threading.Barrier(size), [None] * size, list[tuple[int, int]]()
+    seen: list[set[tuple[int, int]]] = []
+
+    class Member:
+        """One of four devices, each of which is a thread."""
+
+        def __init__(self, number: int) -> None:
+            self.number, self.size = number, size
+
+        def everyone(self, value: Any) -> Sequence[Any]:
+            told[self.number] = value
+            meeting.wait(10)
+            values = list(told)
+            meeting.wait(10)
+            return values
+
+    def line(team: Member, *pair: int) -> tuple[float, float] | None:
+        if team.number not in pair:
+            return None
+        under_way.append((pair[0], pair[1]))
+        time.sleep(0.002)
+        seen.append(set(under_way))
+        under_way.remove((pair[0], pair[1]))
+        return float(pair[0]), float(pair[1])
+
+    monkeypatch.setattr(links, "_line", line)
+    with ThreadPoolExecutor(size) as threads:
+        found = list(threads.map(all_lines, map(Member, range(size))))  # type: ignore[arg-type]
+    pairs = list(itertools.combinations(range(size), 2))
+    assert [len(of) for of in seen] == [1] * 2 * len(pairs)
+    assert found == [{pair: (float(pair[0]), float(pair[1])) for pair in pairs}] * size
