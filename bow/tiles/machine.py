@@ -155,7 +155,7 @@ def _gpus(count: int | None) -> DeviceTopology:
 
 def _gpu_links(devices: Sequence[Device]) -> Iterator[Link]:
     """A link for each pair that is joined by NVLinks, and one that all others share."""
-    known = read_gpu_links()
+    known = read_gpu_links([str(torch.cuda.get_device_properties(number).uuid) for number in range(len(devices))])
     others = set[str]()
     slowest: Connection = "SWITCH"
     for one in range(len(devices)):

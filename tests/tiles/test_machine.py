@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bow.device import available_cores
+from bow.device.links import links_between
 from bow.errors import SettingError
 from bow.planner.device_topology import DeviceKind
 from bow.planner.topology_files import load_topology, save_topology
@@ -50,16 +51,25 @@ def test_cores_are_shared_out_evenly_and_every_pair_is_joined(monkeypatch: pytes
         read_devices("cpu", 7)
 
 
-@pytest.mark.usefixtures("quick")
-def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(name="H100", total_memory=80 * 2**30)
+LISTING = "GPU 0: H100 (UUID: GPU-0a)\nGPU 1: H100 (UUID: GPU-1b)\nGPU 2: H100 (UUID: GPU-2c)\n"
+TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tSYS\nGPU1\tNV2\tX\tPHB\nGPU2\tSYS\tPHB\tX\n"
+
+
+@pytest.fixture
+def gpus(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three GPUs, the first and the last of which have changed their numbers in what PyTorch sees."""
+    properties = [SimpleNamespace(name="H100", total_memory=80 * 2**30, uuid=uuid) for uuid in ("2c", "1b", "0a")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
-    monkeypatch.setattr(machine, "read_gpu_links", lambda: {(0, 1): ("NVLINK", 2), (0, 2): ("SYSTEM", 0)})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    monkeypatch.setattr(machine, "read_gpu_links", lambda uuids: links_between(uuids, LISTING, TABLE))
+
+
+@pytest.mark.usefixtures("gpus")
+def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere() -> None:
     topology = read_devices("cuda")
     assert topology.overlap
     assert [(link.ends, link.gb_per_s) for link in topology.links] == [
-        (("gpu0", "gpu1"), 40.0),
+        (("gpu1", "gpu2"), 40.0),
         (("gpu0", "gpu1", "gpu2"), 8.0),
     ]
     assert topology.devices[0].kind.memory_gib == 80
