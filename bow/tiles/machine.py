@@ -80,6 +80,21 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
     return _cores(count)
 
 
+def connected(devices: Sequence[Device], cuda: bool) -> DeviceTopology:
+    """A topology of devices, with links as they are known by their kind.
+
+    Args:
+        devices: by number; GPUs of one machine are those that PyTorch knows by these numbers.
+        cuda: whether they are GPUs.
+    """
+    if cuda and len({device.node for device in devices}) == 1:
+        links = tuple(_gpu_links(devices))
+    else:
+        pairs = itertools.combinations([device.name for device in devices], 2)
+        links = tuple(Link(pair, MEMORY_LATENCY_US, MEMORY_GB_PER_S) for pair in pairs)
+    return DeviceTopology("this machine", tuple(devices), links, overlap=cuda)
+
+
 def core_kind(threads: int) -> str:
     """The name of the kind that so many cores of this machine are.
 
@@ -122,7 +137,7 @@ def _elsewhere(known: DeviceTopology, cuda: bool) -> None:
 
 
 def _measured(world: World, known: DeviceTopology, cuda: bool) -> DeviceTopology:
-    return measure_links_in_use(Team(_device(cuda, world.local_rank)), known.devices, known.name)
+    return measure_links_in_use(Team(_device(cuda, world.local_rank)), known)
 
 
 def _cores(count: int | None) -> DeviceTopology:
@@ -133,8 +148,7 @@ def _cores(count: int | None) -> DeviceTopology:
     threads = cores // count
     kind = device_kind(torch.device("cpu"), core_kind(threads), _memory_gib() / count, threads)
     names = [f"core{number}" if threads == 1 else f"cores{number}" for number in range(count)]
-    links = tuple(Link(pair, MEMORY_LATENCY_US, MEMORY_GB_PER_S) for pair in itertools.combinations(names, 2))
-    return DeviceTopology("this machine", tuple(Device(name, kind) for name in names), links, overlap=False)
+    return connected([Device(name, kind) for name in names], cuda=False)
 
 
 def _gpus(count: int | None) -> DeviceTopology:
@@ -150,7 +164,7 @@ def _gpus(count: int | None) -> DeviceTopology:
             memory_gib = properties.total_memory / GIB
             kinds[properties.name] = device_kind(torch.device("cuda", number), properties.name, memory_gib)
         devices.append(Device(f"gpu{number}", kinds[properties.name]))
-    return DeviceTopology("this machine", tuple(devices), tuple(_gpu_links(devices)))
+    return connected(devices, cuda=True)
 
 
 def _gpu_links(devices: Sequence[Device]) -> Iterator[Link]:

@@ -1,5 +1,7 @@
 """What the simulator expects of a strategy on the devices that are about to run it."""
 
+import platform
+
 import torch
 
 from bow.planner.device_topology import Device
@@ -9,7 +11,8 @@ from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.strategy import Timeline
-from bow.tiles.links import measure_links
+from bow.tiles.links import all_lines, measured_topology
+from bow.tiles.machine import connected
 from bow.tiles.measuring import load_times, times_file
 from bow.tiles.speeds import device_kind
 from bow.tiles.team import Team
@@ -31,10 +34,11 @@ def predicted_timeline(graph: OperatorGraph, strategy: PlacedStrategy, team: Tea
         optimizer: the name of its class.
     """
     kind = device_kind(team.device, "measured", MEMORY_GIB, torch.get_num_threads())
-    devices = [Device(f"device {number}", kind) for number in range(team.size)]
-    topology = measure_links(team, devices)
+    hosts, lines = team.everyone(platform.node()), all_lines(team)
     if team.number:
         return Timeline()
+    devices = [Device(f"device {number}", kind, hosts.index(host)) for number, host in enumerate(hosts)]
+    topology = measured_topology(connected(devices, cuda=team.device.type == "cuda"), lines)
     times = load_times(times_file(team.device, optimizer)) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)

@@ -101,7 +101,7 @@ def test_links_are_measured_by_one_process_a_device(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(machine, "available_cores", lambda: range(2))
     monkeypatch.setattr(machine, "start", start)
-    monkeypatch.setattr(machine, "measure_links_in_use", lambda team, devices, name: (len(devices), name))
+    monkeypatch.setattr(machine, "measure_links_in_use", lambda team, known: (known.num_devices, known.name))
     assert measure_machine("cpu") == (2, "this machine")  # type: ignore[comparison-overlap]
     assert seen == [(2, "cpu")]
     assert measure_machine("cpu", 1).num_devices == 1  # nothing to be measured between one
