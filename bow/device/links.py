@@ -5,6 +5,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
+import torch
+
 Connection: TypeAlias = Literal["NVLINK", "SWITCH", "HOST", "NODE", "SYSTEM"]
 """By NVLinks, within a PCIe switch, over the bridge of a processor, within a NUMA node, or between processors."""
 
@@ -22,11 +24,16 @@ _LISTED = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[0-9A-Fa-f-]+)\)", re.MULTILIN
 PATIENCE_S = 20
 
 
+def gpu_uuid(device: torch.device | int) -> str:
+    """What a GPU is called, whatever its number is in a process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 def read_gpu_links(uuids: Sequence[str]) -> dict[tuple[int, int], tuple[Connection, int]]:
     """By pair of GPUs: how they are connected, and by how many NVLinks; empty where the system does not tell.
 
     Args:
-        uuids: of the GPUs, as `torch.cuda.get_device_properties` has them.
+        uuids: of the GPUs, as `gpu_uuid` gives them.
     """
     try:
         listing, table = _ask("-L"), _ask("topo", "-m")

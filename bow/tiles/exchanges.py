@@ -177,6 +177,12 @@ class SumRaces(_Races):
         return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
 
 
+def forget_layers() -> None:
+    """Free the layers on which messages and sums were measured; they are kept for the next measurement."""
+    _chain.cache_clear()
+    _norms.cache_clear()
+
+
 def _step_ns(team: Team, runtime: TileRuntime, race: _Race) -> int:
     """Of two steps in a row the second is timed: the first finds in the caches what others have left."""
     for step in range(2):

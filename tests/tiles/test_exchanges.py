@@ -109,7 +109,7 @@ def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.Mo
     monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
     monkeypatch.setattr(exchanges, "MessageRaces", Raced)
     monkeypatch.setattr(exchanges, "SumRaces", Raced)
-    topology = measure_links_in_use(TEAM, connected(DEVICES, cuda=False))
+    topology = measure_links_in_use(TEAM, connected(DEVICES))
     assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
     assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
 
@@ -119,7 +119,7 @@ def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytes
     monkeypatch.setattr(exchanges, "MessageRaces", Raced)
     monkeypatch.setattr(exchanges, "SumRaces", Raced)
     team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0)
-    topology = measure_links_in_use(team, connected(DEVICES[:2], cuda=False))
+    topology = measure_links_in_use(team, connected(DEVICES[:2]))
     (link,) = topology.links
     assert topology.sum_us == 300.0
     assert (link.latency_us, link.gb_per_s) == (300.0, 2.0)
@@ -137,4 +137,4 @@ def test_devices_still_share_the_bus_on_which_their_messages_were_measured(monke
 
 def test_one_device_has_no_links() -> None:
     alone: Any = SimpleNamespace(device=torch.device("cpu"), size=1, number=0)
-    assert measure_links_in_use(alone, connected(DEVICES[:1], cuda=False)).links == ()
+    assert measure_links_in_use(alone, connected(DEVICES[:1])).links == ()

@@ -14,10 +14,10 @@ import torch
 from bow.device import available_cores
 from bow.device.links import links_between
 from bow.errors import SettingError
-from bow.planner.device_topology import DeviceKind
+from bow.planner.device_topology import Device, DeviceKind
 from bow.planner.topology_files import load_topology, save_topology
 from bow.tiles import machine
-from bow.tiles.machine import all_on, core_kind, measure_machine, read_devices
+from bow.tiles.machine import all_on, connected, core_kind, measure_machine, read_devices
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 
@@ -77,6 +77,14 @@ def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere() -> 
         read_devices("cuda", 4)
 
 
+def test_devices_of_several_machines_and_cores_have_a_link_for_each_pair() -> None:
+    devices = [Device(f"device {number}", KIND, node) for number, node in enumerate((0, 0, 1))]
+    for gpus in ([], ["0a", "1b", "0a"]):
+        topology = connected(devices, gpus)
+        assert [len(link.ends) for link in topology.links] == [2, 2, 2]
+        assert topology.overlap is bool(gpus)
+
+
 def test_other_sorts_of_devices_are_refused() -> None:
     with pytest.raises(SettingError, match="got 'tpu'"):
         read_devices("tpu")
@@ -101,8 +109,15 @@ def test_links_are_measured_by_one_process_a_device(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(machine, "available_cores", lambda: range(2))
     monkeypatch.setattr(machine, "start", start)
-    monkeypatch.setattr(machine, "measure_links_in_use", lambda team, known: (known.num_devices, known.name))
-    assert measure_machine("cpu") == (2, "this machine")  # type: ignore[comparison-overlap]
+    kept: list[Any] = []
+    monkeypatch.setattr(machine, "lines_in_use", lambda team: ({(0, 1): (100_000.0, 0.5)}, 30.0))
+    monkeypatch.setattr(machine, "keep_lines", lambda team, *found: kept.append(found))
+    topology = measure_machine("cpu")
+    assert [(link.ends, link.latency_us, link.gb_per_s) for link in topology.links] == [
+        (("core0", "core1"), 100.0, 2.0)
+    ]
+    assert topology.sum_us == 30.0
+    assert kept == [({(0, 1): (100_000.0, 0.5)}, 30.0)]  # for the predictions of trainings
     assert seen == [(2, "cpu")]
     assert measure_machine("cpu", 1).num_devices == 1  # nothing to be measured between one
 
