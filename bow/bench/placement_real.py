@@ -88,7 +88,7 @@ def _measured(
     """In every process; what the first one finds is what counts."""
     team = Team(CPU)
     with all_on([available_cores()[world.local_rank % len(available_cores())]]):
-        topology = measure_links_in_use(team, known.devices, known.name)
+        topology = measure_links_in_use(team, known)
         captured, model, batch = _captured()
         own = measure_tiles(captured, model, batch, OPTIMIZER, 1)
         times = {topology.devices[0].kind.name: mean_times(team.everyone(own))}

@@ -33,7 +33,7 @@ from bow.planner.rules import RULES
 from bow.planner.simulation_result import SimulationResult
 from bow.planner.topology_files import topology_to_dict
 from bow.tiles.exchanges import SHAPES, MessageRaces, SumRaces, measure_links_in_use
-from bow.tiles.links import topology_of_lines
+from bow.tiles.links import measured_topology
 from bow.tiles.machine import all_on, read_devices
 from bow.tiles.measuring import measure_tiles
 from bow.tiles.team import Team
@@ -122,7 +122,7 @@ def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopo
     def tiles() -> TileTimes:
         return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
 
-    at_first = measure_links_in_use(team, known.devices, known.name, shapes=shapes, turns=settings.turns)
+    at_first = measure_links_in_use(team, known, shapes=shapes, turns=settings.turns)
     problem = _problem(captured.graph, at_first, mean_times(team.everyone(tiles())))
     drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
     strategies = team.everyone(drawn)[0]
@@ -135,7 +135,7 @@ def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopo
 
     timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns, between)
     line = messages.line()
-    topology = topology_of_lines(team, known.devices, {(0, 1): line}, known.name, sums.beside_messages_us(line[0]))
+    topology = measured_topology(known, {(0, 1): line}, sums.beside_messages_us(line[0]))
     of_tiles = mean_times(team.everyone(median_times(times)))
     problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]

@@ -2,8 +2,10 @@
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
+
+import torch
 
 Connection: TypeAlias = Literal["NVLINK", "SWITCH", "HOST", "NODE", "SYSTEM"]
 """By NVLinks, within a PCIe switch, over the bridge of a processor, within a NUMA node, or between processors."""
@@ -17,18 +19,54 @@ _CONNECTIONS: Mapping[str, Connection] = {
 }
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
+_LISTED = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[0-9A-Fa-f-]+)\)", re.MULTILINE)
+
 PATIENCE_S = 20
 
 
-def read_gpu_links() -> dict[tuple[int, int], tuple[Connection, int]]:
-    """By pair of GPUs: how they are connected, and by how many NVLinks; empty where the system does not tell."""
+def gpu_uuid(device: torch.device | int) -> str:
+    """What a GPU is called, whatever its number is in a process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def read_gpu_links(uuids: Sequence[str]) -> dict[tuple[int, int], tuple[Connection, int]]:
+    """By pair of GPUs: how they are connected, and by how many NVLinks; empty where the system does not tell.
+
+    Args:
+        uuids: of the GPUs, as `gpu_uuid` gives them.
+    """
     try:
-        told = subprocess.run(
-            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-        )
+        listing, table = _ask("-L"), _ask("topo", "-m")
     except (OSError, subprocess.SubprocessError):
         return {}
-    return parse_gpu_links(told.stdout)
+    return links_between(uuids, listing, table)
+
+
+def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[int, int], tuple[Connection, int]]:
+    r"""The links of some GPUs, by pair of positions among these.
+
+    `nvidia-smi` numbers all GPUs of the machine, PyTorch those that a process sees: `CUDA_VISIBLE_DEVICES` leaves some
+    out and orders the others, by numbers or UUIDs, and `CUDA_DEVICE_ORDER` says what the numbers count. UUIDs are the
+    same everywhere. What is not a whole GPU (MIG) has none that is listed here, and so no links.
+
+    Args:
+        uuids: of the GPUs, with or without `GPU-`.
+        listing: what `nvidia-smi -L` prints.
+        table: what `nvidia-smi topo -m` prints.
+
+    Example:
+        >>> listing = "GPU 0: H100 (UUID: GPU-0a)\nGPU 1: H100 (UUID: GPU-1b)\nGPU 2: H100 (UUID: GPU-2c)\n"
+        >>> table = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV18\tSYS\nGPU1\tNV18\tX\tPHB\nGPU2\tSYS\tPHB\tX\n"
+        >>> links_between(["2c", "1b"], listing, table)[0, 1]
+        ('HOST', 0)
+    """
+    numbers = {_plain(uuid): int(number) for number, uuid in _LISTED.findall(listing)}
+    places = {numbers[plain]: place for place, plain in enumerate(map(_plain, uuids)) if plain in numbers}
+    return {
+        (places[one], places[other]): found
+        for (one, other), found in parse_gpu_links(table).items()
+        if one in places and other in places
+    }
 
 
 def parse_gpu_links(text: str) -> dict[tuple[int, int], tuple[Connection, int]]:
@@ -51,6 +89,15 @@ def parse_gpu_links(text: str) -> dict[tuple[int, int], tuple[Connection, int]]:
             if row is not None and column is not None and found is not None:
                 links[row, column] = found
     return links
+
+
+def _ask(*arguments: str) -> str:
+    command = ["nvidia-smi", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
+
+
+def _plain(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-")
 
 
 def _gpu(name: str) -> int | None:

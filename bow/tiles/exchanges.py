@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from bow.planner.baselines import data_parallel
-from bow.planner.device_topology import Device, DeviceTopology
+from bow.planner.device_topology import DeviceTopology
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
 from bow.planner.split import Split
 from bow.tiles.captured import CapturedStep
 from bow.tiles.capturing import capture_operators
-from bow.tiles.links import all_lines, fitted_line, topology_of_lines
+from bow.tiles.links import Lines, all_lines, fitted_line, measured_topology
 from bow.tiles.program import program_of
 from bow.tiles.runtime import TileRuntime
 from bow.tiles.team import Team
@@ -57,31 +57,39 @@ class _Race:
 
 
 def measure_links_in_use(
-    team: Team,
-    devices: Sequence[Device],
-    name: str = "measured",
-    *,
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-    turns: int = TURNS,
+    team: Team, known: DeviceTopology, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
 ) -> DeviceTopology:
-    """The devices of a team, and links as fast as messages are that the tile runtime sends while it trains.
+    """A topology with links as fast as messages are that the tile runtime sends while it trains.
 
-    A message between devices that do nothing else, as `measure_links` times it, is the lower bound: what the runtime
-    does for each message, on both sides, keeps a device from computing, and finds cold caches. See `MessageRaces`, and
-    `SumRaces` for sums. The first two devices are measured so; where there are more, what these show beyond their lower
-    bound is added to that of every pair.
-
-    All processes of the team call this; they get the same topology.
+    What is joined by what stays as it is known. All processes of the team call this; they get the same topology.
 
     Args:
         team: the processes.
-        devices: of the team, by number.
-        name: of the topology.
+        known: its devices, by number, and their links.
+        shapes: samples and width of what layers send; at least two.
+        turns: in which messages are timed.
+    """
+    return measured_topology(known, *lines_in_use(team, shapes=shapes, turns=turns))
+
+
+def lines_in_use(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS) -> tuple[Lines, float]:
+    """What messages take between devices that train, by pair, and what a sum takes beside them, in microseconds.
+
+    A message between devices that do nothing else, as `all_lines` times it, is the lower bound: what the runtime
+    does for each message, on both sides, keeps a device from computing, and finds cold caches. See `MessageRaces`, and
+    `SumRaces` for sums. The first two devices are measured so; where there are more, what these show beyond their lower
+    bound is added to that of every pair. Processes on CPUs do not compute while they send and receive, because they
+    copy every byte themselves; that, and not the memory between them, is what limits them.
+
+    All processes of the team call this; they get the same.
+
+    Args:
+        team: the processes.
         shapes: samples and width of what layers send; at least two.
         turns: in which messages are timed.
     """
     if team.size == 1:
-        return topology_of_lines(team, devices, {}, name)
+        return {}, 0.0
     messages, sums = MessageRaces(team, shapes), SumRaces(team)
     for turn in range(WARM_UP + turns):
         for races in (messages, sums):
@@ -92,7 +100,7 @@ def measure_links_in_use(
         idle = all_lines(team)
         extra = tuple(max(0.0, found - alone) for found, alone in zip(lines[0, 1], idle[0, 1], strict=True))
         lines = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in idle.items()}
-    return topology_of_lines(team, devices, lines, name, sum_us)
+    return lines, sum_us
 
 
 class _Races:
@@ -167,6 +175,12 @@ class SumRaces(_Races):
         """
         (delay_ns,) = self.delays_ns()
         return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
+
+
+def forget_layers() -> None:
+    """Free the layers on which messages and sums were measured; they are kept for the next measurement."""
+    _chain.cache_clear()
+    _norms.cache_clear()
 
 
 def _step_ns(team: Team, runtime: TileRuntime, race: _Race) -> int:

@@ -3,12 +3,14 @@
 import itertools
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
-from bow.planner.device_topology import Device, DeviceTopology, Link
+from bow.planner.device_topology import TYPICAL_BYTES, DeviceTopology, Link
 from bow.tiles.team import Message, Team, wait_for
 
 SIZES = tuple(2**exponent for exponent in range(8, 21, 2))
@@ -22,51 +24,44 @@ REPEATS = 25
 WARM_UP = 5
 
 
-def measure_links(team: Team, devices: Sequence[Device], name: str = "measured") -> DeviceTopology:
-    """The devices of a team, and links as fast as transfers between them are just now.
-
-    Every pair sends to and fro, one pair at a time, as the tile runtime does it: every message into fresh memory. What
-    the runtime, torch.distributed and the system take for a message on either side is in the latency. Each pair gets a
-    link of its own. Processes on CPUs do not compute while they send and receive, because they copy every byte
-    themselves; that, and not the memory between them, is what limits them.
-
-    All processes of the team call this; they get the same topology.
-
-    Args:
-        team: the processes.
-        devices: of the team, by number.
-        name: of the topology.
-    """
-    return topology_of_lines(team, devices, all_lines(team), name)
-
-
 def all_lines(team: Team) -> Lines:
     """By pair of devices: latency in nanoseconds, and nanoseconds for each byte, of messages to and fro.
+
+    Every pair sends to and fro as the tile runtime does it: every message into fresh memory. What the runtime,
+    torch.distributed and the system take for a message on either side is in the latency. One pair at a time: two pairs
+    may share a bus, and processes share the memory.
 
     All processes of the team call this; they get the same.
 
     Args:
         team: the processes.
     """
-    own = {pair: _line(team, *pair) for pair in itertools.combinations(range(team.size), 2)}
+    own = {}
+    for pair in itertools.combinations(range(team.size), 2):
+        team.everyone(None)  # no pair begins before the one in front of it is done
+        own[pair] = _line(team, *pair)
     told = team.everyone({pair: found for pair, found in own.items() if found is not None and pair[0] == team.number})
     return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
 
 
-def topology_of_lines(
-    team: Team, devices: Sequence[Device], lines: Lines, name: str, sum_us: float = 0.0
-) -> DeviceTopology:
-    """The devices of a team, with a link for each pair.
+def measured_topology(known: DeviceTopology, lines: Lines, sum_us: float = 0.0) -> DeviceTopology:
+    """A topology with what was measured between its devices on its links.
+
+    A link is as fast as the fastest pair of devices that it joins, alone on it: what pairs share, such as a PCIe bus,
+    they still share.
 
     Args:
-        team: the processes.
-        devices: of the team, by number.
+        known: devices, and links between them without switches, as `bow.tiles.machine.read_devices` has them.
         lines: by pair: latency and nanoseconds for each byte.
-        name: of the topology.
         sum_us: what each sum takes beside its messages, in microseconds.
     """
-    links = tuple(_link(devices[a].name, devices[b].name, *line) for (a, b), line in lines.items())
-    return DeviceTopology(name, tuple(devices), links, overlap=team.device.type == "cuda", sum_us=sum_us)
+    of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
+    found = defaultdict(list)
+    for pair, line in lines.items():
+        for channel in known.route(*pair):
+            found[of_channel[channel]].append(line)
+    links = tuple(_measured(link, found[link]) if link in found else link for link in known.links)
+    return replace(known, links=links, sum_us=sum_us)
 
 
 def fitted_line(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:
@@ -87,8 +82,9 @@ def fitted_line(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float,
     return round(max(latency, 0.0), 3), round(max(ns_per_byte, 1e-6), 6)
 
 
-def _link(one: str, other: str, latency_ns: float, ns_per_byte: float) -> Link:
-    return Link((one, other), round(latency_ns / 1e3, 3), round(1 / ns_per_byte, 6))
+def _measured(link: Link, lines: Sequence[tuple[float, float]]) -> Link:
+    latency_ns, ns_per_byte = min(lines, key=lambda line: line[0] + TYPICAL_BYTES * line[1])
+    return replace(link, latency_us=round(latency_ns / 1e3, 3), gb_per_s=round(1 / ns_per_byte, 6))
 
 
 def _line(team: Team, first: int, second: int) -> tuple[float, float] | None:

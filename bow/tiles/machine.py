@@ -11,10 +11,12 @@ import torch
 
 from bow.cluster import Parcel, World, join, start
 from bow.device import available_cores, processor
-from bow.device.links import Connection, read_gpu_links
+from bow.device.links import Connection, gpu_uuid, read_gpu_links
 from bow.errors import SettingError
 from bow.planner.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
-from bow.tiles.exchanges import measure_links_in_use
+from bow.tiles.exchanges import lines_in_use
+from bow.tiles.kept_lines import keep_lines
+from bow.tiles.links import measured_topology
 from bow.tiles.speeds import device_kind
 from bow.tiles.team import Team
 
@@ -42,7 +44,8 @@ MEMORY_GB_PER_S = 0.6
 def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTopology:
     """The topology of this machine as `read_devices` has it, with links as fast as messages between processes are.
 
-    It starts a process for each device, which takes some seconds.
+    It starts a process for each device, and takes up to half a minute. What it finds is kept for predictions of
+    trainings.
 
     Args:
         devices: `"cuda"`, `"cpu"`, or `"auto"`: GPUs where there are some.
@@ -78,6 +81,21 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
     if devices == "cuda" or (devices == "auto" and torch.cuda.is_available()):
         return _gpus(count)
     return _cores(count)
+
+
+def connected(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
+    """A topology of devices, with links as they are known by their kind.
+
+    Args:
+        devices: by number.
+        gpus: their UUIDs, if they are GPUs; none: they are cores.
+    """
+    if gpus and len({device.node for device in devices}) == 1:
+        links = tuple(_gpu_links(devices, gpus))
+    else:
+        pairs = itertools.combinations([device.name for device in devices], 2)
+        links = tuple(Link(pair, MEMORY_LATENCY_US, MEMORY_GB_PER_S) for pair in pairs)
+    return DeviceTopology("this machine", tuple(devices), links, overlap=bool(gpus))
 
 
 def core_kind(threads: int) -> str:
@@ -122,7 +140,10 @@ def _elsewhere(known: DeviceTopology, cuda: bool) -> None:
 
 
 def _measured(world: World, known: DeviceTopology, cuda: bool) -> DeviceTopology:
-    return measure_links_in_use(Team(_device(cuda, world.local_rank)), known.devices, known.name)
+    team = Team(_device(cuda, world.local_rank))
+    lines, sum_us = lines_in_use(team)
+    keep_lines(team, lines, sum_us)
+    return measured_topology(known, lines, sum_us)
 
 
 def _cores(count: int | None) -> DeviceTopology:
@@ -133,8 +154,7 @@ def _cores(count: int | None) -> DeviceTopology:
     threads = cores // count
     kind = device_kind(torch.device("cpu"), core_kind(threads), _memory_gib() / count, threads)
     names = [f"core{number}" if threads == 1 else f"cores{number}" for number in range(count)]
-    links = tuple(Link(pair, MEMORY_LATENCY_US, MEMORY_GB_PER_S) for pair in itertools.combinations(names, 2))
-    return DeviceTopology("this machine", tuple(Device(name, kind) for name in names), links, overlap=False)
+    return connected([Device(name, kind) for name in names])
 
 
 def _gpus(count: int | None) -> DeviceTopology:
@@ -150,12 +170,12 @@ def _gpus(count: int | None) -> DeviceTopology:
             memory_gib = properties.total_memory / GIB
             kinds[properties.name] = device_kind(torch.device("cuda", number), properties.name, memory_gib)
         devices.append(Device(f"gpu{number}", kinds[properties.name]))
-    return DeviceTopology("this machine", tuple(devices), tuple(_gpu_links(devices)))
+    return connected(devices, [gpu_uuid(number) for number in range(count)])
 
 
-def _gpu_links(devices: Sequence[Device]) -> Iterator[Link]:
+def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link]:
     """A link for each pair that is joined by NVLinks, and one that all others share."""
-    known = read_gpu_links()
+    known = read_gpu_links(uuids)
     others = set[str]()
     slowest: Connection = "SWITCH"
     for one in range(len(devices)):

@@ -160,12 +160,12 @@ def times_file(device: torch.device, optimizer: str) -> Path:
         optimizer: the name of its class.
     """
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    described = [processor(), hardware, torch.get_num_threads(), torch.__version__, _version(), optimizer]
+    described = [processor(), hardware, torch.get_num_threads(), torch.__version__, bow_version(), optimizer]
     name = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
     return cache_folder() / "tiles" / f"{name}.json"
 
 
-def _version() -> str:
+def bow_version() -> str:
     """Of bow; importing it here would turn the layers round."""
     return str(sys.modules["bow"].__version__)
 

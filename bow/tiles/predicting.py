@@ -1,7 +1,10 @@
 """What the simulator expects of a strategy on the devices that are about to run it."""
 
+import platform
+
 import torch
 
+from bow.device.links import gpu_uuid
 from bow.planner.device_topology import Device
 from bow.planner.measured_costs import MeasuredCosts, TileTimes
 from bow.planner.operator_graph import OperatorGraph
@@ -9,7 +12,9 @@ from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.strategy import Timeline
-from bow.tiles.links import measure_links
+from bow.tiles.kept_lines import lines_here
+from bow.tiles.links import measured_topology
+from bow.tiles.machine import connected
 from bow.tiles.measuring import load_times, times_file
 from bow.tiles.speeds import device_kind
 from bow.tiles.team import Team
@@ -19,10 +24,12 @@ MEMORY_GIB = 1e6
 
 
 def predicted_timeline(graph: OperatorGraph, strategy: PlacedStrategy, team: Team, optimizer: str) -> Timeline:
-    """When a step by a strategy should run what, on devices and links as fast as they are just now.
+    """When a step by a strategy should run what on the devices of a team.
 
     Tiles take what was measured of them on this machine earlier (`bow plan costs=measured`), and what was never
-    measured takes what a roofline of the device gives. All devices ask for it, and the first one simulates.
+    measured takes what a roofline of the device gives, as fast as it is just now. Messages and sums take what they take
+    while devices train, as it was measured for a plan (`topology=machine`) or an earlier training; else it is measured
+    now, and kept. All devices ask for it, and the first one simulates.
 
     Args:
         graph: that the strategy is for.
@@ -31,10 +38,13 @@ def predicted_timeline(graph: OperatorGraph, strategy: PlacedStrategy, team: Tea
         optimizer: the name of its class.
     """
     kind = device_kind(team.device, "measured", MEMORY_GIB, torch.get_num_threads())
-    devices = [Device(f"device {number}", kind) for number in range(team.size)]
-    topology = measure_links(team, devices)
+    lines, sum_us = lines_here(team)
+    hosts = team.everyone(platform.node())
+    gpus = team.everyone(gpu_uuid(team.device)) if team.device.type == "cuda" else []
     if team.number:
         return Timeline()
+    devices = [Device(f"device {number}", kind, hosts.index(host)) for number, host in enumerate(hosts)]
+    topology = measured_topology(connected(devices, gpus), lines, sum_us)
     times = load_times(times_file(team.device, optimizer)) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)

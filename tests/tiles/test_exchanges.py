@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 
 from bow.planner.baselines import data_parallel
 from bow.planner.costs import RooflineCosts
-from bow.planner.device_topology import Device, DeviceKind
+from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.planner.tasks import TaskKind
 from bow.planner.topology_files import load_topology
 from bow.tiles import exchanges
 from bow.tiles.exchanges import LAYERS, SUMS, MessageRaces, SumRaces, measure_links_in_use
+from bow.tiles.machine import connected
 from bow.tiles.program import program_of
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
@@ -107,10 +109,9 @@ def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.Mo
     monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
     monkeypatch.setattr(exchanges, "MessageRaces", Raced)
     monkeypatch.setattr(exchanges, "SumRaces", Raced)
-    topology = measure_links_in_use(TEAM, DEVICES, "here")
+    topology = measure_links_in_use(TEAM, connected(DEVICES))
     assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
     assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
-    assert topology.name == "here"
 
 
 def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +119,22 @@ def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytes
     monkeypatch.setattr(exchanges, "MessageRaces", Raced)
     monkeypatch.setattr(exchanges, "SumRaces", Raced)
     team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0)
-    topology = measure_links_in_use(team, DEVICES[:2])
+    topology = measure_links_in_use(team, connected(DEVICES[:2]))
     (link,) = topology.links
     assert topology.sum_us == 300.0
     assert (link.latency_us, link.gb_per_s) == (300.0, 2.0)
 
 
+def test_devices_still_share_the_bus_on_which_their_messages_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
+    monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
+    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
+    monkeypatch.setattr(exchanges, "SumRaces", Raced)
+    bus = Link(tuple(device.name for device in DEVICES), 8.0, 10.0, shared=True)
+    topology = measure_links_in_use(TEAM, DeviceTopology("here", DEVICES, (bus,)))
+    assert topology.links == (dataclasses.replace(bus, latency_us=300.0, gb_per_s=1.0),)
+
+
 def test_one_device_has_no_links() -> None:
     alone: Any = SimpleNamespace(device=torch.device("cpu"), size=1, number=0)
-    assert measure_links_in_use(alone, DEVICES[:1]).links == ()
+    assert measure_links_in_use(alone, connected(DEVICES[:1])).links == ()

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from bow.planner.device_topology import Device, DeviceKind
+from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.tiles import links
-from bow.tiles.links import SIZES, fitted_line, measure_links
+from bow.tiles.links import SIZES, all_lines, fitted_line, measured_topology
 from bow.tiles.team import Message
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
-DEVICES = tuple(Device(f"core{number}", KIND) for number in range(3))
+SIZE = 3
 
 
 class Clocked:
     """A team of three devices that pass messages one after another on a clock of their own."""
 
-    def __init__(self, number: int, device: str = "cpu") -> None:
-        self.number, self.size = number, len(DEVICES)
-        self.device = torch.device("cpu") if device == "cpu" else FakeGPU()
+    def __init__(self, number: int) -> None:
+        self.number, self.size, self.device = number, SIZE, torch.device("cpu")
         self.now_ns = 0
 
     def exchange(self, sends: list[Message], receives: list[Message]) -> tuple[list[Any], list[Any]]:
@@ -35,10 +40,6 @@ class Clocked:
         teams = [Clocked(number) for number in range(self.size)]
         pairs = [(0, 1), (0, 2), (1, 2)]
         return [{pair: found_by(team, *pair) for pair in pairs if pair[0] == team.number} for team in teams]
-
-
-class FakeGPU:
-    type = "cuda"
 
 
 def found_by(team: Clocked, first: int, second: int) -> tuple[float, float]:
@@ -73,16 +74,57 @@ def test_messages_of_every_size_are_timed_one_way(clock: Clocked) -> None:
     assert one_way(1, 256) == 100_256
 
 
-@pytest.mark.parametrize(("device", "overlap"), [("cpu", False), ("cuda", True)])
-def test_every_pair_has_a_link_and_only_gpus_compute_meanwhile(
-    device: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_pair_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_line", lambda team, *pair: found_by(team, *pair) if team.number in pair else None)
-    topology = measure_links(Clocked(0, device), DEVICES, "here")  # type: ignore[arg-type]
-    assert [(link.ends, link.latency_us, link.gb_per_s) for link in topology.links] == [
-        (("core0", "core1"), 100.0, 1.0),
-        (("core0", "core2"), 50.0, 1.0),
-        (("core1", "core2"), 50.0, 1.0),
-    ]
-    assert not any(link.shared for link in topology.links)
-    assert (topology.name, topology.overlap) == ("here", overlap)
+    assert all_lines(Clocked(0)) == {(0, 1): (1e5, 1.0), (0, 2): (5e4, 1.0), (1, 2): (5e4, 1.0)}  # type: ignore[arg-type]
+
+
+def test_links_keep_who_shares_them_and_are_as_fast_as_the_fastest_of_their_pairs() -> None:
+    nvlink, bus = Link(("gpu0", "gpu1"), 3.0, 40.0), Link(("gpu0", "gpu1", "gpu2", "gpu3"), 8.0, 10.0, shared=True)
+    gpus = tuple(Device(f"gpu{number}", KIND) for number in range(4))
+    known = DeviceTopology("here", gpus, (bus, nvlink), overlap=False)
+    lines = {pair: (9_000.0, 0.2) for pair in itertools.combinations(range(4), 2)}
+    lines |= {(0, 1): (2_000.0, 0.025), (1, 3): (8_500.0, 0.125)}
+    topology = measured_topology(known, lines, sum_us=3.0)
+    assert topology.links == (
+        dataclasses.replace(bus, latency_us=8.5, gb_per_s=8.0),
+        dataclasses.replace(nvlink, latency_us=2.0, gb_per_s=40.0),
+    )
+    assert (topology.name, topology.devices, topology.overlap, topology.sum_us) == ("here", gpus, False, 3.0)
+    assert topology.route(0, 2) == topology.route(3, 1)  # two transfers take turns
+    assert topology.route(0, 1) != topology.route(1, 0)
+
+
+def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 4
+    meeting, told, under_way = threading.Barrier(size), [None] * size, list[tuple[int, int]]()
+    seen: list[set[tuple[int, int]]] = []
+
+    class Member:
+        """One of four devices, each of which is a thread."""
+
+        def __init__(self, number: int) -> None:
+            self.number, self.size = number, size
+
+        def everyone(self, value: Any) -> Sequence[Any]:
+            told[self.number] = value
+            meeting.wait(10)
+            values = list(told)
+            meeting.wait(10)
+            return values
+
+    def line(team: Member, *pair: int) -> tuple[float, float] | None:
+        if team.number not in pair:
+            return None
+        under_way.append((pair[0], pair[1]))
+        time.sleep(0.002)
+        seen.append(set(under_way))
+        under_way.remove((pair[0], pair[1]))
+        return float(pair[0]), float(pair[1])
+
+    monkeypatch.setattr(links, "_line", line)
+    with ThreadPoolExecutor(size) as threads:
+        found = list(threads.map(all_lines, map(Member, range(size))))  # type: ignore[arg-type]
+    pairs = list(itertools.combinations(range(size), 2))
+    assert [len(of) for of in seen] == [1] * 2 * len(pairs)
+    assert found == [{pair: (float(pair[0]), float(pair[1])) for pair in pairs}] * size

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from bow.device import available_cores
+from bow.device.links import links_between
 from bow.errors import SettingError
-from bow.planner.device_topology import DeviceKind
+from bow.planner.device_topology import Device, DeviceKind
 from bow.planner.topology_files import load_topology, save_topology
 from bow.tiles import machine
-from bow.tiles.machine import all_on, core_kind, measure_machine, read_devices
+from bow.tiles.machine import all_on, connected, core_kind, measure_machine, read_devices
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 
@@ -50,21 +51,38 @@ def test_cores_are_shared_out_evenly_and_every_pair_is_joined(monkeypatch: pytes
         read_devices("cpu", 7)
 
 
-@pytest.mark.usefixtures("quick")
-def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(name="H100", total_memory=80 * 2**30)
+LISTING = "GPU 0: H100 (UUID: GPU-0a)\nGPU 1: H100 (UUID: GPU-1b)\nGPU 2: H100 (UUID: GPU-2c)\n"
+TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tSYS\nGPU1\tNV2\tX\tPHB\nGPU2\tSYS\tPHB\tX\n"
+
+
+@pytest.fixture
+def gpus(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three GPUs, the first and the last of which have changed their numbers in what PyTorch sees."""
+    properties = [SimpleNamespace(name="H100", total_memory=80 * 2**30, uuid=uuid) for uuid in ("2c", "1b", "0a")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
-    monkeypatch.setattr(machine, "read_gpu_links", lambda: {(0, 1): ("NVLINK", 2), (0, 2): ("SYSTEM", 0)})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    monkeypatch.setattr(machine, "read_gpu_links", lambda uuids: links_between(uuids, LISTING, TABLE))
+
+
+@pytest.mark.usefixtures("gpus")
+def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere() -> None:
     topology = read_devices("cuda")
     assert topology.overlap
     assert [(link.ends, link.gb_per_s) for link in topology.links] == [
-        (("gpu0", "gpu1"), 40.0),
+        (("gpu1", "gpu2"), 40.0),
         (("gpu0", "gpu1", "gpu2"), 8.0),
     ]
     assert topology.devices[0].kind.memory_gib == 80
     with pytest.raises(SettingError, match="4 GPUs are asked for, this machine has 3"):
         read_devices("cuda", 4)
+
+
+def test_devices_of_several_machines_and_cores_have_a_link_for_each_pair() -> None:
+    devices = [Device(f"device {number}", KIND, node) for number, node in enumerate((0, 0, 1))]
+    for gpus in ([], ["0a", "1b", "0a"]):
+        topology = connected(devices, gpus)
+        assert [len(link.ends) for link in topology.links] == [2, 2, 2]
+        assert topology.overlap is bool(gpus)
 
 
 def test_other_sorts_of_devices_are_refused() -> None:
@@ -91,8 +109,15 @@ def test_links_are_measured_by_one_process_a_device(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(machine, "available_cores", lambda: range(2))
     monkeypatch.setattr(machine, "start", start)
-    monkeypatch.setattr(machine, "measure_links_in_use", lambda team, devices, name: (len(devices), name))
-    assert measure_machine("cpu") == (2, "this machine")  # type: ignore[comparison-overlap]
+    kept: list[Any] = []
+    monkeypatch.setattr(machine, "lines_in_use", lambda team: ({(0, 1): (100_000.0, 0.5)}, 30.0))
+    monkeypatch.setattr(machine, "keep_lines", lambda team, *found: kept.append(found))
+    topology = measure_machine("cpu")
+    assert [(link.ends, link.latency_us, link.gb_per_s) for link in topology.links] == [
+        (("core0", "core1"), 100.0, 2.0)
+    ]
+    assert topology.sum_us == 30.0
+    assert kept == [({(0, 1): (100_000.0, 0.5)}, 30.0)]  # for the predictions of trainings
     assert seen == [(2, "cpu")]
     assert measure_machine("cpu", 1).num_devices == 1  # nothing to be measured between one
 

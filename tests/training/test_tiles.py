@@ -27,7 +27,8 @@ from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
 from bow.planner.split import Split, everything_on
 from bow.strategy import Timeline
-from bow.tiles import capture_operators
+from bow.tiles import capture_operators, kept_lines, predicting
+from bow.tiles.exchanges import SHAPES
 from bow.training import tiles_check
 from bow.training.tiles import LEFT_OUT
 from tests.cluster.worlds import in_world
@@ -128,6 +129,8 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
         found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
     found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
     tiles_check.MARGIN, margin = math.inf, tiles_check.MARGIN
+    kept_lines.cache_folder = lambda: folder
+    predicting.lines_here = functools.partial(kept_lines.lines_here, shapes=SHAPES[:2], turns=1)  # soon done
     train("checked", one, strategy_check=True)
     tiles_check.MARGIN, tiles_check._take_turns = margin, lambda *_: (0.03, 0.02)
     found["slow"] = refused(lambda: train("slow", one, strategy_check=True))
@@ -144,7 +147,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bow.training.run.write_report", lambda run_dir: None)
-        patch.setattr(tiles_check, "_take_turns", tiles_check._take_turns)  # put back behind the trainings
+        for module, name in ((tiles_check, "_take_turns"), (kept_lines, "cache_folder"), (predicting, "lines_here")):
+            patch.setattr(module, name, getattr(module, name))  # put back behind the trainings
         return in_world(2, functools.partial(trainings, folder=folder))[0]
 
 
@@ -210,6 +214,19 @@ def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[st
     records = [json.loads(line) for line in (folder / "checked" / "metrics.jsonl").read_text().splitlines()]
     (event,) = [record for record in records if record.get("event") == "strategy"]
     assert re.fullmatch(r"strategy: [\d.]+ ms a batch, data parallelism [\d.]+ ms", event["message"])
+
+
+@pytest.mark.usefixtures("found")
+def test_what_messages_take_between_two_processes_is_measured_and_kept(folder: Path) -> None:
+    (file,) = (folder / "links").iterdir()
+    kept = kept_lines._load(file)
+    assert kept is not None
+    lines, sum_us = kept
+    assert list(lines) == [(0, 1)]
+    latency_ns, ns_per_byte = lines[0, 1]
+    assert 0 <= latency_ns < 1e10
+    assert 0 < ns_per_byte < 1e6
+    assert 0 <= sum_us < 1e7
 
 
 @pytest.fixture

@@ -1,0 +1,88 @@
+"""What messages between the processes of this machine take in use, kept on disk: measuring it takes a while."""
+
+import contextlib
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bow.compiling import cache_folder
+from bow.device import available_cores, processor
+from bow.device.links import gpu_uuid
+from bow.errors import BowError
+from bow.tiles.exchanges import SHAPES, forget_layers, lines_in_use
+from bow.tiles.links import Lines
+from bow.tiles.measuring import bow_version
+from bow.tiles.team import Team
+
+TURNS = 3
+"""In which messages are timed where nobody asks for a plan: about a third of what a plan takes for it."""
+
+
+def lines_here(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS) -> tuple[Lines, float]:
+    """What `lines_in_use` gives: as it was kept here for so many devices, or else measured, and kept.
+
+    All processes of the team call this; they get the same.
+
+    Args:
+        team: the processes.
+        shapes: samples and width of what layers send; at least two.
+        turns: in which messages are timed.
+    """
+    path = _file(team)
+    kept = team.everyone(None if team.number else _load(path))[0]
+    if kept is not None:
+        return kept
+    with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
+        lines, sum_us = lines_in_use(team, shapes=shapes, turns=turns)
+    forget_layers()
+    keep_lines(team, lines, sum_us)
+    return lines, sum_us
+
+
+def keep_lines(team: Team, lines: Lines, sum_us: float) -> None:
+    """Keep what `lines_in_use` has given, in the place of what is kept; all processes of the team call this.
+
+    Args:
+        team: the processes.
+        lines: by pair: latency and nanoseconds for each byte.
+        sum_us: what each sum takes beside its messages, in microseconds.
+    """
+    path = _file(team)
+    if team.number or path is None:
+        return
+    text = json.dumps({"pairs": [[*pair, *line] for pair, line in lines.items()], "sum_us": sum_us})
+    with contextlib.suppress(OSError):  # without a folder to write to it is measured again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+
+
+def _file(team: Team) -> Path | None:
+    """By devices, which of them share a machine, PyTorch and bow; None: there is no place for it."""
+    if team.device.type == "cuda":
+        own = [torch.cuda.get_device_name(team.device), gpu_uuid(team.device)]
+    else:
+        own = [processor(), str(len(available_cores()))]
+    hosts = team.everyone(platform.node())
+    described = [team.everyone(own), [hosts.index(host) for host in hosts], torch.__version__, bow_version()]
+    name = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+    with contextlib.suppress(BowError):
+        return cache_folder() / "links" / f"{name}.json"
+    return None
+
+
+def _load(path: Path | None) -> tuple[Lines, float] | None:
+    """What a file has; None: nothing that can be read."""
+    if path is None:
+        return None
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        pairs = {(int(a), int(b)): (float(latency), float(per_byte)) for a, b, latency, per_byte in read["pairs"]}
+        return pairs, float(read["sum_us"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
