@@ -232,7 +232,9 @@ def _planner(result: dict[str, Any]) -> str:
         "much faster a step is by what "
         f"{made['settings']['cluster_s']:g} s of search find than by the faster one of data parallelism and the "
         f"expert's strategy: {'; '.join(clusters)}. "
-        "[All of it](benchmarks/results/planner.md), [the paper's numbers beside it](docs/planning.md).\n"
+        "Simulated links serve messages in order, which slows down most what sends from all to all, as the expert's "
+        "strategies for convolutional networks do. [All of it](benchmarks/results/planner.md), "
+        "[the paper's numbers beside it, and where this differs](docs/planning.md).\n"
     )
 
 
