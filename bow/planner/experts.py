@@ -6,10 +6,13 @@ from bow.planner.baselines import data_parallel, split_along, whole_on
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.operator_graph import OperatorGraph, PlanOperator
 from bow.planner.rule import Rules
-from bow.planner.split import Split
+from bow.planner.split import Split, illegal
 
 DENSE = frozenset({"linear", "matmul"})
 """Kinds of operators that are densely connected, where they have weights."""
+
+KEEPING = frozenset({"pointwise", "dropout"})
+"""Kinds of operators that stay with the tiles of the dense layer whose results they change one by one."""
 
 RECURRENT = frozenset({"lstm_cell", "lstm"})
 """Kinds of operators that make a network a recurrent one."""
@@ -34,6 +37,8 @@ def expert(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tupl
 def one_weird_trick(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple[Split, ...]:
     """Data parallel, but for densely connected layers, which are split by their channels over all devices.
 
+    Activations and dropout behind a dense layer keep its split, so that only what the next layer reads is sent.
+
     Args:
         graph: whose operators are placed.
         rules: that are known.
@@ -43,13 +48,25 @@ def one_weird_trick(graph: OperatorGraph, rules: Rules, num_devices: int) -> tup
         Krizhevsky: One weird trick for parallelizing convolutional neural networks, 2014.
     """
     devices = range(num_devices)
-    dense = [operator.kind in DENSE and bool(operator.weights) for operator in graph.operators]
-    return tuple(
-        (split_along(graph, rules, operator, "P", devices) if is_dense else None) or otherwise
-        for operator, is_dense, otherwise in zip(
-            graph.operators, dense, data_parallel(graph, rules, num_devices), strict=True
-        )
-    )
+    splits = list(data_parallel(graph, rules, num_devices))
+    by_channel: dict[int, Split] = {}
+    for number, operator in enumerate(graph.operators):
+        split = None
+        if operator.kind in DENSE and operator.weights:
+            split = split_along(graph, rules, operator, "P", devices)
+        elif operator.kind in KEEPING:
+            split = _kept(graph, operator, by_channel)
+        if split is not None and illegal(graph, operator, split, num_devices, rules) is None:
+            splits[number] = split
+            by_channel.update(dict.fromkeys(operator.outputs, split))
+    return tuple(splits)
+
+
+def _kept(graph: OperatorGraph, operator: PlanOperator, by_channel: Mapping[int, Split]) -> Split | None:
+    """The split of the tensors that an operator changes one by one; None where there are several, or other shapes."""
+    splits = {by_channel.get(tensor) for tensor in operator.inputs}
+    shapes = {graph.tensors[tensor].shape for tensor in operator.inputs}
+    return splits.pop() if len(splits) == 1 and shapes == {graph.output_shape(operator)} else None
 
 
 def layer_per_device(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:

@@ -11,13 +11,16 @@ from bow.bench.arguments import parse
 from bow.bench.document import keys_in
 from bow.bench.planner import Settings, run
 from bow.bench.planner.page import BENCHMARK, KEYS, replaced, sections
+from bow.bench.planner.paper import TABLE_4
 from bow.bench.planner.problems import cluster
+from bow.bench.planner.proofs import check_neighbours
 from bow.bench.planner.settings import PARTS
 from bow.bench.planner.structure import strategy_svg
 from bow.errors import SettingError
 from bow.planner.baselines import data_parallel
+from bow.planner.moves import SplitSpace
 from bow.planner.rules import RULES
-from tests.planner.search_graphs import language_model
+from tests.planner.search_graphs import language_model, perceptron
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,6 +73,48 @@ def test_what_is_found_fits_together(small: tuple[dict[str, Any], Path]) -> None
                 strategies = each["strategies"]
                 assert strategies["found"]["step_ms"] <= strategies["data"]["step_ms"]
     assert values["seeds"]["long"]["0"]["budget_s"] == 10 * values["seeds"]["short"]["0"]["budget_s"]
+
+
+def test_neighbours_are_all_of_the_space_that_a_search_chooses_from() -> None:
+    graph, topology = perceptron(samples=6, sizes=(8, 6)), cluster("P100", 4)
+    found = check_neighbours(graph, topology, search_s=0.05, seed=0)
+    even, uneven = (SplitSpace(graph, RULES, 4, even=even).num_neighbours for even in (True, False))
+    assert found["neighbours"] == uneven > even
+    (section,) = sections({"neighbours": {"nmt": {"4": found}}})
+    assert "tiles of equal or unequal sizes" in section.remark
+    del found["even"]  # results without it are of tiles of equal sizes
+    (section,) = sections({"neighbours": {"nmt": {"4": found}}})
+    assert "tiles of equal sizes" in section.remark
+
+
+def test_every_seed_is_held_against_the_best_long_search_and_those_repeated_against_their_own() -> None:
+    def of(found_ms: float) -> dict[str, float]:
+        return {"seconds": 120.0, "evaluated": 10, "found_ms": found_ms}
+
+    seeds = {
+        "baselines": {"data": {"step_ms": 300.0}, "expert": {}},
+        "short": {"0": of(103.0), "1": of(110.0), "2": of(104.0)},
+        "long": {"0": of(102.0), "1": of(100.0)},
+    }
+    (section,) = sections({"seeds": seeds})
+    assert "2 of 3 seeds were repeated with ten times the time: 1 of 2 are at most 5% (the aim)" in section.remark
+    assert "then finds, the furthest 10.0%. The best of the long searches found 100.00 ms" in section.remark
+    assert "2 of 3 are at most 5% (the aim) behind that, the furthest of all seeds 10.0%." in section.remark
+    assert [row[5:8] for row in section.table.rows] == [
+        ["+1.0%", "+3.0%", "2.91"],
+        ["+10.0%", "+10.0%", "2.73"],
+        ["", "+4.0%", "2.88"],
+    ]
+    (section,) = sections({"seeds": {**seeds, "long": {}}})
+    assert section.remark == "K80s, two processes. Median 104.00 ms, worst 110.00 ms."
+
+
+def test_the_ratios_of_table_4_are_those_that_the_paper_prints() -> None:
+    ratios = [ratio for by_devices in TABLE_4.values() for _, _, ratio in by_devices.values()]
+    assert (min(ratios), max(ratios)) == (2.2, 6.9)  # section 8.3.2
+    assert all(
+        full / delta == pytest.approx(ratio, rel=0.1) for of in TABLE_4.values() for full, delta, ratio in of.values()
+    )
 
 
 def test_parts_that_are_made_again_replace_their_own_and_leave_the_others(

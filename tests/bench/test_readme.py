@@ -149,13 +149,19 @@ def test_the_readme_states_what_averaging_between_devices_costs(tmp_path: Path) 
     assert "at most 1.1. LeNet 1.00 (0.90 to 3.50), late 2.00 (0.90 to 3.50). " in results_block(tmp_path)
 
 
-def test_the_readme_states_what_splitting_operators_gains(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "expert", "gain"),
+    [({"step_ms": 30.0}, {}, "1.50"), ({"step_ms": 30.0}, {"step_ms": 900.0}, "1.50"), ({}, {}, "none")],
+)
+def test_the_readme_states_what_splitting_operators_gains_over_the_faster_of_what_is_known(
+    data: dict[str, float], expert: dict[str, float], gain: str, tmp_path: Path
+) -> None:
     write_results(tmp_path, [GROUP])
-    strategies = {"data": {"step_ms": 30.0}, "expert": {}, "found": {"step_ms": 20.0}}
+    strategies = {"data": data, "expert": expert, "found": {"step_ms": 20.0}}
     made = {"command": "bow bench planner", "environment": PEERS["environment"], "settings": {"cluster_s": 15.0}}
     clusters = {"P100": {"nmt": {"4": {}, "16": {"strategies": strategies}}}}
     (tmp_path / "planner.json").write_text(json.dumps({"made": {"clusters": made}, "clusters": clusters}))
-    assert "what 15 s of search find: on 16 P100 NMT 1.50 and none. " in results_block(tmp_path)
+    assert f"data parallelism and the expert's strategy: on 16 P100 NMT {gain}. " in results_block(tmp_path)
 
 
 def test_the_readme_states_how_well_steps_are_predicted(tmp_path: Path) -> None:

@@ -11,19 +11,24 @@ import pytest
 from bow.errors import ScheduleError, SettingError
 from bow.planner.baselines import single_device
 from bow.planner.bounds import StepBounds
+from bow.planner.costs import RooflineCosts
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.exhaustive import Proof, exhaustive
 from bow.planner.moves import SplitSpace
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.problem import Problem
 from bow.planner.rules import RULES
+from bow.planner.search import search
+from bow.planner.search_settings import SearchSettings
 from bow.planner.simulated import Evaluator
 from bow.planner.simulation_result import simulate_model
 from bow.planner.split import Split
+from bow.planner.starts import baseline
 from bow.planner.step_model import StepModel
 from bow.planner.symmetry import symmetries
 from bow.planner.topology_files import load_topology
-from tests.planner.search_graphs import SlowSimulation, branches, language_model, model_of, perceptron
+from tests.planner.search_graphs import Builder, SlowSimulation, branches, language_model, model_of, perceptron
 
 PAIR = load_topology("two_cores")
 NODE = load_topology("p100_node")
@@ -73,6 +78,27 @@ def test_pruning_changes_nothing_but_how_many_are_looked_at() -> None:
     assert every.makespan_ns == pruned.makespan_ns
     assert 0 < pruned.evaluated < every.evaluated <= every.strategies
     assert every.evaluated >= every.strategies / every.symmetries
+
+
+def test_the_search_finds_the_optimum_that_is_proven() -> None:
+    """A convolution and a dense layer on four devices: 10^7 strategies, of which the walks look at a thousand."""
+    build = Builder()
+    x = build.convolution(build.bring(64, 8, 16, 16), 32, kernel=5)
+    graph = build.graph(build.linear(build.add("reshape", [x], (64, 32 * 12 * 12))[0], 256))
+    problem = Problem(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))
+    starts = ("single", "data")
+    settings = SearchSettings(None, 300, patience=None, starts=starts, devices="regular", even=True)
+    found = search(problem, settings)
+    splits = found.strategy.splits
+    space = SplitSpace(graph, RULES, NODE.num_devices, devices="regular", even=True, including=[splits])
+    simulation = problem.simulation(splits)
+    proof = exhaustive(simulation.model, space, Evaluator(simulation, splits), start=splits)
+    assert proof.is_complete
+    assert found.makespan_ns == proof.makespan_ns == proof.bound_ns
+    assert found.makespan_ns < min(
+        problem.simulate(baseline(problem, name)).makespan_ns for name in (*starts, "expert")
+    )
+    assert found.evaluated < 2000 < proof.strategies / 1000
 
 
 def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> None:

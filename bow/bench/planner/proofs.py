@@ -13,6 +13,7 @@ from bow.planner.operator_graph import OperatorGraph
 from bow.planner.search import search
 from bow.planner.search_settings import SearchSettings
 from bow.planner.simulated import Evaluator
+from bow.planner.starts import baseline
 
 STARTS = ("single", "data", "expert", "random", "random", "random")
 """What the search that is compared with the proof starts from; the best of all goes on."""
@@ -60,6 +61,8 @@ def prove(
 def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s: float, seed: int) -> dict[str, Any]:
     """What the search finds, improved until no neighbour is better, and all of its neighbours anew.
 
+    All three choose from the same splits: those of the search's own space, tiles of unequal sizes among them.
+
     Args:
         graph: of a step.
         topology: the devices.
@@ -67,15 +70,23 @@ def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s
         seed: of the search.
     """
     problem = problem_of(graph, topology)
-    starts = ("single", "data")
-    found = search(problem, SearchSettings(budget_s=search_s, even=True, seed=seed, starts=starts, descend=False))
+    settings = SearchSettings(budget_s=search_s, seed=seed, starts=("single", "data"), descend=False)
+    found = search(problem, settings)
     begun, splits = time.perf_counter(), found.strategy.splits
-    space = SplitSpace(graph, problem.rules, topology.num_devices, even=True, including=[splits])
+    space = SplitSpace(
+        graph,
+        problem.rules,
+        topology.num_devices,
+        devices=settings.devices,
+        even=settings.even,
+        including=[*(baseline(problem, start) for start in settings.starts), splits],
+    )
     bottom = descend(problem.simulation(splits), splits, space, Limits(patience=1.0))
     neighbours = try_neighbours(problem.simulation(bottom.splits), bottom.splits, space)
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,
+        "even": settings.even,
         "walk_ms": found.makespan_ns / 1e6,
         "found_ms": bottom.makespan_ns / 1e6,
         "improvements": bottom.accepted,
