@@ -62,7 +62,7 @@ class Settings:
             networks=("nmt",),
             size="tiny",
             proofs=("rnnlm",),
-            proof_s=0.2,
+            proof_s=3.0,
             search_s=0.2,
             local_devices=(2,),
             local_s=0.1,
