@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from bow.cli.planning_files import load, save
-from bow.cli.planning_methods import all_methods, check_learners, compared_methods, find, told_towers
+from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, told_towers
 from bow.cli.planning_settings import Settings, read
 from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
 from bow.cli.subject import SIZE, parts
@@ -84,7 +84,7 @@ def run(words: Sequence[str]) -> int:
         _tell(wide if wide.is_terminal else Console(highlight=False, width=WIDTH), file, settings, action)
         return 0
     if action == "plan":
-        check_learners(settings.method, settings.search.learners)
+        check_used(settings.method, settings.search)
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
         save_topology(topology, settings.save_topology)

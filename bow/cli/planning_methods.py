@@ -1,7 +1,7 @@
 """The methods of `bow plan`, by name: the planner's searches and baselines, and the methods of device placement."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -25,7 +25,10 @@ SEARCHES = ("search", "mcmc", "exhaustive")
 """Methods of the planner that take time; `mcmc` is another name of `search`."""
 
 LEARNING = ("search", "mcmc")
-"""Methods that choose a number of learners too."""
+"""Methods that walk from strategy to strategy, and choose a number of learners too."""
+
+USUAL = SearchSettings()
+"""What is not set has these values."""
 
 RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
 """Methods of device placement that are called otherwise here, because the planner has methods of these names."""
@@ -82,20 +85,26 @@ def check_method(name: str) -> None:
         raise SettingError(f"method={name!r} does not exist; {suggestion(name, all_methods())}")
 
 
-def check_learners(method: str, learners: Sequence[int]) -> None:
-    """Refuse numbers of learners for a method that plans a single one.
+def check_used(method: str, settings: SearchSettings) -> None:
+    """Refuse settings that mean nothing to a method.
 
     Args:
         method: its name.
-        learners: that were asked for.
+        settings: that were asked for; those that are as ever are not noticed.
 
     Raises:
-        SettingError: they are not for this method.
+        SettingError: one is not for this method.
     """
-    if method not in LEARNING and tuple(learners) != (1,):
+    of_walks = () if method in LEARNING else ("learners", "starts", "moves", "patience", "temperature")
+    of_splits = () if method in SEARCHES else ("even",)
+    for name in (*of_walks, *of_splits):
+        value = getattr(settings, name)
+        if value == getattr(USUAL, name):
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+        why = "plans one learner" if name == "learners" else f"has no {name}"
         raise SettingError(
-            f"learners={','.join(map(str, learners))} is for method=search, and method={method} plans one learner; "
-            "take method=search, or leave learners out"
+            f"{name}={text} is for method=search, and method={method} {why}; take method=search, or leave {name} out"
         )
 
 

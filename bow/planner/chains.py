@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -131,7 +131,8 @@ def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettin
     """Walk from one start after the other, for a part of the time, and on from the best strategy for the rest of it.
 
     That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
-    round before. Where one is ended from outside, those behind it are left out.
+    round before. Without a budget in seconds, or with a number of proposals for each walk, there are no rounds. Where a
+    walk is ended from outside, those behind it are left out.
 
     Args:
         problem: what is planned for.
@@ -139,33 +140,91 @@ def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettin
         settings: of the search.
         told: who is told how it goes.
 
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed before anything was found.
+
     References:
         Jamieson, Talwalkar: Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive
         halving).
     """
-    begun = time.perf_counter()
-    spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
-    rounds = _rounds(len(starts)) if settings.budget_s is not None and settings.trial > 0 else []
-    share_s = None if settings.budget_s is None else settings.budget_s * (settings.trial / len(rounds) if rounds else 1)
-    of_each = replace(settings, descend=settings.descend and not rounds)
-    chains: list[Chain] = []
-    for start in starts:
-        of_start_s = None if share_s is None else share_s / len(starts)
-        chains.append(run_chain(problem, start, spaces[start.learners], of_each, of_start_s, _watch(told, start)))
-        if chains[-1].is_interrupted:
-            return chains
-    left = [number for number, chain in enumerate(chains) if chain.walk is not None]
-    if settings.budget_s is None or share_s is None or not rounds or not left:
-        return chains
-    for turn, size in enumerate([*rounds[1:], 1], 1):
-        left = sorted(left, key=lambda number: chains[number].batch_ns)[:size]
-        left_s = max(settings.budget_s - (time.perf_counter() - begun), math.ulp(1))
-        goes_on, each_s = (settings, left_s) if size == 1 else (of_each, share_s / size)
-        for number in left:
-            chains[number] = _going_on(problem, chains[number], spaces, goes_on, each_s, told, turn)
-            if chains[number].is_interrupted:
-                return chains
-    return chains
+    walks = _Walks(problem, starts, settings, told)
+    try:
+        walks.run()
+    except KeyboardInterrupt:
+        if all(chain.walk is None for chain in walks.chains):
+            raise
+    return walks.chains
+
+
+class _Walks:
+    """The walks of a process, and how they share its time."""
+
+    def __init__(self, problem: Problem, starts: Sequence[Start], settings: SearchSettings, told: Told) -> None:
+        self._begun = time.perf_counter()
+        self._problem, self._starts, self._settings, self._told = problem, starts, settings, told
+        self._spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
+        self.chains: list[Chain] = []
+
+    def run(self) -> None:
+        """Walk; what was found so far is in `chains`, whatever is raised.
+
+        Raises:
+            KeyboardInterrupt: it was ended from outside.
+        """
+        settings, budget_s = self._settings, self._settings.budget_s
+        if budget_s is None or settings.proposals is not None or settings.trial == 0 or len(self._starts) == 1:
+            self._begin(settings, budget_s)
+            return
+        sizes = _rounds(len(self._starts))
+        of_trial = replace(settings, patience=None, descend=False)
+        ends_s = [budget_s * settings.trial * turn / len(sizes) for turn in range(1, len(sizes) + 1)]
+        self._begin(of_trial, ends_s[0])
+        for turn in range(1, len(sizes)):
+            numbers = self._best(sizes[turn])
+            for place, number in enumerate(numbers):
+                if self._seconds < ends_s[turn]:
+                    self._go_on(number, of_trial, self._share_s(ends_s[turn], len(numbers) - place), turn)
+        for number in self._best(1):
+            self._go_on(number, settings, self._share_s(budget_s, 1), len(sizes))
+
+    def _begin(self, settings: SearchSettings, end_s: float | None) -> None:
+        """Walk from every start, until so many seconds from the beginning."""
+        for number, start in enumerate(self._starts):
+            share_s = self._share_s(end_s, len(self._starts) - number)
+            walked = run_chain(
+                self._problem, start, self._spaces[start.learners], settings, share_s, _watch(self._told, start)
+            )
+            self.chains.append(walked)
+            self._check(walked)
+
+    def _go_on(self, number: int, settings: SearchSettings, share_s: float | None, turn: int) -> None:
+        """Walk on from the best strategy of a walk, for so many seconds."""
+        start, first = self.chains[number].start, self.chains[number].walk
+        assert first is not None
+        further = replace(start, splits=first.splits)
+        watch = _watch(self._told, start, first.proposals)
+        space = self._spaces[start.learners]
+        found = run_chain(self._problem, further, space, settings, share_s, watch, turn=turn)
+        assert found.walk is not None
+        self.chains[number] = Chain(start, first.followed_by(found.walk), found.descent)
+        self._check(found)
+
+    def _best(self, count: int) -> list[int]:
+        """So many of the walks, the best first."""
+        walked = [number for number, chain in enumerate(self.chains) if chain.walk is not None]
+        return sorted(walked, key=lambda number: self.chains[number].batch_ns)[:count]
+
+    def _share_s(self, end_s: float | None, count: int) -> float | None:
+        """What each of so many has of the time until then."""
+        return None if end_s is None else max((end_s - self._seconds) / count, math.ulp(1))
+
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def _check(self, chain: Chain) -> None:
+        if chain.is_interrupted:
+            raise KeyboardInterrupt
 
 
 def _rounds(num_starts: int) -> list[int]:
@@ -176,25 +235,6 @@ def _rounds(num_starts: int) -> list[int]:
         ([8, 4, 2], [3, 2], [])
     """
     return [] if num_starts <= 1 else [num_starts, *_rounds(-(-num_starts // 2))]
-
-
-def _going_on(
-    problem: Problem,
-    chain: Chain,
-    spaces: Mapping[int, SplitSpace],
-    settings: SearchSettings,
-    left_s: float,
-    told: Told,
-    turn: int,
-) -> Chain:
-    """A chain, and a further walk from its best strategy."""
-    start, first = chain.start, chain.walk
-    assert first is not None
-    watch = _watch(told, start, first.proposals)
-    further = replace(start, splits=first.splits)
-    found = run_chain(problem, further, spaces[start.learners], settings, left_s, watch, turn=turn)
-    assert found.walk is not None
-    return Chain(start, first.followed_by(found.walk), found.descent)
 
 
 def _watch(told: Told, start: Start, before: int = 0) -> Watch:
@@ -231,8 +271,9 @@ def run_chain(
     except ScheduleError as error:
         return Chain(start, None, refusal=str(error))
     share_s = None if budget_s is None else budget_s * (1 - DESCENT if settings.descend else 1)
-    limits = Limits(share_s, settings.proposals, settings.patience)
     proposals = _proposals(simulation, space, settings, source)
+    walk_s = None if share_s is None else max(share_s - (time.perf_counter() - begun), math.ulp(1))
+    limits = Limits(walk_s, settings.proposals, settings.patience)
     walk = metropolis(
         simulation, start.splits, proposals, limits, source, temperature=settings.temperature, watch=watch
     )

@@ -1,5 +1,6 @@
 """Looking at all strategies: the fastest one with a proof, or how far from it the best one is at most."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -227,7 +228,7 @@ def _renamings(
     Those that lead out of the splits to choose from are left out; the others are a group.
     """
     places = [{split: place for place, split in enumerate(splits)} for splits in options]
-    for each in symmetries(model.topology)[1:]:
+    for each in itertools.islice(symmetries(model.topology), 1, None):
         check()
         if all(renamed(split, each) in of for of, splits in zip(places, options, strict=True) for split in splits):
             yield [[of[renamed(split, each)] for split in splits] for of, splits in zip(places, options, strict=True)]

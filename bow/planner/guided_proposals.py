@@ -15,7 +15,6 @@ SINGLE = 0.3
 UNIFORM = 0.5
 """So often one operator that changes gets any split: the paper's proposal, by which every strategy can be reached."""
 
-
 REGION = 4
 """So many families change together at most."""
 

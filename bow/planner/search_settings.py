@@ -65,8 +65,8 @@ class SearchSettings:
     descend: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "starts", _listed(self.starts, str))
-        object.__setattr__(self, "learners", _listed(self.learners, int))
+        object.__setattr__(self, "starts", _listed(self.starts))
+        object.__setattr__(self, "learners", _listed(self.learners))
         unknown = next((start for start in self.starts if start not in STARTS), None)
         if unknown is not None or not self.starts:
             raise SettingError(f"starts must be of {', '.join(STARTS)}, got {unknown if self.starts else 'none'}")
@@ -80,11 +80,11 @@ class SearchSettings:
         if not 0 <= self.trial < 1:
             raise SettingError(f"trial must be at least 0 and below 1, got {self.trial}; 0.4 is usual")
         if not self.learners or not all(type(count) is int and count >= 1 for count in self.learners):
-            raise SettingError(f"learners must list numbers of at least 1, got {self.learners}")
+            raise SettingError(f"learners must list numbers of at least 1, got {', '.join(map(str, self.learners))}")
         if self.processes < 1:
             raise SettingError(f"processes must be at least 1, got {self.processes}")
 
 
-def _listed(values: Any, one: type) -> tuple[Any, ...]:
+def _listed(values: Any) -> tuple[Any, ...]:
     """Several values, or one alone, as several."""
-    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, one) else (values,)
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else (values,)

@@ -9,7 +9,7 @@ Renaming = tuple[int, ...]
 """By device: the number of the device that takes its place."""
 
 
-def symmetries(topology: DeviceTopology) -> tuple[Renaming, ...]:
+def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
     """The renamings of devices that keep kinds, and routes with all that they share.
 
     A strategy and the same strategy on renamed devices take the same time, but for ties: tasks that become ready at
@@ -19,14 +19,14 @@ def symmetries(topology: DeviceTopology) -> tuple[Renaming, ...]:
         topology: the devices.
 
     Returns:
-        All of them, the one that changes nothing first. Of n equal devices with equal links there are n!.
+        All of them, one by one, the one that changes nothing first. Of n equal devices with equal links there are n!.
 
     Example:
         >>> from bow.planner.topology_files import load_topology
-        >>> len(symmetries(load_topology("p100_node"))), len(symmetries(load_topology("k80_node")))
+        >>> len([*symmetries(load_topology("p100_node"))]), len([*symmetries(load_topology("k80_node"))])
         (24, 8)
     """
-    return tuple(_extended(topology, (), {}))
+    return _extended(topology, (), {})
 
 
 def renamed(split: Split, renaming: Renaming) -> Split:

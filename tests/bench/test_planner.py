@@ -57,7 +57,8 @@ def test_the_tables_of_the_document_are_replaced_and_nothing_else(small: tuple[d
 def test_what_is_found_fits_together(small: tuple[dict[str, Any], Path]) -> None:
     values, _ = small
     for proof in values["proof"].values():
-        assert 0 < proof["bound_ms"] <= proof["best_ms"] <= proof["search_ms"]
+        assert 0 <= proof["bound_ms"] <= proof["best_ms"]  # 0: there was no time for bounds
+        assert proof["best_ms"] <= proof["search_ms"]
     for by_devices in values["neighbours"].values():
         for each in by_devices.values():
             assert each["is_local_optimum"]

@@ -28,10 +28,15 @@ def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
     step = random_step(source)
     strategy = random_strategy(source, step)
     result = from_nothing(step, strategy)
-    assume(result.refusal is None and strategy.learners == 1)
+    assume(result.refusal is None)
     found = simulation(step, strategy, "incremental")
     shares = critical_operators(found.task_table(), found.model, source)
-    assert sum(shares.values()) == pytest.approx(result.makespan_ns)
+    of_operators = sum(shares.values())
+    if strategy.learners == 1:
+        assert of_operators == pytest.approx(result.makespan_ns)
+    else:
+        averaging = max((task.duration_ns for task in result.tasks if task.kind is TaskKind.AVERAGING), default=0)
+        assert result.makespan_ns - averaging - 1 <= of_operators <= result.makespan_ns + 1
     assert all(0 <= operator < len(found.model.graph.operators) for operator in shares)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,20 +91,58 @@ def test_the_best_of_several_trials_goes_on() -> None:
 
 def test_the_better_half_of_the_walks_goes_on_from_round_to_round(monkeypatch: pytest.MonkeyPatch) -> None:
     walked: list[tuple[int, int, float]] = []
+    now = [100.0]
 
     def of_number(_: Problem, start: Start, *others: Any, turn: int = 0) -> Chain:
         walked.append((turn, start.number, round(others[2] * 48)))
+        now[0] += others[2]
         bests = (Best(0.0, 0, 100 - start.number - turn),)
         return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 0.0, "budget"))
 
     monkeypatch.setattr("bow.planner.chains.run_chain", of_number)
+    monkeypatch.setattr("bow.planner.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
     starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(4)]
     chains = run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5), lambda *_: True)
     # Of four seconds two are for trials, of which each of two rounds has one.
     assert walked[:-1] == [(0, 0, 12), (0, 1, 12), (0, 2, 12), (0, 3, 12), (1, 3, 24), (1, 2, 24)]
-    assert walked[-1][:2] == (2, 3)
-    assert 150 < walked[-1][2] <= 192  # all that is left: nothing took any time
+    assert walked[-1] == (2, 3, 96)
     assert [chain.walk.proposals for chain in chains if chain.walk is not None] == [1, 1, 2, 3]
+
+
+def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(3)]
+
+    def interrupted_in(call: int) -> list[Chain]:
+        calls = iter(range(100))
+
+        def walking(_: Problem, start: Start, *others: Any, turn: int = 0) -> Chain:
+            if next(calls) == call:
+                raise KeyboardInterrupt  # while the simulation is built, say
+            bests = (Best(0.0, 0, 101 - turn), Best(0.5, 1, 100 - turn))
+            return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 1.0, "budget"))
+
+        monkeypatch.setattr("bow.planner.chains.run_chain", walking)
+        return run_chains(PROBLEM, starts, SearchSettings(budget_s=60.0), lambda *_: True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_in(0)
+    assert [len(interrupted_in(call)) for call in range(1, 7)] == [1, 2, 3, 3, 3, 3]
+    assert min(chain.batch_ns for chain in interrupted_in(4)) == 99  # one had gone on for a second round
+
+
+def test_a_start_that_does_not_fit_takes_no_part_in_rounds() -> None:
+    problem = small_memory(0.009)
+    starts = [Start(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))]
+    chains = run_chains(problem, starts, SearchSettings(budget_s=0.5, patience=None), lambda *_: True)
+    refused = [chain.refusal is not None for chain in chains]
+    assert any(refused)
+    assert [chain.walk is None for chain in chains] == refused
+
+
+def test_walks_with_so_many_proposals_each_have_no_rounds() -> None:
+    settings = SearchSettings(budget_s=60.0, proposals=25, patience=None, starts=("single", "data"), descend=False)
+    walks = [chain.walk for chain in search(PROBLEM, settings).chains]
+    assert [walk.proposals for walk in walks if walk is not None] == [25, 25]
 
 
 def test_a_walk_behind_another_counts_on() -> None:
@@ -185,7 +224,7 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
         ({"moves": "wild"}, "moves must be one of"),
         ({"budget_s": 0.0}, "budget_s must be finite and above 0"),
         ({"trial": 1.0}, "trial must be at least 0 and below 1, got 1.0"),
-        ({"learners": "auto"}, "learners must list numbers of at least 1, got"),
+        ({"learners": "auto"}, "learners must list numbers of at least 1, got auto"),
         ({"learners": None}, "learners must list numbers of at least 1, got"),
         ({"learners": (0,)}, "learners must list numbers of at least 1"),
         ({"patience": 0}, "patience must be above 0 and at most 1, got 0"),
