@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bow.errors import ScheduleError
+from bow.files import write_whole
 from bow.planner.box import Box, whole
 from bow.planner.costs import RooflineCosts
 from bow.planner.device_topology import DeviceTopology
@@ -85,10 +86,7 @@ class TileTimes:
 
     def save(self, path: Path) -> None:
         """Write the times, in one go, so that who reads meanwhile finds the old ones or the new ones."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(self.to_json(), encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, self.to_json())
 
 
 def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:

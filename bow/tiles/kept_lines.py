@@ -13,6 +13,7 @@ from bow.compiling import cache_folder
 from bow.device import available_cores, processor
 from bow.device.links import gpu_uuid
 from bow.errors import BowError
+from bow.files import write_whole
 from bow.tiles.exchanges import SHAPES, forget_layers, lines_in_use
 from bow.tiles.links import Lines
 from bow.tiles.measuring import bow_version
@@ -56,10 +57,7 @@ def keep_lines(team: Team, lines: Lines, sum_us: float) -> None:
         return
     text = json.dumps({"pairs": [[*pair, *line] for pair, line in lines.items()], "sum_us": sum_us})
     with contextlib.suppress(OSError):  # without a folder to write to it is measured again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, text)
 
 
 def _file(team: Team) -> Path | None:
