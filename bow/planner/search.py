@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bow.errors import ScheduleError, SettingError
+from bow.errors import ScheduleError
+from bow.files import save_text
 from bow.planner.chain_processes import run_in_processes
 from bow.planner.chains import Chain, Progress, Start, Tally, run_chains, spaces_of
 from bow.planner.explain import Explanation, explain
@@ -69,13 +70,7 @@ class Found:
         Raises:
             SettingError: it cannot be written.
         """
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(self.strategy.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise SettingError(
-                f"the strategy cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
-            ) from error
+        save_text("the strategy", path, self.strategy.to_json())
 
     @property
     def batch_ns(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import yaml
 
 from bow.errors import TopologyError
+from bow.files import save_text
 from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
 
 NETWORK = "network"
@@ -131,13 +132,7 @@ def save_topology(topology: DeviceTopology, path: str | Path) -> None:
         TopologyError: it cannot be written.
     """
     text = yaml.safe_dump(topology_to_dict(topology), sort_keys=False, allow_unicode=True)
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TopologyError(
-            f"the topology cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
-        ) from error
+    save_text("the topology", path, text, TopologyError)
 
 
 def topology_to_json(topology: DeviceTopology) -> str:
