@@ -2,7 +2,9 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
+import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,9 @@ from bow.tiles.team import Team
 TURNS = 3
 """In which messages are timed where nobody asks for a plan: about a third of what a plan takes for it."""
 
+PER_BYTE_NS = (1e-6, 1e6)
+"""From 1 KB/s to 1 PB/s: no link is faster or slower, and what is far beyond has no bandwidth as a number."""
+
 
 def lines_here(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS) -> tuple[Lines, float]:
     """What `lines_in_use` gives: as it was kept here for so many devices, or else measured, and kept.
@@ -34,7 +39,7 @@ def lines_here(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns:
         turns: in which messages are timed.
     """
     path = _file(team)
-    kept = team.everyone(None if team.number else _load(path))[0]
+    kept = team.everyone(None if team.number else _load(path, team.size))[0]
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
@@ -74,13 +79,20 @@ def _file(team: Team) -> Path | None:
     return None
 
 
-def _load(path: Path | None) -> tuple[Lines, float] | None:
-    """What a file has; None: nothing that can be read."""
+def _load(path: Path | None, size: int) -> tuple[Lines, float] | None:
+    """What a file has for so many devices; None: nothing that can be read, or nothing that can be measured."""
     if path is None:
         return None
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-        pairs = {(int(a), int(b)): (float(latency), float(per_byte)) for a, b, latency, per_byte in read["pairs"]}
-        return pairs, float(read["sum_us"])
-    except (OSError, ValueError, KeyError, TypeError):
+        pairs = [(a, b) for a, b, _, _ in read["pairs"]]
+        lines = [(float(latency), float(per_byte)) for _, _, latency, per_byte in read["pairs"]]
+        sum_us = float(read["sum_us"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    if pairs != list(itertools.combinations(range(size), 2)) or not 0 <= sum_us < math.inf:
+        return None
+    fastest, slowest = PER_BYTE_NS
+    if not all(0 <= latency < math.inf and fastest <= per_byte <= slowest for latency, per_byte in lines):
+        return None
+    return dict(zip(pairs, lines, strict=True)), sum_us

@@ -59,7 +59,32 @@ def test_what_a_plan_has_measured_takes_the_place_of_what_was_kept(measured: lis
     assert len(measured) == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"pairs": [[0, 1]], "sum_us": 0}', '{"pairs": 3}'])
+def kept(*pairs: str, sum_us: str = "0") -> str:
+    """The text of a file with pairs of devices, written out, since JSON from Python has names for what is infinite."""
+    return f'{{"pairs": [{", ".join(pairs)}], "sum_us": {sum_us}}}'
+
+
+def test_a_file_as_it_should_be_is_taken(measured: list[int], tmp_path: Path) -> None:
+    lines_here(TEAM)
+    (file,) = (tmp_path / "cache" / "links").iterdir()
+    file.write_text(kept("[0, 1, 0, 1]"))
+    assert lines_here(TEAM) == ({(0, 1): (0.0, 1.0)}, 0.0)
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "[" * 100_000, '{"pairs": 3}', kept("[0, 1]"), kept("3"), kept("[[0], 1, 1, 1]")),
+        *(kept(), kept("[0, 7, 1, 1]"), kept("[1, 0, 1, 1]"), kept("[0, 1, 1, 1]", "[0, 2, 1, 1]")),
+        *(kept("[0, 1, 1, 1]", "[0, 1, 1, 1]"), kept("[0, Infinity, 1, 1]"), kept("[0, NaN, 1, 1]")),
+        *(kept("[0, 1, 1, 0]"), kept("[0, 1, 1, -1]"), kept("[0, 1, 1, NaN]"), kept("[0, 1, 1, Infinity]")),
+        *(kept("[0, 1, 1, 1e-320]"), kept("[0, 1, 1, 1e7]"), kept(f"[0, 1, 1, 1{'0' * 400}]")),
+        *(kept("[0, 1, -1, 1]"), kept("[0, 1, NaN, 1]"), kept("[0, 1, Infinity, 1]"), kept('[0, 1, "soon", 1]')),
+        *(kept("[0, 1, 1, 1]", sum_us=sum_us) for sum_us in ("-1", "NaN", "Infinity", "null", f"1{'0' * 400}")),
+    ],
+    ids=lambda text: text[:48],
+)
 def test_a_damaged_file_is_measured_again(measured: list[int], tmp_path: Path, text: str) -> None:
     lines_here(TEAM)
     (file,) = (tmp_path / "cache" / "links").iterdir()
