@@ -7,6 +7,7 @@ import json
 import math
 import platform
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -28,24 +29,55 @@ PER_BYTE_NS = (1e-6, 1e6)
 """From 1 KB/s to 1 PB/s: no link is faster or slower, and what is far beyond has no bandwidth as a number."""
 
 
-def lines_here(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS) -> tuple[Lines, float]:
+@dataclass(frozen=True)
+class Members:
+    """What all processes of a team know of its devices.
+
+    Attributes:
+        nodes: by device: the number of the first one on the same machine.
+        makes: by device: the name of the GPU, or the processor and how many cores there are.
+        gpus: by device: its UUID; none: they are cores.
+    """
+
+    nodes: tuple[int, ...]
+    makes: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, team: Team) -> "Members":
+        """Those of a team; all of its processes call this."""
+        if team.device.type == "cuda":
+            make, gpu = torch.cuda.get_device_name(team.device), gpu_uuid(team.device)
+        else:
+            make, gpu = f"{processor()}, {len(available_cores())} cores", ""
+        hosts, makes, gpus = zip(*team.everyone((platform.node(), make, gpu)), strict=True)
+        return cls(tuple(map(hosts.index, hosts)), makes, gpus if all(gpus) else ())
+
+
+def lines_here(
+    team: Team, members: Members, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
+) -> tuple[Lines, float]:
     """What `lines_in_use` gives: as it was kept here for so many devices, or else measured, and kept.
 
-    All processes of the team call this; they get the same.
+    All processes of the team call this; they get the same. One alone sends no messages: nothing is measured or kept.
 
     Args:
         team: the processes.
+        members: their devices.
         shapes: samples and width of what layers send; at least two.
         turns: in which messages are timed.
     """
-    path = _file(team)
+    if team.size == 1:
+        return {}, 0.0
+    path = _file(members)
     kept = team.everyone(None if team.number else _load(path, team.size))[0]
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
         lines, sum_us = lines_in_use(team, shapes=shapes, turns=turns)
     forget_layers()
-    keep_lines(team, lines, sum_us)
+    if not team.number:
+        _keep(path, lines, sum_us)
     return lines, sum_us
 
 
@@ -57,22 +89,22 @@ def keep_lines(team: Team, lines: Lines, sum_us: float) -> None:
         lines: by pair: latency and nanoseconds for each byte.
         sum_us: what each sum takes beside its messages, in microseconds.
     """
-    path = _file(team)
-    if team.number or path is None:
+    path = _file(Members.of(team))
+    if not team.number:
+        _keep(path, lines, sum_us)
+
+
+def _keep(path: Path | None, lines: Lines, sum_us: float) -> None:
+    if path is None or not lines:
         return
     text = json.dumps({"pairs": [[*pair, *line] for pair, line in lines.items()], "sum_us": sum_us})
     with contextlib.suppress(OSError):  # without a folder to write to it is measured again
         write_whole(path, text)
 
 
-def _file(team: Team) -> Path | None:
+def _file(members: Members) -> Path | None:
     """By devices, which of them share a machine, PyTorch and bow; None: there is no place for it."""
-    if team.device.type == "cuda":
-        own = [torch.cuda.get_device_name(team.device), gpu_uuid(team.device)]
-    else:
-        own = [processor(), str(len(available_cores()))]
-    hosts = team.everyone(platform.node())
-    described = [team.everyone(own), [hosts.index(host) for host in hosts], torch.__version__, bow_version()]
+    described = [*astuple(members), torch.__version__, bow_version()]
     name = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
     with contextlib.suppress(BowError):
         return cache_folder() / "links" / f"{name}.json"
