@@ -59,6 +59,7 @@ def save(
         "others": list(settings.others),
         "costs": settings.costs or COSTS[0],
         "makespan_ns": result.makespan_ns,
+        "even": settings.search.even,
         "topology": topology_to_dict(topology),
     }
     text = json.dumps({**json.loads(strategy.to_json()), PLANNED_FOR: subject})
@@ -105,6 +106,8 @@ def load(path: Path, settings: Settings) -> Loaded:
             topology = topology_from_dict(known["topology"])
         if settings.costs is None and known:
             settings = replace(settings, costs=COSTS[COSTS.index(known["costs"])])
+        if "even" in known and "even" not in settings.given:
+            settings = replace(settings, search=replace(settings.search, even=_flag(known["even"])))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise SettingError(
             f"{file} does not say rightly what it was planned for ({type(error).__name__}: {error}); plan again"
@@ -112,3 +115,9 @@ def load(path: Path, settings: Settings) -> Loaded:
     if not known and not settings.has_subject:
         raise SettingError(f"{file} does not say what it was planned for; add network=NAME, or the model's settings")
     return Loaded(strategy, settings, topology)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value

@@ -32,6 +32,7 @@ class Found:
         chains: all of them.
         seconds: that it took.
         problem: what was planned for.
+        settings: of the search.
     """
 
     strategy: PlacedStrategy
@@ -40,19 +41,24 @@ class Found:
     chains: tuple[Chain, ...]
     seconds: float
     problem: Problem = field(repr=False, compare=False)
+    settings: SearchSettings = field(repr=False, compare=False)
 
     def explain(self, keep: int = 3, budget_s: float | None = None) -> Explanation:
         """What was chosen for every operator, what that costs, and what else would cost; printed, it is a table.
+
+        What else is tried are the splits that the search has chosen from.
 
         Args:
             keep: how many other choices are kept for each operator.
             budget_s: no operator's other choices are looked at after so many seconds; None: all are.
         """
         begun = time.perf_counter()
+        learners, starts = self.strategy.learners, [chain.start for chain in self.chains]
         return explain(
             self.problem,
             self.strategy.splits,
-            self.strategy.learners,
+            learners,
+            space=spaces_of(self.problem, starts, self.settings, (learners,))[learners],
             keep=keep,
             goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
         )
@@ -127,7 +133,7 @@ def search(
         why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
         raise ScheduleError(f"no strategy to start from fits: {why}")
     strategy = problem.strategy(chain.best.splits, chain.start.learners)
-    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem)
+    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem, settings)
 
 
 def _starts(problem: Problem, settings: SearchSettings) -> Iterator[Start]:

@@ -188,6 +188,21 @@ def test_explaining_says_what_other_choices_cost(said: Callable[[], str]) -> Non
     assert "a step:" in told
 
 
+def test_what_is_explained_is_chosen_from_what_was_planned_from(said: Callable[[], str]) -> None:
+    def tried(*words: str) -> int:
+        said()
+        assert main(["plan", "explain", "plan.json", *words]) == 0
+        (number,) = re.findall(r"([\d,]+) other choices simulated", said())
+        return int(number.replace(",", ""))
+
+    plan = ["plan", *MODEL, NODE, "out=plan.json", "method=single"]
+    assert main(plan) == 0
+    of_any, of_equal = tried(), tried("even=true")
+    assert of_equal < of_any
+    assert main([*plan, "even=true"]) == 0
+    assert (tried(), tried("even=false")) == (of_equal, of_any)
+
+
 def test_a_strategy_is_explained_for_the_topology_that_its_file_has(said: Callable[[], str]) -> None:
     text = Path(planning.__file__).parents[2] / "conf" / "topology" / "p100_node.yaml"
     Path("own.yaml").write_text(text.read_text().replace("gpu3", "last"))
@@ -350,6 +365,7 @@ RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
         ({"planned_for": None}, [], "does not say what it was planned for; add network=NAME"),
         ({"planned_for": {"topology": 7}}, MODEL, "a topology is a mapping with devices and links"),
         ({"planned_for": [1]}, [], "does not say rightly what it was planned for"),
+        ({"planned_for": {"even": "perhaps"}}, [*MODEL, NODE], "does not say rightly what it was planned for"),
         ({"planned_for": {"topology": None, "costs": "guessed"}}, [*MODEL, NODE], "does not say rightly what it was"),
     ],
 )
