@@ -169,7 +169,7 @@ def _compare(console: Console, problem: Problem, settings: Settings) -> None:
 
 def _tell(console: Console, file: str, settings: Settings, action: str) -> None:
     loaded = load(Path(file), settings)
-    topology = loaded.topology or topology_of(loaded.settings.topology or "two_cores", settings.devices)
+    topology = loaded.topology or topology_of(loaded.settings.topology, settings.devices)
     problem, strategy = _problem(console, loaded.settings, topology), loaded.strategy
     strategy.check(problem.graph, topology.num_devices, problem.rules)
     if action == "show":

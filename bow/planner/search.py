@@ -17,6 +17,7 @@ from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
 from bow.planner.search_settings import SearchSettings
 from bow.planner.starts import baseline, random_strategy
+from bow.planner.strategy_files import strategy_text
 from bow.seeds import derive_seed
 from bow.strategy import Timeline
 
@@ -68,7 +69,7 @@ class Found:
         return self.problem.simulate(self.strategy.splits, self.strategy.learners).timeline
 
     def save(self, path: str | Path) -> None:
-        """Write the strategy as JSON, which `bow.train(strategy=path)` reads.
+        """Write the strategy as JSON, which `bow.train(strategy=path)` reads, with the topology that it was found for.
 
         Args:
             path: of the file; folders that are missing are made.
@@ -76,7 +77,8 @@ class Found:
         Raises:
             SettingError: it cannot be written.
         """
-        save_text("the strategy", path, self.strategy.to_json())
+        text = strategy_text(self.strategy, self.makespan_ns, self.problem.topology, self.settings)
+        save_text("the strategy", path, text)
 
     @property
     def batch_ns(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import bow
 from bow.cli import main, planning, planning_methods, planning_settings
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.plan_strategy import PlacedStrategy
@@ -212,6 +213,20 @@ def test_a_strategy_is_explained_for_the_topology_that_its_file_has(said: Callab
     assert "last" in said()
 
 
+def test_what_bow_plan_returns_is_saved_with_its_topology(
+    said: Callable[[], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, batch, step, optimizer = planning.parts("", "", tuple(MODEL))
+    settings: dict[str, Any] = {"proposals": 5, "budget_s": None, "starts": "data"}
+    found = bow.plan(model, batch, step=step, topology="p100_node", optimizer=optimizer, **settings)
+    found.save("found.json")
+    assert main(["plan", "show", "found.json", *MODEL]) == 0
+    told = said()
+    assert "topology p100_node, 4 devices" in told
+    assert f"a step: {found.makespan_ns / 1e6:.3f} ms" in told
+    refused(["plan", "show", "found.json"], "does not say for which model it was planned", capsys)
+
+
 def test_costs_and_topology_of_this_machine_are_measured_and_kept(
     said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +377,9 @@ RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
         ({"version": 99}, [], "the strategy has version 99, this bow reads 1; plan again"),
         ({"format": "a letter"}, [], 'the text is not a "bow placed strategy"'),
         ({"learners": 3}, [], "4 devices cannot be divided among 3 learners"),
-        ({"planned_for": None}, [], "does not say what it was planned for; add network=NAME"),
+        ({"planned_for": None}, [], "does not say for which model it was planned; add network=NAME"),
+        ({"planned_for": None}, MODEL, "does not say for which devices it was planned; add topology=NAME or FILE"),
+        ({"planned_for": {"device_lists": "odd"}}, [*MODEL, NODE], "does not say rightly what it was planned for"),
         ({"planned_for": {"topology": 7}}, MODEL, "a topology is a mapping with devices and links"),
         ({"planned_for": [1]}, [], "does not say rightly what it was planned for"),
         ({"planned_for": {"even": "perhaps"}}, [*MODEL, NODE], "does not say rightly what it was planned for"),
