@@ -259,15 +259,16 @@ def test_memory_is_that_of_the_optimizer_that_will_train(words: list[str], copie
     assert planning._problem(Console(), settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
 
 
-@pytest.fixture
-def _interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is pressed as soon as a search tells how it goes."""
+@pytest.fixture(params=[1, 2])
+def _interrupted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is pressed as soon as a search tells how it goes, once or twice."""
     real = planning_methods.search
 
     def searched(problem: Any, settings: Any, tell: Any) -> Any:
         def told(*how: Any) -> bool:
             assert signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler)
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(request.param):
+                signal.raise_signal(signal.SIGINT)
             return bool(tell(*how))
 
         return real(problem, settings, told)
