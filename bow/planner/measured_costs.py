@@ -74,14 +74,19 @@ class TileTimes:
         try:
             read: Any = json.loads(text)
             is_ours = read["format"] == FORMAT and read["version"] == VERSION
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ScheduleError(f"tile times are damaged ({type(error).__name__}: {error}); measure again") from error
         if not is_ours:
             raise ScheduleError(f'the text is not "{FORMAT}" of version {VERSION}; measure again')
         try:
             tiles = {key: TileTime(int(forward), int(backward)) for key, (forward, backward) in read["tiles"].items()}
-            return cls(tiles, {graph: float(time) for graph, time in read["updates"].items()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            updates = {graph: float(time) for graph, time in read["updates"].items()}
+            if not all(0 <= time < math.inf for time in updates.values()):
+                raise ValueError("the time of an update is below 0 or not finite")
+            if not all(min(time.forward_ns, time.backward_ns) >= 0 for time in tiles.values()):
+                raise ValueError("the time of a tile is below 0")
+            return cls(tiles, updates)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ScheduleError(f"tile times are damaged ({type(error).__name__}: {error}); measure again") from error
 
     def save(self, path: Path) -> None:
