@@ -14,6 +14,7 @@ from bow.cli.planning_tables import add_result, comparison, explanation_table, s
 from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, reason
 from bow.observe.search_bar import measuring
+from bow.planner.chains import spaces_of
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.explain import explain
 from bow.planner.plan_strategy import PlacedStrategy
@@ -168,7 +169,7 @@ def _compare(console: Console, problem: Problem, settings: Settings) -> None:
 
 def _tell(console: Console, file: str, settings: Settings, action: str) -> None:
     loaded = load(Path(file), settings)
-    topology = loaded.topology or topology_of(loaded.settings.topology or "two_cores", settings.devices)
+    topology = loaded.topology or topology_of(loaded.settings.topology, settings.devices)
     problem, strategy = _problem(console, loaded.settings, topology), loaded.strategy
     strategy.check(problem.graph, topology.num_devices, problem.rules)
     if action == "show":
@@ -181,6 +182,7 @@ def _tell(console: Console, file: str, settings: Settings, action: str) -> None:
                 problem,
                 strategy.splits,
                 strategy.learners,
+                space=spaces_of(problem, (), loaded.settings.search, (strategy.learners,))[strategy.learners],
                 keep=settings.keep,
                 goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
             )

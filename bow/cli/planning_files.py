@@ -4,21 +4,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bow.cli.planning_settings import Settings
 from bow.errors import SettingError
 from bow.planner.device_topology import DeviceTopology
+from bow.planner.moves import DeviceLists
 from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.search_settings import SearchSettings
 from bow.planner.simulation_result import SimulationResult
-from bow.planner.topology_files import topology_from_dict, topology_to_dict
+from bow.planner.strategy_files import PLANNED_FOR, strategy_text
+from bow.planner.topology_files import topology_from_dict
 from bow.strategy.picture import timeline_svg
 from bow.tiles.planning import COSTS
 
 STRATEGY, TIMELINE, PICTURE = "strategy.json", "timeline.json", "timeline.svg"
-
-PLANNED_FOR = "planned_for"
-"""Key of what is in a strategy's file besides: `PlacedStrategy.from_json` leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Loaded:
     Attributes:
         strategy: for some graph.
         settings: with what the file says filled in where nothing else was given.
-        topology: of the file; None: another one was given, or the file has none.
+        topology: of the file; None: another one was given.
     """
 
     strategy: PlacedStrategy
@@ -53,15 +53,16 @@ def save(
     Raises:
         SettingError: it cannot be written.
     """
-    subject = {
-        "network": settings.network,
-        "size": settings.size,
-        "others": list(settings.others),
-        "costs": settings.costs or COSTS[0],
-        "makespan_ns": result.makespan_ns,
-        "topology": topology_to_dict(topology),
-    }
-    text = json.dumps({**json.loads(strategy.to_json()), PLANNED_FOR: subject})
+    text = strategy_text(
+        strategy,
+        result.makespan_ns,
+        topology,
+        settings.search,
+        network=settings.network,
+        size=settings.size,
+        others=list(settings.others),
+        costs=settings.costs or COSTS[0],
+    )
     is_file = settings.out.suffix == ".json"
     folder = settings.out.parent if is_file else settings.out
     file = settings.out if is_file else folder / STRATEGY
@@ -98,17 +99,33 @@ def load(path: Path, settings: Settings) -> Loaded:
     known: Mapping[str, Any] = json.loads(text).get(PLANNED_FOR) or {}
     topology = None
     try:
-        if not settings.has_subject and known:
+        has_model = settings.has_subject or known.get("network") is not None
+        if has_model and not settings.has_subject:
             others = tuple(str(word) for word in known["others"])
             settings = replace(settings, network=str(known["network"]), size=str(known["size"]), others=others)
-        if not settings.topology and known:
+        if not settings.topology and known.get("topology") is not None:
             topology = topology_from_dict(known["topology"])
-        if settings.costs is None and known:
+        if settings.costs is None and "costs" in known:
             settings = replace(settings, costs=COSTS[COSTS.index(known["costs"])])
+        settings = replace(settings, search=_chosen_from(known, settings))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise SettingError(
             f"{file} does not say rightly what it was planned for ({type(error).__name__}: {error}); plan again"
         ) from error
-    if not known and not settings.has_subject:
-        raise SettingError(f"{file} does not say what it was planned for; add network=NAME, or the model's settings")
+    if not has_model:
+        raise SettingError(
+            f"{file} does not say for which model it was planned; add network=NAME, or the model's settings"
+        )
+    if topology is None and not settings.topology:
+        raise SettingError(f"{file} does not say for which devices it was planned; add topology=NAME or FILE")
     return Loaded(strategy, settings, topology)
+
+
+def _chosen_from(known: Mapping[str, Any], settings: Settings) -> SearchSettings:
+    """Settings of a search that chooses from the splits that a file names, unless others were given."""
+    even, lists = known.get("even", False), known.get("device_lists", settings.search.devices)
+    if not isinstance(even, bool):
+        raise TypeError(f"even is {even!r}, neither true nor false")
+    if lists not in get_args(DeviceLists):
+        raise ValueError(f"there are no device lists {lists!r}")
+    return replace(settings.search, even=settings.search.even if "even" in settings.given else even, devices=lists)

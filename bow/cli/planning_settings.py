@@ -35,6 +35,7 @@ class Settings:
         keep: how many other choices are shown for each operator.
         others: settings of the model, as for `bow train`.
         search: how strategies are searched for.
+        given: the names of all settings that were given.
 
     Raises:
         SettingError: settings that exclude each other.
@@ -53,6 +54,7 @@ class Settings:
     keep: int = 2
     others: tuple[str, ...] = ()
     search: SearchSettings = field(default_factory=SearchSettings)
+    given: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.dry_run and (self.costs == "measured" or self.topology == MACHINE):
@@ -90,7 +92,8 @@ def read(words: Sequence[str]) -> Settings:
             others.append(word)
     if "proposals" in of_search and "budget_s" not in of_search:
         of_search["budget_s"] = None
-    return Settings(**own, others=tuple(others), search=replace(SearchSettings(), **of_search))
+    given = frozenset([*own, *of_search])
+    return Settings(**own, others=tuple(others), search=replace(SearchSettings(), **of_search), given=given)
 
 
 def _value(reader: tuple[Callable[[str], Any], str], name: str, text: str) -> Any:
@@ -149,4 +152,4 @@ _SEARCHING: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "patience": (lambda text: None if text == "none" else float(text), "a number, or none"),
     "temperature": (float, "a number"),
 }
-assert {*_OWN, "others", "search"} == {each.name for each in fields(Settings)}
+assert {*_OWN, "others", "search", "given"} == {each.name for each in fields(Settings)}

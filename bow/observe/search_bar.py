@@ -14,7 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
     """A bar with the best time so far; what it gives is told how a search goes, and says whether it goes on.
 
-    Ctrl-C ends the search, which then keeps the best strategy so far; a second one ends the command.
+    Ctrl-C ends the search, which then keeps the best strategy so far. Pressed again before the search has ended, it is
+    a `KeyboardInterrupt`: a walk or a proof in this process keeps its best even so; who waits for walks in other
+    processes, or makes starts for them, does not.
 
     Args:
         budget_s: seconds of the search; None: they are not limited.
@@ -70,10 +72,11 @@ def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
 def _interruptible() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
     pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if is_main else None
+    if before is None:  # only the main thread has handlers, and one that is not Python's could not be put back
         yield pressed.is_set
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
         pressed.set()

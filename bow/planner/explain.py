@@ -123,7 +123,7 @@ def explain(
         problem: what was planned for.
         splits: by operator.
         learners: how many share the devices.
-        space: the other splits to try; None: those that a search would.
+        space: the other splits to try; None: those that a search with the defaults would.
         operators: whose other splits are tried, by position; None: everyone's.
         keep: how many other choices are kept for each operator, each with other degrees.
         goes_on: asked before each operator whether its other splits shall be tried; Ctrl-C ends this too.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bow.errors import ScheduleError
+from bow.files import write_whole
 from bow.planner.box import Box, whole
 from bow.planner.costs import RooflineCosts
 from bow.planner.device_topology import DeviceTopology
@@ -73,22 +74,24 @@ class TileTimes:
         try:
             read: Any = json.loads(text)
             is_ours = read["format"] == FORMAT and read["version"] == VERSION
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ScheduleError(f"tile times are damaged ({type(error).__name__}: {error}); measure again") from error
         if not is_ours:
             raise ScheduleError(f'the text is not "{FORMAT}" of version {VERSION}; measure again')
         try:
             tiles = {key: TileTime(int(forward), int(backward)) for key, (forward, backward) in read["tiles"].items()}
-            return cls(tiles, {graph: float(time) for graph, time in read["updates"].items()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            updates = {graph: float(time) for graph, time in read["updates"].items()}
+            if not all(0 <= time < math.inf for time in updates.values()):
+                raise ValueError("the time of an update is below 0 or not finite")
+            if not all(min(time.forward_ns, time.backward_ns) >= 0 for time in tiles.values()):
+                raise ValueError("the time of a tile is below 0")
+            return cls(tiles, updates)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ScheduleError(f"tile times are damaged ({type(error).__name__}: {error}); measure again") from error
 
     def save(self, path: Path) -> None:
         """Write the times, in one go, so that who reads meanwhile finds the old ones or the new ones."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_text(self.to_json(), encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, self.to_json())
 
 
 def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bow.errors import ScheduleError, SettingError
+from bow.errors import ScheduleError
+from bow.files import save_text
 from bow.planner.chain_processes import run_in_processes
 from bow.planner.chains import Chain, Progress, Start, Tally, run_chains, spaces_of
 from bow.planner.explain import Explanation, explain
@@ -16,6 +17,7 @@ from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
 from bow.planner.search_settings import SearchSettings
 from bow.planner.starts import baseline, random_strategy
+from bow.planner.strategy_files import strategy_text
 from bow.seeds import derive_seed
 from bow.strategy import Timeline
 
@@ -31,6 +33,7 @@ class Found:
         chains: all of them.
         seconds: that it took.
         problem: what was planned for.
+        settings: of the search.
     """
 
     strategy: PlacedStrategy
@@ -39,19 +42,24 @@ class Found:
     chains: tuple[Chain, ...]
     seconds: float
     problem: Problem = field(repr=False, compare=False)
+    settings: SearchSettings = field(repr=False, compare=False)
 
     def explain(self, keep: int = 3, budget_s: float | None = None) -> Explanation:
         """What was chosen for every operator, what that costs, and what else would cost; printed, it is a table.
+
+        What else is tried are the splits that the search has chosen from.
 
         Args:
             keep: how many other choices are kept for each operator.
             budget_s: no operator's other choices are looked at after so many seconds; None: all are.
         """
         begun = time.perf_counter()
+        learners, starts = self.strategy.learners, [chain.start for chain in self.chains]
         return explain(
             self.problem,
             self.strategy.splits,
-            self.strategy.learners,
+            learners,
+            space=spaces_of(self.problem, starts, self.settings, (learners,))[learners],
             keep=keep,
             goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
         )
@@ -61,7 +69,7 @@ class Found:
         return self.problem.simulate(self.strategy.splits, self.strategy.learners).timeline
 
     def save(self, path: str | Path) -> None:
-        """Write the strategy as JSON, which `bow.train(strategy=path)` reads.
+        """Write the strategy as JSON, which `bow.train(strategy=path)` reads, with the topology that it was found for.
 
         Args:
             path: of the file; folders that are missing are made.
@@ -69,13 +77,8 @@ class Found:
         Raises:
             SettingError: it cannot be written.
         """
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(self.strategy.to_json(), encoding="utf-8")
-        except OSError as error:
-            raise SettingError(
-                f"the strategy cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
-            ) from error
+        text = strategy_text(self.strategy, self.makespan_ns, self.problem.topology, self.settings)
+        save_text("the strategy", path, text)
 
     @property
     def batch_ns(self) -> float:
@@ -132,7 +135,7 @@ def search(
         why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
         raise ScheduleError(f"no strategy to start from fits: {why}")
     strategy = problem.strategy(chain.best.splits, chain.start.learners)
-    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem)
+    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem, settings)
 
 
 def _starts(problem: Problem, settings: SearchSettings) -> Iterator[Start]:

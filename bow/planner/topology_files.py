@@ -6,11 +6,12 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import yaml
 
 from bow.errors import TopologyError
+from bow.files import save_text
 from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
 
 NETWORK = "network"
@@ -93,9 +94,7 @@ def topology_from_dict(data: object) -> DeviceTopology:
     """
     if not isinstance(data, Mapping):
         raise TopologyError("a topology is a mapping with devices and links; write one")
-    unknown = sorted(set(data) - _KEYS)
-    if unknown:
-        raise TopologyError(f"a topology has no {unknown[0]!r}; its keys are {', '.join(sorted(_KEYS))}")
+    _check_keys("a topology", data, needed=(), known=_KEYS)
     try:
         return _read(data)
     except TopologyError:
@@ -131,13 +130,7 @@ def save_topology(topology: DeviceTopology, path: str | Path) -> None:
         TopologyError: it cannot be written.
     """
     text = yaml.safe_dump(topology_to_dict(topology), sort_keys=False, allow_unicode=True)
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TopologyError(
-            f"the topology cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
-        ) from error
+    save_text("the topology", path, text, TopologyError)
 
 
 def topology_to_json(topology: DeviceTopology) -> str:
@@ -147,7 +140,7 @@ def topology_to_json(topology: DeviceTopology) -> str:
 
 def _read(data: Mapping[str, Any]) -> DeviceTopology:
     kinds = {
-        name: _made(DeviceKind, f"kind {name!r}", fields, name=name)
+        str(name): _made(DeviceKind, f"kind {str(name)!r}", fields, name=str(name))
         for name, fields in _mapping("kinds", data.get("kinds"), "names to what they are").items()
     }
     nodes = data.get("nodes", 1)
@@ -155,7 +148,7 @@ def _read(data: Mapping[str, Any]) -> DeviceTopology:
         raise TopologyError(f"nodes must be a whole number of at least 1, got {nodes!r}")
     prefixes = [f"node{node}." for node in range(nodes)] if nodes > 1 else [""]
     devices = tuple(
-        _device(prefix + name, kind, kinds, node)
+        _device(prefix + str(name), kind, kinds, node)
         for node, prefix in enumerate(prefixes)
         for name, kind in _mapping("devices", data.get("devices"), "names to kinds").items()
     )
@@ -192,8 +185,8 @@ def _links(described: object, prefix: str) -> Iterator[Link]:
     fields = _mapping("a link", described, "between, latency_us and gb_per_s to values")
     if "between" not in fields:
         raise TopologyError(f"a link lacks 'between', got {fields}; list the names that it is between")
-    between: Sequence[str] = fields.pop("between")
-    if not isinstance(between, list | tuple) or len(between) < 2:
+    between: object = fields.pop("between")
+    if not _is_list(between) or len(between) < 2:
         raise TopologyError(f"a link is between two or more names, got {between!r}; list them")
     ends = [prefix + str(name) for name in between]
     lines = [tuple(ends)] if fields.get("shared") else itertools.combinations(ends, 2)
@@ -236,9 +229,13 @@ def _mapping(what: str, value: object, of: str) -> dict[str, Any]:
 def _list(what: str, value: object) -> Sequence[Any]:
     if value is None:
         return ()
-    if not isinstance(value, list | tuple):
+    if not _is_list(value):
         raise TopologyError(f"{what} must be a list, got {value!r}")
     return value
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _fields(of: DeviceKind | Link, leave_out: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Times of operators that were measured before on this machine, kept on disk."""
 
+import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 
 from bow.compiling import cache_folder
 from bow.device import available_cores, processor
+from bow.files import write_whole
 from bow.graph import Operator, StepGraph
 from bow.graph.operator import Ref, map_refs
 from bow.profiler.profile import OperatorTime
@@ -65,11 +66,5 @@ class Cache:
         """Add times to the file; where it cannot be written, they are measured again another time."""
         merged = {**self.read(), **times}
         rows = [[name, n, time.median_s, time.spread_s, time.repeats] for (name, n), time in sorted(merged.items())]
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._path.parent) as scratch:
-                part = Path(scratch) / self._path.name
-                part.write_text(json.dumps({"hardware": self._hardware, "times": rows}), encoding="utf-8")
-                part.replace(self._path)  # nobody ever reads half a file
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            write_whole(self._path, json.dumps({"hardware": self._hardware, "times": rows}))

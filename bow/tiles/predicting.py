@@ -1,10 +1,7 @@
 """What the simulator expects of a strategy on the devices that are about to run it."""
 
-import platform
-
 import torch
 
-from bow.device.links import gpu_uuid
 from bow.planner.device_topology import Device
 from bow.planner.measured_costs import MeasuredCosts, TileTimes
 from bow.planner.operator_graph import OperatorGraph
@@ -12,7 +9,7 @@ from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
 from bow.strategy import Timeline
-from bow.tiles.kept_lines import lines_here
+from bow.tiles.kept_lines import Members, lines_here
 from bow.tiles.links import measured_topology
 from bow.tiles.machine import connected
 from bow.tiles.measuring import load_times, times_file
@@ -38,13 +35,12 @@ def predicted_timeline(graph: OperatorGraph, strategy: PlacedStrategy, team: Tea
         optimizer: the name of its class.
     """
     kind = device_kind(team.device, "measured", MEMORY_GIB, torch.get_num_threads())
-    lines, sum_us = lines_here(team)
-    hosts = team.everyone(platform.node())
-    gpus = team.everyone(gpu_uuid(team.device)) if team.device.type == "cuda" else []
+    members = Members.of(team)
+    lines, sum_us = lines_here(team, members)
     if team.number:
         return Timeline()
-    devices = [Device(f"device {number}", kind, hosts.index(host)) for number, host in enumerate(hosts)]
-    topology = measured_topology(connected(devices, gpus), lines, sum_us)
+    devices = [Device(f"device {number}", kind, node) for number, node in enumerate(members.nodes)]
+    topology = measured_topology(connected(devices, members.gpus), lines, sum_us)
     times = load_times(times_file(team.device, optimizer)) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)

@@ -1,11 +1,8 @@
 """Choices of earlier trainings on disk: one file for each model, shapes, hardware and versions."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bow.errors import BowError, SettingError
+from bow.files import write_whole
 from bow.tuner.setting import Setting
 
 FORMAT = "bow choice"
@@ -113,8 +111,7 @@ class ChoiceCache:
             "setting": dataclasses.asdict(choice.setting),
             "rows": list(choice.rows),
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(self._path(description, pinned), json.dumps(content, indent=1) + "\n")
+        write_whole(self._path(description, pinned), json.dumps(content, indent=1) + "\n")
 
 
 def key_of(description: Mapping[str, Any]) -> str:
@@ -153,16 +150,3 @@ def _read(path: Path, description: Any, pinned: bool) -> Choice | None:
         return Choice(Setting(**content["setting"]), tuple(content["rows"]), pinned)
     except (OSError, ValueError, KeyError, TypeError, BowError):
         return None
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that it appears whole or not at all, whoever else writes it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".part")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import bow
 from bow.cli import main, planning, planning_methods, planning_settings
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.plan_strategy import PlacedStrategy
@@ -188,6 +189,21 @@ def test_explaining_says_what_other_choices_cost(said: Callable[[], str]) -> Non
     assert "a step:" in told
 
 
+def test_what_is_explained_is_chosen_from_what_was_planned_from(said: Callable[[], str]) -> None:
+    def tried(*words: str) -> int:
+        said()
+        assert main(["plan", "explain", "plan.json", *words]) == 0
+        (number,) = re.findall(r"([\d,]+) other choices simulated", said())
+        return int(number.replace(",", ""))
+
+    plan = ["plan", *MODEL, NODE, "out=plan.json", "method=single"]
+    assert main(plan) == 0
+    of_any, of_equal = tried(), tried("even=true")
+    assert of_equal < of_any
+    assert main([*plan, "even=true"]) == 0
+    assert (tried(), tried("even=false")) == (of_equal, of_any)
+
+
 def test_a_strategy_is_explained_for_the_topology_that_its_file_has(said: Callable[[], str]) -> None:
     text = Path(planning.__file__).parents[2] / "conf" / "topology" / "p100_node.yaml"
     Path("own.yaml").write_text(text.read_text().replace("gpu3", "last"))
@@ -195,6 +211,20 @@ def test_a_strategy_is_explained_for_the_topology_that_its_file_has(said: Callab
     Path("own.yaml").unlink()
     assert main(["plan", "show", "plan"]) == 0
     assert "last" in said()
+
+
+def test_what_bow_plan_returns_is_saved_with_its_topology(
+    said: Callable[[], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, batch, step, optimizer = planning.parts("", "", tuple(MODEL))
+    settings: dict[str, Any] = {"proposals": 5, "budget_s": None, "starts": "data"}
+    found = bow.plan(model, batch, step=step, topology="p100_node", optimizer=optimizer, **settings)
+    found.save("found.json")
+    assert main(["plan", "show", "found.json", *MODEL]) == 0
+    told = said()
+    assert "topology p100_node, 4 devices" in told
+    assert f"a step: {found.makespan_ns / 1e6:.3f} ms" in told
+    refused(["plan", "show", "found.json"], "does not say for which model it was planned", capsys)
 
 
 def test_costs_and_topology_of_this_machine_are_measured_and_kept(
@@ -229,15 +259,16 @@ def test_memory_is_that_of_the_optimizer_that_will_train(words: list[str], copie
     assert planning._problem(Console(), settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
 
 
-@pytest.fixture
-def _interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is pressed as soon as a search tells how it goes."""
+@pytest.fixture(params=[1, 2])
+def _interrupted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is pressed as soon as a search tells how it goes, once or twice."""
     real = planning_methods.search
 
     def searched(problem: Any, settings: Any, tell: Any) -> Any:
         def told(*how: Any) -> bool:
             assert signal.getsignal(signal.SIGINT) not in (signal.SIG_DFL, signal.default_int_handler)
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(request.param):
+                signal.raise_signal(signal.SIGINT)
             return bool(tell(*how))
 
         return real(problem, settings, told)
@@ -350,9 +381,12 @@ RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
         ({"version": 99}, [], "the strategy has version 99, this bow reads 1; plan again"),
         ({"format": "a letter"}, [], 'the text is not a "bow placed strategy"'),
         ({"learners": 3}, [], "4 devices cannot be divided among 3 learners"),
-        ({"planned_for": None}, [], "does not say what it was planned for; add network=NAME"),
+        ({"planned_for": None}, [], "does not say for which model it was planned; add network=NAME"),
+        ({"planned_for": None}, MODEL, "does not say for which devices it was planned; add topology=NAME or FILE"),
+        ({"planned_for": {"device_lists": "odd"}}, [*MODEL, NODE], "does not say rightly what it was planned for"),
         ({"planned_for": {"topology": 7}}, MODEL, "a topology is a mapping with devices and links"),
         ({"planned_for": [1]}, [], "does not say rightly what it was planned for"),
+        ({"planned_for": {"even": "perhaps"}}, [*MODEL, NODE], "does not say rightly what it was planned for"),
         ({"planned_for": {"topology": None, "costs": "guessed"}}, [*MODEL, NODE], "does not say rightly what it was"),
     ],
 )

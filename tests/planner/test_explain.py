@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from bow.errors import ScheduleError
@@ -10,6 +13,8 @@ from bow.planner.explain import explain
 from bow.planner.moves import SplitSpace
 from bow.planner.problem import Problem
 from bow.planner.rules import RULES
+from bow.planner.search import search
+from bow.planner.search_settings import SearchSettings
 from bow.planner.split import Split, everything_on
 from tests.planner.search_graphs import perceptron
 
@@ -102,3 +107,15 @@ def test_text_has_a_line_for_every_operator() -> None:
     assert len(lines) == 2 + len(GRAPH.operators)
     assert "left right" in lines[1]
     assert "%" in lines[1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"even": True}, {"devices": "distinct"}, {"learners": (2,)}], ids=str)
+def test_what_was_found_is_explained_by_what_was_searched(changes: dict[str, Any]) -> None:
+    graph = perceptron(samples=3)
+    problem = Problem(graph, RULES, PAIR, RooflineCosts(graph, RULES, PAIR))
+    settings = SearchSettings(None, 5, starts=("single",), descend=False)
+    found = search(problem, replace(settings, **changes))
+    size = 2 // found.strategy.learners
+    space = SplitSpace(graph, RULES, size, devices=found.settings.devices, even=found.settings.even)
+    assert found.explain().tried == space.num_neighbours
+    assert space.num_neighbours != SplitSpace(graph, RULES, 2).num_neighbours or not changes

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,20 @@ from tests.planner.search_graphs import branches, lenet, perceptron
 
 GPU = DeviceKind("gpu", memory_gib=16, tflops=2.0, gb_per_s=500, overhead_us=10, half_outputs=1000)
 ONE = DeviceTopology("one", (Device("gpu0", GPU),))
-CUT = json.dumps({"format": FORMAT, "version": VERSION, "tiles": {"a": [1]}, "updates": {}})
+
+
+def kept(tiles: Any, updates: Any) -> str:
+    """The text of a file with these times, whatever they are."""
+    return json.dumps({"format": FORMAT, "version": VERSION, "tiles": tiles, "updates": updates})
+
+
+WRONG_TILES = [[1], [1, -1], [math.inf, 1], [1, math.nan], "ab", 3]
+WRONG_UPDATES = [math.inf, math.nan, -1, 10**400, None]
+DAMAGED = [
+    *("", "[]", "{}", "[" * 100_000),
+    *(kept({"a": each}, {}) for each in WRONG_TILES),
+    *(kept({"a": [1, 2]}, {"graph": each}) for each in WRONG_UPDATES),
+]
 
 
 def number_of(graph: OperatorGraph, kind: str) -> int:
@@ -76,7 +91,7 @@ def test_times_survive_a_file(tmp_path: Path) -> None:
     assert TileTimes.from_json(path.read_text(encoding="utf-8")) == times
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", CUT])
+@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[55:100])
 def test_damaged_times_are_refused(text: str) -> None:
     with pytest.raises(ScheduleError, match=r"^tile times are damaged .*measure again$"):
         TileTimes.from_json(text)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from bow.errors import TopologyError
 from bow.planner.topology_files import (
@@ -39,6 +40,20 @@ def test_topology_survives_yaml(tmp_path: Path) -> None:
     assert not topology.overlap
     with pytest.raises(TopologyError, match="cannot be written to"):
         save_topology(topology, tmp_path)
+
+
+def test_names_may_be_numbers() -> None:
+    line = {"latency_us": 50, "gb_per_s": 1}
+    kinds = {80: PAIR["kinds"]["core"]}
+    devices = {0: {"kind": 80}, 1: {"kind": "80"}}
+    pair = topology_from_dict({"kinds": kinds, "devices": devices, "links": [{"between": [0, 1], **line}]})
+    assert [(device.name, device.kind.name) for device in pair.devices] == [("0", "80"), ("1", "80")]
+    apart = {"kinds": kinds, "devices": {0: {"kind": 80}}, "nodes": 2, "network": {"from": 0, **line}}
+    assert [device.name for device in topology_from_dict(apart).devices] == ["node0.0", "node1.0"]
+
+
+def test_what_hydra_composes_is_read() -> None:
+    assert topology_from_dict(OmegaConf.create(PAIR)) == topology_from_dict(PAIR)
 
 
 def test_papers_clusters_have_their_devices_and_links() -> None:
@@ -94,7 +109,10 @@ def test_link_between_several_is_one_for_each_pair_unless_shared() -> None:
         ({"devices": {"a": "core", "b": "gpu"}}, "device 'b' is of kind 'gpu', which is not described"),
         ({"nodes": 0}, "nodes must be a whole number of at least 1, got 0"),
         ({"nodes": 2}, "no link leads from 'node0.a' to 'node1.a'"),
-        ({"link": []}, "a topology has no 'link'"),
+        ({"link": []}, "a topology has no 'link'; its keys are devices, kinds, links,"),
+        ({"link": [], 3: 4}, "a topology has no '3'; its keys are"),
+        ({"links": [{"between": ["a", "b"], 3: 4, "speed": 1}]}, "the link between a and b has no '3'"),
+        ({"devices": {0: 3}}, "device '0' must be a mapping of kind and node"),
         ({"links": [{"between": "ab", "latency_us": 1, "gb_per_s": 1}]}, "a link is between two or more names"),
         ({"links": [{"between": ["a", "b"], "speed": 1}]}, "the link between a and b has no 'speed'; its keys are gb_"),
         ({"links": [{"between": ["a", "b"], "latency_us": 1}]}, "the link between a and b lacks 'gb_per_s'; add it"),

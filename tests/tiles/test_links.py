@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.tiles import links
 from bow.tiles.links import SIZES, all_lines, fitted_line, measured_topology
 from bow.tiles.team import Message
+from tests.tiles.members import Member, team_of, together
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 SIZE = 3
@@ -97,21 +95,8 @@ def test_links_keep_who_shares_them_and_are_as_fast_as_the_fastest_of_their_pair
 
 def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 4
-    meeting, told, under_way = threading.Barrier(size), [None] * size, list[tuple[int, int]]()
+    under_way: list[tuple[int, int]] = []
     seen: list[set[tuple[int, int]]] = []
-
-    class Member:
-        """One of four devices, each of which is a thread."""
-
-        def __init__(self, number: int) -> None:
-            self.number, self.size = number, size
-
-        def everyone(self, value: Any) -> Sequence[Any]:
-            told[self.number] = value
-            meeting.wait(10)
-            values = list(told)
-            meeting.wait(10)
-            return values
 
     def line(team: Member, *pair: int) -> tuple[float, float] | None:
         if team.number not in pair:
@@ -123,8 +108,7 @@ def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         return float(pair[0]), float(pair[1])
 
     monkeypatch.setattr(links, "_line", line)
-    with ThreadPoolExecutor(size) as threads:
-        found = list(threads.map(all_lines, map(Member, range(size))))  # type: ignore[arg-type]
+    found = together(all_lines, team_of(size))
     pairs = list(itertools.combinations(range(size), 2))
     assert [len(of) for of in seen] == [1] * 2 * len(pairs)
     assert found == [{pair: (float(pair[0]), float(pair[1])) for pair in pairs}] * size

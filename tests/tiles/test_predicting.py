@@ -26,7 +26,7 @@ def test_messages_and_sums_take_what_they_take_in_use(
 ) -> None:
     monkeypatch.setattr(predicting, "device_kind", lambda *_: KIND)
     monkeypatch.setattr(predicting, "load_times", lambda path: None)
-    monkeypatch.setattr(predicting, "lines_here", lambda team: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us)))
+    monkeypatch.setattr(predicting, "lines_here", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us)))
     graph = perceptron()
     strategy = PlacedStrategy(graph.hash, data_parallel(graph, RULES, 2))
     team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0, everyone=lambda value: [value] * 2)

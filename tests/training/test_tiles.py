@@ -219,7 +219,7 @@ def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[st
 @pytest.mark.usefixtures("found")
 def test_what_messages_take_between_two_processes_is_measured_and_kept(folder: Path) -> None:
     (file,) = (folder / "links").iterdir()
-    kept = kept_lines._load(file)
+    kept = kept_lines._load(file, 2)
     assert kept is not None
     lines, sum_us = kept
     assert list(lines) == [(0, 1)]
