@@ -95,9 +95,7 @@ def check_used(method: str, settings: SearchSettings) -> None:
     Raises:
         SettingError: one is not for this method.
     """
-    of_walks = () if method in LEARNING else ("learners", "starts", "moves", "patience", "temperature")
-    of_splits = () if method in SEARCHES else ("even",)
-    for name in (*of_walks, *of_splits):
+    for name in () if method in LEARNING else ("learners", "starts", "moves", "patience", "temperature"):
         value = getattr(settings, name)
         if value == getattr(USUAL, name):
             continue
