@@ -118,7 +118,7 @@ def find(problem: Problem, method: str, settings: SearchSettings, console: Conso
     Raises:
         BowError: it cannot, because something is not installed or nothing fits.
     """
-    if method in ("search", "mcmc"):
+    if method in LEARNING:
         return _searched(problem, settings, console)
     if method == "exhaustive":
         return _proven(problem, settings, console)

@@ -22,16 +22,7 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
         budget_s: seconds of the search; None: they are not limited.
         console: where the bar is.
     """
-    bar = Progress(
-        TextColumn("searching"),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar, _interruptible() as is_interrupted:
+    with _bar("searching", "{task.description}", console) as bar, _interruptible() as is_interrupted:
         task = bar.add_task("", total=budget_s)
 
         def tell(seconds: float, proposals: int, best_ns: float) -> bool:
@@ -49,23 +40,28 @@ def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
     Args:
         console: where the bar is.
     """
-    bar = Progress(
-        TextColumn("measuring"),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} tiles"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        auto_refresh=False,  # a thread that draws while tiles run would be in their times
-    )
-    with bar:
+    how_far = "{task.completed:,.0f} of {task.total:,.0f} tiles"
+    with _bar("measuring", how_far, console, auto_refresh=False) as bar:  # a thread that draws would be in their times
         task = bar.add_task("", total=0)
 
         def tell(measured: int, tiles: int) -> None:
             bar.update(task, completed=measured, total=tiles, refresh=True)
 
         yield tell
+
+
+def _bar(what: str, how_far: str, console: Console, auto_refresh: bool = True) -> Progress:
+    """A bar with the time that has passed, where somebody sees it; it goes away at its end."""
+    return Progress(
+        TextColumn(what),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn(how_far),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        auto_refresh=auto_refresh,
+    )
 
 
 @contextlib.contextmanager
