@@ -76,7 +76,7 @@ def test_what_takes_most_is_drawn_most_and_what_changed_is_noticed() -> None:
     now.propose_changes({large: Split((1, 4), (0, 1, 2, 3))})
     now.accept()
     later = Counter(critical.draw() for _ in range(200))
-    assert later[large] < counts[large]  # split among four devices it takes a smaller part of the step
+    assert later[large] < 0.8 * counts[large]  # split among four devices it takes a smaller part of the step
 
 
 def test_a_step_without_time_has_no_operators() -> None:

@@ -14,6 +14,7 @@ from bow.errors import ScheduleError, SettingError
 from bow.planner.chains import Chain, Start, Tally, run_chains
 from bow.planner.costs import RooflineCosts
 from bow.planner.device_topology import Device, DeviceTopology
+from bow.planner.limits import Limits
 from bow.planner.metropolis import Best, Walk
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.plan_strategy import PlacedStrategy
@@ -107,6 +108,28 @@ def test_the_better_half_of_the_walks_goes_on_from_round_to_round(monkeypatch: p
     assert walked[:-1] == [(0, 0, 12), (0, 1, 12), (0, 2, 12), (0, 3, 12), (1, 3, 24), (1, 2, 24)]
     assert walked[-1] == (2, 3, 96)
     assert [chain.walk.proposals for chain in chains if chain.walk is not None] == [1, 1, 2, 3]
+
+
+def test_trials_have_no_patience_and_what_it_takes_to_begin_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [100.0], []
+    simulation = Problem.simulation
+
+    def slowly(self: Problem, splits: Any, learners: int = 1) -> Any:
+        now[0] += 0.1
+        return simulation(self, splits, learners)
+
+    def walking(_: Any, splits: Any, __: Any, limit: Limits, *others: Any, **more: Any) -> Walk:
+        limits.append(limit)
+        now[0] += limit.budget_s or 0.0
+        return Walk(tuple(splits), (Best(0.0, 0, 100),), 1, 1, 0, 0, 0.0, "budget")
+
+    monkeypatch.setattr(Problem, "simulation", slowly)
+    monkeypatch.setattr("bow.planner.chains.metropolis", walking)
+    monkeypatch.setattr("bow.planner.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(2)]
+    run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5, descend=False), lambda *_: True)
+    assert [limit.budget_s for limit in limits] == pytest.approx([0.9, 0.9, 1.9])
+    assert [limit.patience for limit in limits] == [None, None, 0.5]
 
 
 def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
