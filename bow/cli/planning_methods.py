@@ -95,6 +95,10 @@ def check_used(method: str, settings: SearchSettings) -> None:
     Raises:
         SettingError: one is not for this method.
     """
+    if method == "exhaustive" and settings.proposals is not None:
+        raise SettingError(
+            f"proposals={settings.proposals} is for walks, and method=exhaustive has none; limit it by budget_s=SECONDS"
+        )
     for name in () if method in LEARNING else ("learners", "starts", "moves", "patience", "temperature"):
         value = getattr(settings, name)
         if value == getattr(USUAL, name):
@@ -149,9 +153,10 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
         optimizer_bytes_per_weight_byte=problem.optimizer_bytes_per_weight_byte,
         overlap=problem.overlap,
     )
-    with watched(settings.budget_s, console) as tell:
+    budget_s = settings.budget_s if settings.proposals is None else USUAL.budget_s  # compared with what has proposals
+    with watched(budget_s, console) as tell:
         evaluate = Evaluator(problem.simulation(start), start)
-        proof = exhaustive(model, space, evaluate, start=start, budget_s=settings.budget_s, watch=tell)
+        proof = exhaustive(model, space, evaluate, start=start, budget_s=budget_s, watch=tell)
     number = f"{proof.strategies:,}" if proof.strategies < MANY else f"{Decimal(proof.strategies):.1e}"
     if not proof.bound_ns:
         shown = "it was ended before others were looked at, or what they take was bounded"

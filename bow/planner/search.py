@@ -107,7 +107,7 @@ def search(
 ) -> Found:
     """Find a fast strategy.
 
-    Ctrl-C ends the search, and the best strategy so far is returned.
+    Ctrl-C ends the search, and the best strategy so far is returned, once there is one.
 
     Args:
         problem: what is planned for.
@@ -118,6 +118,7 @@ def search(
     Raises:
         ScheduleError: no strategy that was looked at fits the devices' memory.
         TopologyError: the devices cannot be divided among so many learners.
+        KeyboardInterrupt: Ctrl-C was pressed before anything was found.
 
     References:
         Jia, Zaharia, Aiken, 2018, section 6.2.

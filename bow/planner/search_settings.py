@@ -29,13 +29,13 @@ class SearchSettings:
     Attributes:
         budget_s: seconds in all; None: walks end by their patience or number of proposals.
         proposals: of each walk; None: as many as there is time for.
-        patience: a walk ends when nothing better was found for this part of it; None: it does not.
+        patience: a walk ends when nothing better was found for this part of it; None: it does not. Trials have none.
         temperature: see `metropolis`.
         starts: what walks start from: one walk for each and each number of learners; a name may stand several times,
             or one name alone.
         trial: a process with several walks divides this part of its time among them, in rounds after each of which
-            the better half goes on, and goes on from the best strategy for the rest; 0: all is divided among them, as
-            in the paper.
+            the better half goes on, and goes on from the best strategy for the rest; 0, or with `proposals`: all is
+            divided among them, as in the paper.
         learners: numbers of learners to choose from, or one number: so many groups of equal size are made of the
             devices, one for each learner.
         seed: of all random numbers.

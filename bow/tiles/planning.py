@@ -56,7 +56,8 @@ def plan(
     strategies are simulated, and those that do not fit the devices' memory are left out. Operators take what a roofline
     of their devices gives, or what they were measured to take where the devices are this machine's.
 
-    Ctrl-C ends the search: the best strategy so far is returned, and no `KeyboardInterrupt` is raised. While a bar is
+    Ctrl-C ends the search once something was found: the best strategy so far is returned, and no `KeyboardInterrupt`
+    is raised; before that one is, where no bar is shown. While a bar is
     shown, by the main thread, the handler of SIGINT is one of this function's; the one before it is put back.
 
     Args:

@@ -318,6 +318,10 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
         ([*MODEL, "learners=1,2", "method=exhaustive"], "learners=1,2 is for method=search, and method=exhaustive"),
         ([*MODEL, "starts=random", "method=data"], "starts=random is for method=search, and method=data has no starts"),
         ([*MODEL, "patience=none", "method=exhaustive"], "patience=none is for method=search"),
+        (
+            [*MODEL, "proposals=9", "method=exhaustive"],
+            "proposals=9 is for walks, and method=exhaustive has none; limit",
+        ),
         ([*MODEL, "learners=2", "method=gpu"], "take method=search, or leave learners out"),
         ([*MODEL, "devices=2"], "devices=2 is for topology=machine"),
         ([*MODEL, "topology=machine", "devices=9999"], "9999 devices need 9999 cores"),
