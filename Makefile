@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 # Idle threads of OpenMP spin unless told not to, and take the other threads their cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help train test lint types layers check stress soak killed gpu image-test wheel clean
+.PHONY: help train test nightly lint types layers check stress soak killed gpu image-test wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make train   train LeNet on handwritten digits with several learners'
 	@echo 'make test    run the tests'
+	@echo 'make nightly everything that takes long: all tests, fuzzing, stress, soak, killed'
 	@echo 'make lint    formatting and lint rules'
 	@echo 'make types   mypy, strict'
 	@echo 'make layers  which package may import which'
@@ -35,6 +36,10 @@ train: $(VENV)/.train
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+nightly: $(VENV)/.dev
+	@$(BIN)/python -m pytest -n 2 --nightly $(ARGS)
+	@$(MAKE) --no-print-directory stress soak killed ARGS=
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

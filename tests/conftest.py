@@ -25,7 +25,7 @@ shape_checks.install("bow")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--wide", action="store_true", help="every case of the wide tables too, which takes twice as long")
+    parser.addoption("--nightly", action="store_true", help="the tests that take long, too: wide tables and fuzzing")
 
 
 def pytest_configure() -> None:
@@ -34,10 +34,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--wide"):
-        wide = [item for item in items if item.get_closest_marker("wide") is not None]
-        config.hook.pytest_deselected(items=wide)
-        items[:] = [item for item in items if item.get_closest_marker("wide") is None]
+    if not config.getoption("--nightly"):
+        long = [item for item in items if item.get_closest_marker("nightly") is not None]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
     if torch.cuda.is_available():
         return
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"

@@ -34,7 +34,7 @@ def begun(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("whom", [pytest.param("rank 0", marks=pytest.mark.wide), "rank 1"])
+@pytest.mark.parametrize("whom", [pytest.param("rank 0", marks=pytest.mark.nightly), "rank 1"])
 def test_one_that_is_asked_to_end_ends_all(tmp_path: Path, whom: str) -> None:
     folder = tmp_path / "run"
     process = begun(folder)

@@ -83,7 +83,7 @@ def trajectory(world: World, by_device: list[int]) -> dict[Case, list[Tensor]]:
     return found
 
 
-WIDE = pytest.param([1, 3, 2], marks=pytest.mark.wide)
+WIDE = pytest.param([1, 3, 2], marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("by_device", [[1, 1], [2, 1], WIDE, [1, 2, 1, 1]], ids=str)

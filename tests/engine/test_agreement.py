@@ -105,13 +105,13 @@ CASES = [
 
 
 def a_third_on_the_fake_device(cases: list[Case]) -> list[Any]:
-    """Every engine has another third there, where training takes long; `--wide` has them all."""
+    """Every engine has another third there, where training takes long; `--nightly` has them all."""
     fakes = [engine for engine in OTHERS if FAKE in engine]
     seen: Counter[str] = Counter()
     chosen = []
     for case in cases:
-        is_wide = case.engine in fakes and (seen[case.engine] + fakes.index(case.engine)) % 3 != 0
-        chosen.append(pytest.param(case, marks=pytest.mark.wide if is_wide else ()))
+        is_nightly = case.engine in fakes and (seen[case.engine] + fakes.index(case.engine)) % 3 != 0
+        chosen.append(pytest.param(case, marks=pytest.mark.nightly if is_nightly else ()))
         seen[case.engine] += 1
     return chosen
 
@@ -173,7 +173,7 @@ def _unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
-@pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.wide), "mlp-batch-norm"])
+@pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.nightly), "mlp-batch-norm"])
 @pytest.mark.parametrize("sync", SYNCHRONISERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("engine", [name for name in OTHERS if FAKE not in name])  # those hear of it later

@@ -29,7 +29,7 @@ CASES = [
         engine,
         optimizer,
         learners,
-        marks=() if (optimizer, learners) in TELLING else pytest.mark.wide,
+        marks=() if (optimizer, learners) in TELLING else pytest.mark.nightly,
     )
     for engine in OTHERS
     for optimizer in OPTIMIZERS

@@ -31,7 +31,7 @@ ALONE = [name for name in KINDS if name != "dcgan"]
 
 def _wide(names: list[str]) -> list[object]:
     """With the network that has the layers of two others, and takes longest, in the wide table."""
-    return [pytest.param(name, marks=pytest.mark.wide) if name == "inception" else name for name in names]
+    return [pytest.param(name, marks=pytest.mark.nightly) if name == "inception" else name for name in names]
 
 
 @functools.cache

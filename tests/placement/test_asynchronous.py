@@ -99,7 +99,7 @@ def test_controllers_that_never_send_anything_end_the_training() -> None:
         train_policy_asynchronously(chain(), breaks, updates=2, controllers=1, settings=QUICK, sizes=SMALL)
 
 
-@pytest.mark.wide
+@pytest.mark.nightly
 def test_a_greedy_placement_that_kills_its_process_does_not_lose_the_best() -> None:
     def kills(placements: list[Placement]) -> list[float | None]:
         if "controller_process" not in sys.argv[0]:
