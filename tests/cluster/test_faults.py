@@ -54,7 +54,7 @@ def test_a_process_that_is_killed_ends_the_training() -> None:
     began = time.monotonic()
     with pytest.raises(ClusterError, match="rank 2 ended with signal SIGKILL"):
         in_world(3, kill_rank_2)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 240
 
 
 def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,14 +62,14 @@ def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     began = time.monotonic()
     with pytest.raises(ClusterError, match="rank 1 was not heard of for 4 s"):
         in_world(2, stop_rank_1)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 240
 
 
 def test_the_callers_own_error_ends_the_others() -> None:
     began = time.monotonic()
     with pytest.raises(KeyError):
         in_world(3, leave_rank_0)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 240
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:

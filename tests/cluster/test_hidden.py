@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import Any
 
 import pytest
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.cluster import Pending, StandIn, World
+from bow.cluster import Pending, StandIn
 from bow.engine.graph_round import GraphRound
 from bow.errors import ClusterError, DataError
-from tests.cluster.worlds import in_world
 
 EVENTS: list[str] = []
 
@@ -131,58 +129,6 @@ def test_a_round_that_fails_beside_the_sum_changes_nothing_and_waits_for_it_once
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     assert replicas.rounds == 2
     replicas.close()
-
-
-LEARNING_S, LATE_S = 0.2, 0.1
-
-
-def slow_step(model: nn.Module, batch: Any) -> Tensor:
-    time.sleep(LEARNING_S)
-    return silent_step(model, batch)
-
-
-class Late(Pending):
-    """A sum that arrives late."""
-
-    def __init__(self, sum: Pending) -> None:
-        self._sum = sum
-        self._at = time.perf_counter() + LATE_S
-
-    def wait(self) -> None:
-        self._sum.wait()
-        time.sleep(max(0.0, self._at - time.perf_counter()))
-
-
-def seconds_a_round(world: World, sync: Any) -> float:
-    """The least of several, where every sum arrives late."""
-    on_time = world.sum
-    world.sum = lambda tensor: Late(on_time(tensor))  # type: ignore[method-assign]
-    replicas = bow.Replicas(
-        nn.Linear(300, 200),
-        step=slow_step,
-        optimizer=functools.partial(torch.optim.SGD, lr=0.1),
-        learners=1,
-        engine="eager",
-        sync=sync,
-        device="cpu",
-        world=world,
-    )
-    times = []
-    for _ in range(6):
-        began = time.perf_counter()
-        replicas.round([torch.ones(2, 300)])
-        times.append(time.perf_counter() - began)
-    world.sum = on_time  # type: ignore[method-assign]
-    return min(times)
-
-
-def test_a_sum_that_arrives_late_is_hidden() -> None:
-    def measure(world: World) -> list[float]:
-        return [seconds_a_round(world, sync) for sync in (bow.Independent(), bow.SMA(), bow.LocalSGD(every=1))]
-
-    for alone, beside, behind in in_world(2, measure):
-        assert beside <= 1.1 * alone
-        assert behind >= alone + 0.9 * LATE_S  # what a sum costs that cannot begin before the step
 
 
 @pytest.mark.parametrize(

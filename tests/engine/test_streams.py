@@ -347,16 +347,25 @@ def test_compiled_functions_in_a_model_run_as_in_eager(draws: bool) -> None:
 # --- places
 
 
-def observed(see: Callable[[], Any], **settings: Any) -> list[Any]:
-    """What the learning tasks of one round on threads see."""
+PATIENCE_S = 60.0
+"""How long tasks wait for each other before the test fails."""
+
+
+def observed(see: Callable[[], Any], learners: int) -> list[Any]:
+    """What the learning tasks of one round on threads see; the first task of a place waits for those of the others."""
     seen: list[Any] = []
+    changed = threading.Condition()
+    places = min(learners, len(available_cores()))
 
     def step(model: nn.Module, sample: Any) -> Tensor:
-        seen.append(see())
-        time.sleep(0.01)  # so that no place does the work of all
+        with changed:
+            seen.append(see())
+            changed.notify_all()
+            if threading.current_thread() is not threading.main_thread():
+                assert changed.wait_for(lambda: len(seen) >= places, PATIENCE_S)
         return cross_entropy(model(sample[0]), sample[1])
 
-    with Replicas(step, **settings) as replicas:
+    with Replicas(step, learners=learners) as replicas:
         replicas.warm_up()
         seen.clear()
         rounds(replicas, 1)
@@ -452,40 +461,39 @@ def test_learners_that_come_and_go_leave_no_threads_behind() -> None:
     assert not places()
 
 
-class Intervals:
-    """A step that takes its time, and remembers when it ran: by learner and in all."""
+class Meeting:
+    """A step in which the tasks of two learners wait for each other, once `together` is set."""
 
-    def __init__(self, seconds: Callable[[Any], float]) -> None:
-        self.seconds = seconds
-        self.seen: list[tuple[float, float, str]] = []
+    def __init__(self) -> None:
+        self.together = False
+        self.threads: set[str] = set()
+        self._both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def __call__(self, model: nn.Module, sample: Any) -> Tensor:
-        start = time.perf_counter()
-        time.sleep(self.seconds(sample))
-        self.seen.append((start, time.perf_counter(), threading.current_thread().name))
+        self.threads.add(threading.current_thread().name)
+        if self.together:
+            self._both.wait()
         return cross_entropy(model(sample[0]), sample[1])
-
-    def overlapping(self) -> int:
-        """Pairs of tasks that ran at the same time."""
-        return sum(a[0] < b[1] and b[0] < a[1] for a, b in itertools.combinations(self.seen, 2))
 
 
 @two_cores
 def test_two_learners_on_two_cores_run_at_the_same_time() -> None:
-    step = Intervals(lambda sample: 0.05)
+    step = Meeting()
     with Replicas(step) as replicas:
         replicas.warm_up()
-        assert not step.overlapping()  # the first round runs in turn
-        step.seen.clear()
+        assert step.threads == {threading.main_thread().name}  # the first rounds run in turn
+        step.threads.clear()
+        step.together = True
         rounds(replicas, 1)
-    assert step.overlapping() == 1
+    assert len(step.threads) == 2
 
 
 @two_cores
 def test_what_ran_when_can_be_recorded() -> None:
-    step = Intervals(lambda sample: 0.02)
+    step = Meeting()
     with Replicas(step) as replicas:
         replicas.warm_up()
+        step.together = True
         replicas._engine.spans = []
         first = replicas.rounds
         rounds(replicas, 2)
@@ -545,25 +553,34 @@ class Steps:
     """Steps that do as they are told, by learner; the learner is the label of the first sample."""
 
     def __init__(self) -> None:
-        self.actions: dict[int, Callable[[], None]] = {}
+        self.actions: dict[int, Callable[[], object]] = {}
         self.ended: list[int] = []
+        self._changed = threading.Condition()
 
     def __call__(self, model: nn.Module, sample: Any) -> Tensor:
         learner = int(sample[1][0])
         try:
             self.actions.get(learner, lambda: None)()
         finally:
-            self.ended.append(learner)
+            with self._changed:
+                self.ended.append(learner)
+                self._changed.notify_all()
         return cross_entropy(model(sample[0]), sample[1])
+
+    def wait_for(self, learner: int, times: int = 1) -> None:
+        """Until so many tasks of a learner have ended."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.ended.count(learner) >= times, PATIENCE_S)
 
     @staticmethod
     def batches(learners: int) -> list[tuple[Tensor, Tensor]]:
         return [(batch(j)[0], torch.full((8,), j)) for j in range(learners)]
 
 
-def failing(after_s: float, error: BaseException) -> Callable[[], None]:
+def failing(error: BaseException, *before: Callable[[], object]) -> Callable[[], None]:
     def fail() -> None:
-        time.sleep(after_s)
+        for wait in before:
+            wait()
         raise error
 
     return fail
@@ -575,11 +592,15 @@ def test_the_first_learners_error_is_raised_and_all_tasks_have_ended_by_then() -
     with Replicas(steps) as replicas:
         replicas.warm_up(steps.batches(2))
         steps.ended.clear()
-        steps.actions = {0: failing(0.1, ValueError("of learner 0")), 1: failing(0, ValueError("of learner 1"))}
+        both = threading.Barrier(2, timeout=PATIENCE_S).wait
+        steps.actions = {
+            0: failing(ValueError("of learner 0"), both, lambda: steps.wait_for(1)),
+            1: failing(ValueError("of learner 1"), both),
+        }
         with pytest.raises(ValueError, match="of learner 0"):
             replicas.round(steps.batches(2))
-        assert sorted(steps.ended) == [0, 1]
-        steps.actions = {1: failing(0, ValueError("of learner 1")), 0: lambda: time.sleep(0.1)}
+        assert steps.ended == [1, 0]
+        steps.actions = {0: lambda: (both(), steps.wait_for(1, times=2)), 1: failing(ValueError("of learner 1"), both)}
         with pytest.raises(ValueError, match="of learner 1"):
             replicas.round(steps.batches(2))
         assert sorted(steps.ended) == [0, 0, 1, 1]
@@ -593,7 +614,7 @@ def test_tasks_that_had_not_begun_when_another_failed_do_not_run() -> None:
     with Replicas(steps, learners=3) as replicas:
         replicas.warm_up(steps.batches(3))
         steps.ended.clear()
-        steps.actions = {0: failing(0.1, ValueError("of learner 0"))}
+        steps.actions = {0: failing(ValueError("of learner 0"))}
         with pytest.raises(ValueError, match="of learner 0"):
             replicas.round(steps.batches(3))
         assert steps.ended == [0]
@@ -615,8 +636,10 @@ def test_an_error_leaves_nothing_of_the_round_in_memory() -> None:
             with pytest.raises(ValueError, match="mine"):
                 replicas.round(batches)
             del batches
-            time.sleep(0.05)  # the threads are on their way back to their queues
-            assert [reference() for reference in kept] == [None, None]
+            give_up = time.monotonic() + PATIENCE_S
+            while any(reference() is not None for reference in kept):  # the threads are on their way to their queues
+                assert time.monotonic() < give_up
+                time.sleep(0.01)
         finally:
             gc.enable()
 
@@ -713,39 +736,45 @@ def test_where_every_round_synchronises_first_come_is_fixed(sync: Any) -> None:
 
 @two_cores
 def test_a_slow_learner_gets_fewer_batches_and_nobody_waits_before_the_synchronisation_task() -> None:
-    slow: list[str] = []
+    begun: list[str] = []
+    changed = threading.Condition()
 
-    def seconds(sample: Any) -> float:
-        if threading.current_thread() is threading.main_thread():
-            return 0
-        if not slow:
-            slow.append(threading.current_thread().name)
-        return 0.12 if threading.current_thread().name == slow[0] else 0.02
+    def step(model: nn.Module, sample: Any) -> Tensor:
+        name = threading.current_thread().name
+        with changed:
+            begun.append(name)
+            changed.notify_all()
+            if len(begun) == 1 and is_free:  # the slow one: until the other has begun five
+                assert changed.wait_for(lambda: len(begun) - begun.count(name) >= 5, PATIENCE_S)
+        return cross_entropy(model(sample[0]), sample[1])
 
-    step = Intervals(seconds)
+    is_free = False
     with Replicas(step, sync=bow.LocalSGD(every=WARM_UP + 5), **FREE) as replicas:
         replicas.warm_up()
         assert replicas.period == 5
-        step.seen.clear()
+        begun.clear()
+        is_free = True
         outcomes = replicas.rounds_at_once([[batch(10 * t + j) for j in range(2)] for t in range(5)])
     taken = [outcome.taken_by for outcome in outcomes]
     assert taken[-1] is None  # in the round that is averaged everybody has a batch
     by_learner = sorted(list(itertools.chain(*taken[:-1])).count(learner) for learner in (0, 1))
     assert sum(by_learner) == 8
     assert by_learner[0] <= 3
-    assert step.overlapping() >= 5
 
 
 @two_cores
 def test_a_learner_steps_as_soon_as_its_gradient_is_there() -> None:
     seen: list[tuple[int, Tensor]] = []
+    third = threading.Event()  # learner 0 has begun three tasks
     steps = Steps()
 
     def look(learner: int) -> Callable[[], None]:
         def action() -> None:
             seen.append((learner, replicas.W[learner].clone()))
+            if sum(of == 0 for of, _ in seen) == 3:
+                third.set()
             if learner == 1:
-                time.sleep(0.3)
+                assert third.wait(PATIENCE_S)
 
         return action
 
@@ -813,7 +842,7 @@ def test_an_error_on_the_way_ends_the_period_and_training_goes_on() -> None:
     with Replicas(steps, sync=bow.LocalSGD(every=8), **FREE) as replicas:
         replicas.warm_up(steps.batches(2))
         steps.ended.clear()
-        steps.actions = {1: failing(0, ValueError("mine"))}
+        steps.actions = {1: failing(ValueError("mine"))}
         with pytest.raises(ValueError, match="mine"):
             replicas.rounds_at_once([steps.batches(2)] * 3)
         assert len(steps.ended) < 6

@@ -94,7 +94,7 @@ def test_the_other_devices_take_part_in_every_step_until_they_may_go(monkeypatch
 
     monkeypatch.setattr("bow.placement.real_steps.TileRuntime", Runtime)
     monkeypatch.setattr("bow.placement.real_steps.time.perf_counter", lambda: getattr(clocks, "now", 0.0))
-    barrier, values = threading.Barrier(2, timeout=20), [None, None]
+    barrier, values = threading.Barrier(2, timeout=60), [None, None]
     first, second = (real_steps(devices=2, team=InThreads(n, barrier, values), steps=3) for n in range(2))
     other = threading.Thread(target=second.serve)
     other.start()
