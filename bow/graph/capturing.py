@@ -12,7 +12,7 @@ from bow.graph.assembly import assemble, with_updates
 from bow.graph.batches import batch_tensors
 from bow.graph.learning_step import LearningStep, Step, step_from_loss
 from bow.graph.refusal import refusal
-from bow.graph.side_effects import changed, python_state
+from bow.graph.side_effects import python_state, refuse_changes
 from bow.graph.step_graph import StepGraph
 from bow.graph.update import OptimizerFactory
 
@@ -97,23 +97,14 @@ def _trace(
     """Trace a step and make sure that a graph can repeat it."""
     before = python_state(step.model)
     trace = tracing.trace(step, parameters, buffers, batch)
-    _refuse_changes(step, before, python_state(step.model))
+    refuse_changes(_name(step), before, python_state(step.model))
     if trace.custom_functions:  # what they may change is known only now, so they run once more
         before = python_state(step.model, trace.custom_functions)
         again = tracing.trace(step, parameters, buffers, batch)
-        _refuse_changes(step, before, python_state(step.model, trace.custom_functions))
+        refuse_changes(_name(step), before, python_state(step.model, trace.custom_functions))
         if [str(node.target) for node in trace.nodes] != [str(node.target) for node in again.nodes]:
             raise refusal(_name(step), "runs different operators each time")
     return trace
-
-
-def _refuse_changes(step: LearningStep, before: dict[str, str], after: dict[str, str]) -> None:
-    if names := changed(before, after):
-        raise refusal(
-            _name(step),
-            f"changes {names[0]}, which a graph would not repeat",
-            "keep what changes in a buffer",
-        )
 
 
 def _name(step: LearningStep) -> str:

@@ -16,10 +16,10 @@ _MEANINGS = {
 EAGER = 'use engine="eager"'
 """What can be done instead, where learners are to train; a step that was to be split is trained whole instead."""
 
-_REMEDY = "write the step with tensor operations only"
+REMEDY = "write the step with tensor operations only"
 
 
-def refusal(model: str, cause: str, remedy: str = _REMEDY, instead: str = EAGER) -> CaptureError:
+def refusal(model: str, cause: str, remedy: str = REMEDY, instead: str = EAGER) -> CaptureError:
     """The error for a step that cannot be captured."""
     return CaptureError(f"{model} cannot be captured because its step {cause}; {remedy}, or {instead}")
 

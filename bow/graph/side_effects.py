@@ -1,12 +1,15 @@
 """Finds what a step changes in Python: a graph would do it once, when captured, and never again."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+
+from bow.errors import CaptureError
+from bow.graph.refusal import refusal
 
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(None))
 
@@ -33,9 +36,14 @@ def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, 
     return state
 
 
-def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """The names whose values differ."""
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+def refuse_changes(
+    model: str, before: dict[str, str], after: dict[str, str], refusal: Callable[..., CaptureError] = refusal
+) -> None:
+    """Refuse a step that leaves other values behind than it has found."""
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    if names:
+        cause = f"changes {names[0]}, which a graph would not repeat"
+        raise refusal(model, cause, "keep what changes in a buffer")
 
 
 def _plain(label: str, values: Mapping[str, Any]) -> dict[str, str]:

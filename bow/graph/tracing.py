@@ -8,7 +8,6 @@ an operator of the second pass inherits the origin of the one that it comes from
 
 import contextlib
 import itertools
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from bow.errors import BowError, CaptureError
 from bow.graph.learning_step import LearningStep
 from bow.graph.operator import Phase
+from bow.graph.quiet import quiet
 from bow.graph.refusal import refusal, refused
 
 OLDEST = (2, 10)
@@ -97,7 +97,7 @@ def trace(step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping
         return recorder.run(*tree_unflatten(leaves, spec))
 
     try:
-        with _quiet(), _own_kernels(step), torch.autograd.set_multithreading_enabled(False):
+        with quiet(), _own_kernels(step), torch.autograd.set_multithreading_enabled(False):
             recorded = make_fx(run, tracing_mode="fake")(*flat)
             for node in recorded.graph.nodes:
                 _check_repeatable(node, type(step.model).__name__)
@@ -339,16 +339,3 @@ def _autocast_cache() -> Iterator[None]:
     finally:
         torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(enabled)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The user's own run of the model has shown its warnings already, and what fails is told by our error alone."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.disabled = was_disabled

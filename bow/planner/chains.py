@@ -74,8 +74,8 @@ class Chain:
         return math.inf if self.best is None else self.best.makespan_ns / self.start.learners
 
 
-Progress: TypeAlias = Callable[[float, int, float], bool]
-"""Is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search."""
+Progress: TypeAlias = Callable[[float, int, float], bool | None]
+"""Is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search, None does not."""
 
 Told: TypeAlias = Callable[[int, int, float], bool]
 """Is told of a start, by its number, proposals and the best time of a batch; False ends the walk."""
@@ -100,7 +100,8 @@ class Tally:
         self._best_ns = min(self._best_ns, batch_ns)
         if self._progress is None:
             return True
-        return self._progress(self._clock() - self._begun, sum(self._proposals.values()), self._best_ns)
+        answer = self._progress(self._clock() - self._begun, sum(self._proposals.values()), self._best_ns)
+        return answer is None or bool(answer)
 
 
 def spaces_of(

@@ -5,7 +5,6 @@ Each is translated to an operator that there is a rule for, or stays whole under
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 from bow.errors import BowError, LossError
 from bow.graph.batches import batch_tensors
 from bow.graph.learning_step import LearningStep, Step, step_from_loss
+from bow.graph.quiet import quiet
+from bow.graph.side_effects import python_state, refuse_changes
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.rule import Rules
 from bow.planner.rules import RULES
@@ -25,7 +26,7 @@ from bow.tiles.builder import Constant, GraphBuilder, Made, Value, Weight
 from bow.tiles.captured import CapturedStep
 from bow.tiles.constants import buffer, constant_of, held
 from bow.tiles.mutations import Mutations
-from bow.tiles.refusing import refusal, refused
+from bow.tiles.refusing import REMEDY, refusal, refused
 from bow.tiles.samples import with_samples
 from bow.tiles.translations import TRANSLATIONS, Exported, Result, exported_call, pointwise
 
@@ -70,7 +71,7 @@ def capture_operators(
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
     batch_tensors(batch)
-    learning_step = LearningStep(model, functools.partial(_without_assignments, chosen))
+    learning_step = LearningStep(model, functools.partial(_without_changes, chosen))
     program = _exported(learning_step, batch)
     translation = _Translation(learning_step.model, program, tree_leaves(batch))
     graph, made = translation.run()
@@ -85,22 +86,23 @@ def capture_operators(
     )
 
 
-def _without_assignments(step: Step, model: nn.Module, batch: Any) -> Any:
-    """Run a step; that it puts other tensors in the place of buffers, `torch.export` would leave out without a word."""
+def _without_changes(step: Step, model: nn.Module, batch: Any) -> Any:
+    """Run a step, and refuse what `torch.export` undoes without a word: changed attributes, and assigned buffers."""
+    name, values = type(model).__name__, python_state(model)
     before = dict(model.named_buffers(remove_duplicate=False))
     made = step(model, batch)
+    refuse_changes(name, values, python_state(model), refusal)
     after = dict(model.named_buffers(remove_duplicate=False))
     assigned = next((name for name, buffer in before.items() if after.get(name) is not buffer), None)
     if assigned is not None:
         what = f"puts another tensor in the place of its buffer {assigned!r}"
-        raise refusal(type(model).__name__, what, "change nothing but counters")
+        raise refusal(name, what, "change nothing but counters")
     return made
 
 
 def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user's own run of the model has shown its warnings already
+        with quiet():
             return torch.export.export(step, (batch,))
     except BowError:
         raise
@@ -170,6 +172,9 @@ class _Translation:
             raise refusal(self._name, what, "leave out torch.no_grad(), autocast, checkpointing and torch.cond")
         if node.meta.get("val") is None:
             return None
+        if any(map(_depends_on_values, tree_leaves(node.meta["val"]))):
+            what = f"makes a tensor whose shape depends on values, or reads a value, in {node.target}"
+            raise refusal(self._name, what, REMEDY)
         name = self.mutations.functional_name(node)
         if name is None:
             return self._values[node.args[0]]  # type: ignore[index]
@@ -223,6 +228,12 @@ class _Translation:
     @property
     def _name(self) -> str:
         return type(self._model).__name__
+
+
+def _depends_on_values(example: Any) -> bool:
+    """Whether a value, or a tensor's shape, is known only when the step runs."""
+    numbers = example.shape if isinstance(example, Tensor) else [example]
+    return any(isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool) for number in numbers)
 
 
 def _is_random(target: Any, exported: Exported) -> bool:

@@ -72,7 +72,8 @@ def plan(
         settings: of the search; None: the defaults.
         rules: how operators can be split.
         progress: True: a bar with the best time so far, where standard error is a terminal; False: none; or who is told
-            seconds, proposals and the best time of a batch in nanoseconds instead, and ends the search with False.
+            seconds, proposals and the best time of a batch in nanoseconds instead, and ends the search by returning
+            False; None goes on.
         **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)`, `starts="data"` or `seed=1`.
 
     Returns:

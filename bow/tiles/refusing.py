@@ -2,6 +2,7 @@
 
 import functools
 
+from bow.graph.refusal import REMEDY as REMEDY
 from bow.graph.refusal import refusal as _refusal
 from bow.graph.refusal import refused as _refused
 

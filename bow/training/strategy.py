@@ -19,7 +19,7 @@ from bow.planner.search import Found
 from bow.profiler import Comparison, Subject, compare, make_policies
 from bow.profiler.profiling import measure, numbers_of_threads
 from bow.scheduler import Dispatch
-from bow.strategy import Schedule
+from bow.strategy import Schedule, schedule
 from bow.training.blueprint import Blueprint
 from bow.training.strategy_on_device import compare_on
 
@@ -40,7 +40,7 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
         return AUTO if strategy == AUTO else None
     if isinstance(strategy, str | Path):
         try:
-            strategy = _parsed(Path(strategy).read_text(encoding="utf-8"))
+            strategy = _parsed(strategy, Path(strategy).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise SettingError(
@@ -58,13 +58,20 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
     return strategy
 
 
-def _parsed(text: str) -> Schedule | PlacedStrategy:
-    """A strategy of one kind or the other; what is neither is refused as a schedule."""
+def _parsed(path: str | Path, text: str) -> Schedule | PlacedStrategy:
+    """A strategy of one kind or the other."""
+    kinds: dict[str, type[Schedule] | type[PlacedStrategy]] = {
+        plan_strategy.FORMAT: PlacedStrategy,
+        schedule.FORMAT: Schedule,
+    }
     try:
-        is_placed = json.loads(text)["format"] == plan_strategy.FORMAT
-    except (ValueError, KeyError, TypeError, RecursionError):
-        is_placed = False
-    return PlacedStrategy.from_json(text) if is_placed else Schedule.from_json(text)
+        kind = kinds[json.loads(text)["format"]]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ScheduleError(
+            f"strategy={str(path)!r} is damaged, or neither a schedule nor a placed strategy; write it again with "
+            "bow schedule or bow plan"
+        ) from error
+    return kind.from_json(text)
 
 
 def engine_with(

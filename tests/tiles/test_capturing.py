@@ -288,6 +288,16 @@ def in_place(model: Any, inputs: Tensor) -> Tensor:
     return hidden * view.sum()
 
 
+def positive(model: Any, inputs: Tensor) -> Tensor:
+    outputs = F.linear(inputs, model.weight)
+    return outputs + outputs[outputs > 0].sum()
+
+
+def counting(model: Any, inputs: Tensor) -> Tensor:
+    model.in_features += 1
+    return F.linear(inputs, model.weight) / model.in_features
+
+
 def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
     model.seen.mul_(0.9)
     return F.linear(inputs, model.weight) * model.seen
@@ -307,6 +317,13 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
             CaptureError,
             "(reads a tensor's value in Python|branches).*, or train without a strategy",
         ),
+        (positive, CaptureError, "shape depends on values.* aten.index.Tensor.*, or train without a strategy"),
+        (
+            lambda m, x: F.linear(x, m.weight) + m.weight.repeat_interleave(torch.ones(4, dtype=torch.long), 1).sum(),
+            CaptureError,
+            "reads a value, in aten.repeat_interleave",
+        ),
+        (counting, CaptureError, "changes attribute 'in_features' of the model.*, or train without a strategy"),
         (in_place, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
         (on_a_buffer, CaptureError, "in place .*; change nothing but counters, or train without a strategy"),
         (on_a_buffer_at_last, CaptureError, "in place .*; change nothing but counters"),
@@ -318,11 +335,16 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
     ],
 )
 def test_what_cannot_be_captured_is_refused(
-    forward: Callable[[Any, Tensor], Tensor], error: type[BowError], message: str
+    forward: Callable[[Any, Tensor], Tensor],
+    error: type[BowError],
+    message: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     batch = torch.randn(3, 4), torch.randn(3, 4)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         capture_operators(module(forward), batch, F.mse_loss)
+    assert "\n" not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("layer", [nn.GRU, nn.RNN, functools.partial(nn.LSTM, proj_size=2)])

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rich.console
 import torch
@@ -35,6 +36,12 @@ def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
 def test_what_is_no_topology_gets_one_sentence(topology: Any) -> None:
     with pytest.raises(BowError, match="topology must be a name, a file or a DeviceTopology, got"):
         small(topology=topology)
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [(None, True), (True, True), (False, False), (np.False_, False)])
+def test_a_search_ends_when_it_is_told_false_and_not_when_it_is_told_nothing(answer: Any, goes_on: bool) -> None:
+    found = small(progress=lambda seconds, proposals, best_ns: answer, proposals=20)
+    assert bool(found.evaluated) == goes_on
 
 
 @pytest.mark.parametrize(

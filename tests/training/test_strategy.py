@@ -123,6 +123,14 @@ def test_what_is_no_strategy_is_refused(given: Any, error: type[Exception], mess
         bow.train(model(), batch(0), cross_entropy, strategy=given, batch_size=1, progress=False)
 
 
+@pytest.mark.parametrize("text", ["", '{"format": "bow placed', "[]", "{}", '{"format": []}'])
+def test_a_damaged_file_is_not_called_a_schedule(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "strategy.json"
+    file.write_text(text)
+    with pytest.raises(ScheduleError, match=r"strategy.json' is damaged, or neither .* bow schedule or bow plan"):
+        bow.train(model(), batch(0), cross_entropy, strategy=file, batch_size=1, progress=False)
+
+
 @SHARED
 def test_a_training_reads_its_strategy_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "schedule.json"
