@@ -99,6 +99,12 @@ say "engine graph compiled its runtime and trained in $((SECONDS - began)) s"
 say "two devices"
 train epochs=1 engine=graph devices=2 run_dir=runs/devices
 
+say "report, schedule and plan"
+inside bow-entrypoint report runs/eager
+inside bow-entrypoint schedule simulate recipe=logistic_regression out=runs/schedule
+inside bow-entrypoint plan network=nmt size=tiny topology=p100_node budget_s=2 out=runs/plan
+inside sh -c 'test -s .cache/bow/planner-*/planner.so' || fail "bow plan has not compiled its simulator"
+
 say "SIGTERM"
 inside sh -c '
     bow-entrypoint train learners=2 progress=false engine=eager epochs=100000 run_dir=runs/stopped &

@@ -1,24 +1,105 @@
 import os
+import shutil
 import subprocess
+import sys
+import sysconfig
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from bow.cli import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SETUPTOOLS = PROJECT["tool"]["setuptools"]
+# What an installed bow does, in the folder where the clone lies: a folder there is called bow.
+LINES = (
+    "train engine=graph learners=2 steps=4 model=logistic_regression progress=false run_dir=run",
+    "report run",
+    "schedule simulate recipe=logistic_regression out=schedule",
+    "plan network=nmt size=tiny topology=p100_node budget_s=1 out=plan",
+)
 
 
-def test_every_package_is_shipped() -> None:
-    folders = {path.parent for path in (ROOT / "bow").rglob("*.py")}
-    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    mapped = {name for name in SETUPTOOLS["package-dir"] if name != "bow"}
-    assert set(SETUPTOOLS["packages"]) == packages | mapped
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that bow is built from, on their own: a build leaves folders beside them."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("bow", "conf", "kernels"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
 
 
-def test_mapped_folders_exist() -> None:
-    assert all((ROOT / folder / "__init__.py").exists() for folder in SETUPTOOLS["package-dir"].values())
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source distribution, as by `make wheel`: what either of the two lacks is missing in it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    packed = folder / build(source, "build_sdist", folder)
+    shutil.unpack_archive(packed, folder, filter="data")
+    return folder / build(folder / packed.name.removesuffix(".tar.gz"), "build_wheel", folder)
+
+
+def build(source: Path, step: str, target: Path) -> str:
+    code = f"from setuptools import build_meta; print(build_meta.{step}({str(target)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+def installed(wheel: Path, environment: Path) -> Path:
+    """The interpreter of a new environment with this wheel, and with the other packages of this one's."""
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # a path on its own: its .pth files are not read
+    arguments = ["--python", python, "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", wheel]
+    subprocess.run([sys.executable, "-m", "pip", *arguments], check=True)
+    return python
+
+
+def beside_a_clone(folder: Path) -> Path:
+    (folder / "bow" / "bow").mkdir(parents=True)
+    return folder
+
+
+def test_every_file_of_the_tree_is_in_the_wheel(source: Path, wheel: Path) -> None:
+    walk = os.walk(source / "bow", followlinks=True)
+    there = {Path(folder, name).relative_to(source) for folder, _, names in walk for name in names}
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {Path(name) for name in archive.namelist() if ".dist-info/" not in name}
+    assert {path.suffix for path in there} >= {".py", ".yaml", ".h", ".cpp", ".cu", ".cuh", ".html"}
+    assert packed == there
+
+
+def test_an_installed_wheel_trains_reports_schedules_and_plans_beside_a_clone(wheel: Path, tmp_path: Path) -> None:
+    python = installed(wheel, tmp_path / "environment")
+    code = f"import bow.cli\nprint(bow.__file__)\nfor line in {LINES}: assert bow.cli.main(line.split()) == 0, line"
+    folder = beside_a_clone(tmp_path / "work")
+    done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Path(done.stdout.splitlines()[0]).is_relative_to(tmp_path / "environment")
+    assert (python.parent / "bow").exists()
+
+
+def test_an_editable_install_is_found_beside_a_clone(source: Path, tmp_path: Path) -> None:
+    python = installed(tmp_path / build(source, "build_editable", tmp_path), tmp_path / "environment")
+    code = "import bow.conf, bow.kernels; print(bow.__file__, bow.conf.__file__, bow.kernels.__file__)"
+    folder = beside_a_clone(tmp_path / "work")
+    done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert all(Path(name).is_relative_to(source) for name in done.stdout.split())
+
+
+def test_the_container_knows_every_command_of_bow(tmp_path: Path) -> None:
+    (tmp_path / "bow").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "bow").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for command in COMMANDS:
+        words = ["sh", ROOT / "docker/entrypoint.sh", command, "some=thing"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{command} some=thing\n"
 
 
 def test_every_dependency_is_pinned_in_the_constraints() -> None:

@@ -6,7 +6,6 @@ same fails where it is used.
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[3]
 """The checkout."""
-
-MAPPED = {"bow.kernels": "kernels", "bow.conf": "conf"}
-"""Packages that an installation finds in folders of another name."""
 
 ANNOTATIONS = "jaxtyping"
 """Only names shapes; modules that are imported later name some, too."""
@@ -39,7 +35,6 @@ def prepare() -> list[str]:
     # Read when CUDA starts. With the default of 8 hardware queues, streams beyond that wait for each other.
     os.environ.setdefault(CONNECTIONS, "32")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _map_folders()
     missing = [name for name in (ANNOTATIONS, *SPARED) if not _is_there(name)]
     if missing:
         finder = _StandIns(missing)
@@ -63,25 +58,6 @@ def _is_there(name: str) -> bool:
     except ImportError:
         return False
     return True
-
-
-def _map_folders() -> None:
-    bow = importlib.import_module("bow")
-    for name, folder in MAPPED.items():
-        path = ROOT / folder
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            if not path.is_dir():
-                continue
-            spec = importlib.util.spec_from_file_location(
-                name, path / "__init__.py", submodule_search_locations=[str(path)]
-            )
-            assert spec is not None
-            assert spec.loader is not None
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            setattr(bow, name.rpartition(".")[2], module)
 
 
 class _Anything:
