@@ -1,7 +1,10 @@
 """Everything that bow raises on purpose: one tree, so that one `except` catches a user's mistake."""
 
+import errno
 import re
 
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
@@ -75,6 +78,24 @@ class RunDirectoryError(BowError, OSError):
 
 class MissingDependencyError(BowError, ImportError):
     """An optional package that a setting needs and that is not installed."""
+
+
+def disk_reason(error: BaseException) -> str:
+    """Why a file cannot be read or written, without its path; also where a library has wrapped the system's error.
+
+    Example:
+        >>> disk_reason(OSError(errno.ENOSPC, "No space left on device"))
+        'the disk is full'
+        >>> disk_reason(RuntimeError("I/O error: No space left on device (os error 28)"))
+        'the disk is full'
+    """
+    known = error if isinstance(error, OSError) else error.__context__  # torch hides it behind a place in its source
+    number = known.errno if isinstance(known, OSError) else None
+    if number is None and (wrapped := _OS_ERROR.search(str(error))):
+        number = int(wrapped[1])
+    if number in _FULL:
+        return _FULL[number]
+    return (known.strerror if isinstance(known, OSError) else None) or reason(error)
 
 
 def reason(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from bow.observe.progress import Progress
 from bow.observe.records import Record, read_records
 from bow.observe.report import write_report
 from bow.observe.run_directory import RunDirectory
+from bow.observe.run_lock import RunLock
 from bow.observe.tensorboard import TensorBoardLogger
 from bow.observe.weights_and_biases import WandbLogger
 
@@ -15,6 +16,7 @@ __all__ = [
     "Progress",
     "Record",
     "RunDirectory",
+    "RunLock",
     "SafeLogger",
     "TensorBoardLogger",
     "WandbLogger",

@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from bow.errors import RunDirectoryError
+from bow.errors import RunDirectoryError, disk_reason
 from bow.observe.records import plain
+from bow.observe.run_lock import NAME as LOCK
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,17 @@ class RunDirectory:
         """Whether a run has left records or checkpoints here."""
         return self.metrics_path.exists() or self.checkpoints.is_dir()
 
+    def remove_leftovers(self) -> None:
+        """Delete what a training was writing when it was killed."""
+        for part in (*self.path.glob("*.safetensors.tmp"), *self.checkpoints.glob("round_*.tmp")):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
     def discard(self) -> None:
         """Take back what a training that never got going has written: settings, records, the empty directory."""
         self.config_path.unlink(missing_ok=True)
         self.metrics_path.unlink(missing_ok=True)
+        (self.path / LOCK).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # there are other files in it, which are not ours to delete
             self.path.rmdir()
 
@@ -165,5 +173,4 @@ def _check_writable(path: Path) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> RunDirectoryError:
-    reason = error.strerror or str(error)
-    return RunDirectoryError(f"run_dir {path} cannot be written ({reason}); name a run_dir that can be")
+    return RunDirectoryError(f"run_dir {path} cannot be written ({disk_reason(error)}); name a run_dir that can be")

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from bow.errors import CheckpointError, SettingError, reason
+from bow.errors import CheckpointError, SettingError, disk_reason
 
 KEEP = 2
 """Checkpoints that are kept; older ones are deleted."""
@@ -26,6 +26,22 @@ TRAILER = b"bow sha256 "
 _TRAILER_BYTES = len(TRAILER) + 64
 _BLOCK_BYTES = 2**20
 _NAME = re.compile(r"round_(\d+)\.pt")
+_PARTS: dict[str, type | tuple[type, ...]] = {
+    "replicas": dict,
+    "stream": dict,
+    "learners": int,
+    "started_with": list,
+    "round": int,
+    "samples": int,
+    "epoch": int,
+    "elapsed_s": (int, float),
+    "history": list,
+    "epoch_losses": torch.Tensor,
+}
+"""What every checkpoint holds."""
+
+_UNREADABLE = "not a readable checkpoint"
+_REMEDY = "resume from an older one, or another file of a run's checkpoints directory"
 
 
 def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) -> Path:
@@ -54,15 +70,14 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
     except (OSError, RuntimeError) as error:  # torch's writer raises the latter where the disk is full
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        why = getattr(error, "strerror", None) or reason(error)
-        raise CheckpointError(f"{path} cannot be written ({why}); free space or use another run_dir") from error
+        raise CheckpointError(
+            f"{path} cannot be written ({disk_reason(error)}); free space or use another run_dir"
+        ) from error
     return path
 
 
-def open_checkpoint(
-    resume: str | Path | None, run_dir: str | Path | None
-) -> tuple[Path, dict[str, Any]] | tuple[None, None]:
-    """The checkpoint that `resume` means, and what it holds; None to start from the beginning.
+def open_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> dict[str, Any] | None:
+    """What the checkpoint holds that `resume` means; None to start from the beginning.
 
     Where a run directory is meant, and its last checkpoint is damaged, that is the one before it.
 
@@ -73,19 +88,24 @@ def open_checkpoint(
     Warns:
         UserWarning: a damaged one was passed over.
     """
-    found = _meant(resume, run_dir)
+    found = meant(resume, run_dir)
     for path in reversed(found):
         try:
-            return path, load_checkpoint(path)
+            return load_checkpoint(path)
         except CheckpointError as error:
             if path is found[0]:
                 raise
             warnings.warn(f"{error}; the one before is taken", stacklevel=3)
-    return None, None
+    return None
 
 
-def _meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
-    """The checkpoints that could be meant, the oldest first."""
+def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
+    """The checkpoints that `resume` could mean, the oldest first.
+
+    Raises:
+        SettingError: `resume="auto"` without `run_dir`.
+        CheckpointError: there is none where one was asked for.
+    """
     if resume is None:
         return []
     if resume == "auto":
@@ -110,14 +130,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         CheckpointError: it is damaged or no checkpoint.
     """
     try:
-        _check_whole(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} is not a readable checkpoint ({reason(error)}); resume from another one"
-        ) from error
-    if not isinstance(state, dict) or "replicas" not in state:
-        raise CheckpointError(f"{path} is not a checkpoint of bow; resume from a file in a run's checkpoints directory")
+        is_whole = _is_whole(path)
+        state = torch.load(path, map_location="cpu", weights_only=True) if is_whole else None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
+    except Exception as error:  # torch's words would advise to trust the file
+        raise CheckpointError(f"{path} is {_UNREADABLE} (it is damaged, or of another program); {_REMEDY}") from error
+    if not is_whole:
+        raise CheckpointError(f"{path} is {_UNREADABLE} (its checksum is another); {_REMEDY}")
+    if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in _PARTS.items()):
+        raise CheckpointError(f"{path} is not a checkpoint of bow; {_REMEDY}")
     return state
 
 
@@ -134,7 +156,7 @@ def delete_checkpoints_after(directory: Path, round_index: int) -> None:
         except OSError as error:
             raise CheckpointError(
                 f"{path} is of a later round than the one resumed from and cannot be deleted "
-                f"({error.strerror or reason(error)}); delete it or use another run_dir"
+                f"({disk_reason(error)}); delete it or use another run_dir"
             ) from error
 
 
@@ -153,21 +175,16 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _check_whole(path: Path) -> None:
-    """Compare a checkpoint with its checksum, if it has one: those of earlier versions have none.
-
-    Raises:
-        ValueError: they differ.
-    """
+def _is_whole(path: Path) -> bool:
+    """Whether a checkpoint is as its checksum says, if it has one: those of earlier versions have none."""
     with path.open("rb") as file:
         length = file.seek(0, os.SEEK_END)
         file.seek(max(0, length - _TRAILER_BYTES))
         trailer = file.read()
         if not trailer.startswith(TRAILER):
-            return
+            return True
         file.seek(0)
-        if _checksum(file, length - _TRAILER_BYTES) != trailer.removeprefix(TRAILER):
-            raise ValueError("its checksum is another")
+        return _checksum(file, length - _TRAILER_BYTES) == trailer.removeprefix(TRAILER)
 
 
 def _checksum(file: BinaryIO, length: int | None = None) -> bytes:

@@ -1,7 +1,8 @@
 """Going on from a checkpoint: learners, stream and scheduler as they were."""
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bow.cluster import World
 from bow.data import BatchStream
+from bow.errors import BowError, CheckpointError, reason
 from bow.training.learners import Learners
 from bow.training.replicas import part_of
 
@@ -56,11 +58,24 @@ def restore(
         BowError: the checkpoint is of another model, optimizer, synchroniser, seed or data.
     """
     given = optimizer_settings(replicas.optimizer)
-    replicas.load_training_state(learned, replicas.learners)
-    _warn_of_other_settings(state["started_with"], given)
-    stream.load_state_dict(state["stream"])
-    if scheduler is not None and state["scheduler"] is not None:
-        scheduler.load_state_dict(state["scheduler"])
+    with _damage_explained():
+        replicas.load_training_state(learned, replicas.learners)
+        _warn_of_other_settings(state["started_with"], given)
+        stream.load_state_dict(state["stream"])
+        if scheduler is not None and state["scheduler"] is not None:
+            scheduler.load_state_dict(state["scheduler"])
+
+
+@contextlib.contextmanager
+def _damage_explained() -> Iterator[None]:
+    try:
+        yield
+    except BowError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the checkpoint is damaged ({type(error).__name__}: {reason(error)}); resume from another one"
+        ) from error
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -27,7 +27,8 @@ from bow.cluster import (
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
-from bow.observe import Logger, Progress, RunDirectory
+from bow.errors import RunDirectoryError
+from bow.observe import Logger, Progress, RunDirectory, RunLock
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.search import Found
 from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
@@ -37,7 +38,7 @@ from bow.tiles import Team, registered_rules, take_over_rules
 from bow.tiles.registering import Registered
 from bow.training.blueprint import Blueprint
 from bow.training.callbacks import Hooks, check_callbacks
-from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, run_of
+from bow.training.checkpoint import delete_checkpoints_after, meant, open_checkpoint, run_of
 from bow.training.checks import (
     all_labels,
     check_choices,
@@ -80,6 +81,9 @@ from bow.training.tuning import (
 from bow.tuner import Tuner
 
 DEFAULT_METRICS = (Accuracy(),)
+
+ENDING_S = 60.0
+"""Seconds for a training that torchrun starts again to wait until the processes before it have gone."""
 
 JOB = ".torchrun"
 """File of a run directory with the name of torchrun's job, if it was one."""
@@ -247,9 +251,6 @@ def train(
     check_evaluate_every(evaluate_every, stream)
     rule = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
     check_round(stream, rule)
-    if resume is None and run_dir is not None and (was_restarted() or _is_of_job(Path(run_dir))):
-        resume = "auto"
-    checkpoint, state = open_checkpoint(resume, run_dir) if is_leader() else (None, None)
     check_first_batch(template, opened.example, loss, chosen_step, all_labels(data))
     evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
     if evaluator is not None:
@@ -281,10 +282,18 @@ def train(
             learners = rule = 1
     request = make_request(engine, learners, compile, opened, rule, epochs=epochs, steps=steps)
     chosen_tuner = check_tuner(tuner, request)
-    path, goes_on = _directory(run_dir, resume, checkpoint)
-    if path is not None and is_leader():
-        RunDirectory(path).check(goes_on)
+    restarted = run_dir is not None and (was_restarted() or _is_of_job(Path(run_dir)))
+    resume = "auto" if restarted and resume is None else resume
     with contextlib.ExitStack() as at_the_end:
+        lock = at_the_end.enter_context(RunLock())
+        path, goes_on, state = None, False, None
+        if is_leader():
+            path, goes_on = _directory(run_dir, resume, meant(resume, run_dir))
+            if path is not None:
+                RunDirectory(path).check(goes_on)
+            if path is not None and path.exists():
+                lock.take(path, ENDING_S if restarted else 0.0)
+            state = open_checkpoint(resume, run_dir)
         place = device.torch_device if isinstance(device, StreamDevice) else device
         joined = join(place, count, bucket_mb) if parcel is None else start(count or 1, place, parcel, bucket_mb)
         world = at_the_end.enter_context(joined)
@@ -324,7 +333,7 @@ def train(
         if state is not None:
             restore(state, learned, replicas, stream, scheduler)
             started_with = state["started_with"]
-        directory, fresh = _made_directory(path, type(template).__name__.lower(), goes_on, settings, world)
+        directory, fresh = _made_directory(path, type(template).__name__.lower(), goes_on, settings, world, lock)
         if checked is not None and world.leads:
             checked.save(directory.path)
         may_change = lr_interval == "epoch" and tiled is None
@@ -395,12 +404,15 @@ def _divided(
 
 
 def _made_directory(
-    path: Path | None, name: str, goes_on: bool, settings: Mapping[str, Any], world: World
+    path: Path | None, name: str, goes_on: bool, settings: Mapping[str, Any], world: World, lock: RunLock
 ) -> tuple[RunDirectory, bool]:
     """The run directory, made by rank 0, and whether there was nothing of a run in it."""
     made = ("", False)
     if world.leads:
         directory = RunDirectory.create(path, name, resume=goes_on)
+        lock.take(directory.path)
+        directory.check(goes_on)  # another training may have come first
+        directory.remove_leftovers()
         made = str(directory.path), not directory.holds_run
         directory.write_config(settings)
         if job := job_name():
@@ -410,15 +422,24 @@ def _made_directory(
 
 
 def _directory(
-    run_dir: str | Path | None, resume: str | Path | None, checkpoint: Path | None
+    run_dir: str | Path | None, resume: str | Path | None, checkpoints: Sequence[Path]
 ) -> tuple[Path | None, bool]:
-    """Where the run is, None for a name of its own; and whether it is the very run that is resumed."""
-    own = run_of(checkpoint) if checkpoint is not None else None
+    """Where the run is, None for a name of its own; and whether it is the very run that is resumed.
+
+    Raises:
+        RunDirectoryError: there is nothing to go on from, and a model that would be overwritten.
+    """
+    own = run_of(checkpoints[-1]) if checkpoints else None
     path = own if run_dir is None else Path(run_dir)
     if path is None:
-        goes_on = False
-    elif checkpoint is None:  # a run that ended before its first checkpoint begins again
-        goes_on = resume == "auto" and RunDirectory(path).holds_run
-    else:
-        goes_on = own is not None and path.resolve() == own.resolve()
+        return None, False
+    if checkpoints:
+        return path, own is not None and path.resolve() == own.resolve()
+    directory = RunDirectory(path)
+    goes_on = resume == "auto" and directory.holds_run  # a run that ended before its first checkpoint begins again
+    if goes_on and directory.model_path.exists():
+        raise RunDirectoryError(
+            f"run_dir {path} holds the model of a run that has ended, and no checkpoint to go on from; "
+            "name another run_dir, or move the model away"
+        )
     return path, goes_on

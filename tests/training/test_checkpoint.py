@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
-from bow.training.checkpoint import load_checkpoint, save_checkpoint
+from bow.observe import write_report
+from bow.training.checkpoint import save_checkpoint
 
 Train = Callable[..., bow.Result]
 
@@ -182,6 +184,81 @@ def test_a_damaged_checkpoint_is_refused(
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 
 
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize("content", [{"replicas": {}}, {"replicas": Evil()}, [1, 2]], ids=["empty", "evil", "list"])
+def test_what_is_no_checkpoint_of_bow_is_refused_without_torchs_advice_to_trust_it(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, content: Any
+) -> None:
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x\.pt is not a (readable )?checkpoint.*; resume from") as caught:
+        train(net(), data, resume=tmp_path / "x.pt")
+    assert "weights_only" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    train(net(), data, checkpoint_every=6)
+    path = tmp_path / "run" / "checkpoints" / "round_00000006.pt"
+    state = torch.load(path, weights_only=True)
+    del state["replicas"]["group"]["learners"]
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match=r"the checkpoint is damaged .*'learners'.*; resume from"):
+        train(net(), data, resume="auto")
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    (tmp_path / "round_00000001.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"round_00000001.pt cannot be written \(the disk is full\); free space"):
+        save_checkpoint(tmp_path, 1, {"a": torch.ones(100_000)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_training_deletes_what_a_killed_one_was_writing(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    train(net(), data, checkpoint_every=6)
+    for name in ("checkpoints/round_00000009.tmp", "model.safetensors.tmp"):
+        (tmp_path / "run" / name).write_bytes(b"part")
+    train(net(), data, epochs=2, resume="auto")
+    assert list((tmp_path / "run").rglob("*.tmp")) == []
+
+
+def test_a_second_training_in_a_directory_that_is_in_use_is_refused(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    refused: list[str] = []
+
+    class Second:
+        def on_round_end(self, run: Any) -> None:
+            if run.round == 4:
+                with pytest.raises(RunDirectoryError) as caught:
+                    train(net(), data, resume="auto", checkpoint_every=1)
+                refused.append(str(caught.value))
+                assert write_report(run.run_dir).exists()
+
+    train(net(), data, checkpoint_every=3, callbacks=[Second()])
+    assert "in use by another training (process" in refused[0]
+    assert checkpoints(tmp_path / "run") == ["round_00000003.pt", "round_00000006.pt"]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in records].count("start") == 1
+
+
+def test_a_finished_run_without_checkpoints_keeps_its_model(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    train(net(), data)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(RunDirectoryError, match="holds the model of a run that has ended, and no checkpoint"):
+        train(nn.Linear(5, 3), data, resume="auto")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 def test_the_one_before_a_damaged_checkpoint_is_taken(
     train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
@@ -323,7 +400,7 @@ def test_numpys_numbers_do_not_make_a_checkpoint_unreadable(train: Train, data: 
 def test_numpys_numbers_are_saved_as_pythons_wherever_they_are(tmp_path: Path) -> None:
     counts = Counter({np.int64(5): 2})
     state = {"replicas": [(np.float32(0.5), {"a": np.array(3)})], np.str_("b"): counts, "c": torch.ones(2)}
-    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, state))
+    loaded = torch.load(save_checkpoint(tmp_path, 1, state), weights_only=True)
     assert loaded["replicas"] == [(0.5, {"a": 3})]
     assert loaded["b"] == counts
     assert type(loaded["b"]) is Counter
