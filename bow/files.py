@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 from bow.errors import BowError, SettingError
+from bow.values import given_path
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -35,10 +36,25 @@ def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = 
     Raises:
         BowError: it cannot be written.
     """
+    file = given_path(f"the file for {what}", path, refusal)
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise refusal(
             f"{what} cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
         ) from error
+
+
+def read_text(what: str, path: str | Path, refusal: type[BowError] = SettingError) -> str:
+    """Read a file that a user has named; arguments as for `save_text`.
+
+    Raises:
+        BowError: it cannot be read, or holds no text.
+    """
+    file = given_path(f"the file of {what}", path, refusal)
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise refusal(f"{what} cannot be read from {str(path)!r} ({why}); give another file") from error

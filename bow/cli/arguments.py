@@ -15,7 +15,8 @@ from bow.cluster import is_leader
 from bow.data import DataSplits
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
-from bow.training.checks import check_learners, check_seed
+from bow.training.checks import check_seed
+from bow.training.given import check_learners
 from bow.training.metrics import Accuracy
 
 AUTO = "auto"

@@ -4,12 +4,13 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Union
 
 from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
 
-NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", Path: "a path"}
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], prefix: str = "") -> None:
@@ -59,6 +60,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, kinds) and not isinstance(value, bool)
     if hint in (str, bool):
         return isinstance(value, hint)
+    if hint is Path:
+        return isinstance(value, (str, Path))
     if origin in (tuple, list, Sequence, Iterable):
         return isinstance(value, (tuple, list)) and all(fits(element, arguments[0]) for element in value)
     if origin in (dict, Mapping):

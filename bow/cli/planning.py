@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +27,7 @@ from bow.tiles.machine import MACHINE
 from bow.tiles.measured import measured_costs
 from bow.tiles.planning import COSTS, problem_of, topology_of
 from bow.training.evaluation import batch_length
+from bow.values import given_path
 
 WIDTH = 160
 """Of tables that go into a file or through a pipe, in characters."""
@@ -168,7 +168,7 @@ def _compare(console: Console, problem: Problem, settings: Settings) -> None:
 
 
 def _tell(console: Console, file: str, settings: Settings, action: str) -> None:
-    loaded = load(Path(file), settings)
+    loaded = load(given_path("the file of a strategy", file), settings)
     topology = loaded.topology or topology_of(loaded.settings.topology, settings.devices)
     problem, strategy = _problem(console, loaded.settings, topology), loaded.strategy
     strategy.check(problem.graph, topology.num_devices, problem.rules)

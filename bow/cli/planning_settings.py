@@ -11,6 +11,7 @@ from bow.errors import SettingError
 from bow.planner.search_settings import SearchSettings
 from bow.tiles.machine import MACHINE
 from bow.tiles.planning import COSTS, CostsName
+from bow.values import given_path, whole
 
 DRY_RUN = "--dry-run"
 
@@ -64,8 +65,7 @@ class Settings:
             raise SettingError("save_topology=FILE writes and a dry run writes nothing; leave one of them out")
         if self.devices is not None and self.topology != MACHINE:
             raise SettingError(f"devices={self.devices} is for topology={MACHINE}; other topologies list theirs")
-        if self.keep < 1:
-            raise SettingError(f"keep must be at least 1, got {self.keep}")
+        whole("keep", self.keep)
 
     @property
     def has_subject(self) -> bool:
@@ -131,10 +131,10 @@ _OWN: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "topology": (_named, "a name or a file"),
     "costs": (_costs, "a name"),
     "devices": (int, "a whole number"),
-    "save_topology": (lambda text: Path(_named(text)), "a file"),
+    "save_topology": (lambda text: given_path("save_topology", text), "a file"),
     "method": (_method, "a name"),
     "methods": (_methods, "names with commas"),
-    "out": (lambda text: Path(_named(text)), "a folder or a file"),
+    "out": (lambda text: given_path("out", text), "a folder or a file"),
     "dry_run": (FLAGS.__getitem__, "true or false"),
     "network": (str, "a name"),
     "size": (str, "a name"),

@@ -28,6 +28,7 @@ from bow.profiler.report import (
 from bow.runtime.loading import is_available, native
 from bow.scheduler import critical_path
 from bow.strategy.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
+from bow.values import given_path, whole
 
 USAGE = """\
 usage: bow schedule ACTION [NAME=VALUE ...]
@@ -224,7 +225,7 @@ def _read(words: Sequence[str]) -> tuple[Settings, list[str]]:
     own: dict[str, Any] = {}
     others: list[str] = []
     readers: dict[str, Callable[[str], Any]] = {
-        "out": Path,
+        "out": lambda text: given_path("out", text),
         "policy": str,
         "turns": _count,
         "fresh": _truth,
@@ -241,9 +242,7 @@ def _read(words: Sequence[str]) -> tuple[Settings, list[str]]:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise SettingError(f"turns must be a whole number of at least 1, got {text!r}")
-    return int(text)
+    return whole("turns", int(text) if text.isdecimal() else text)
 
 
 def _truth(text: str) -> bool:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from bow.cluster.world import DONE, Pending, World
-from bow.errors import ClusterError, SettingError, reason
+from bow.errors import ClusterError, reason
+from bow.values import number
 
 T = TypeVar("T")
 
@@ -31,11 +32,8 @@ def check_bucket(bucket_mb: object) -> None:
     Raises:
         SettingError: neither None, nor `"variable"`, nor a number above 0.
     """
-    is_number = isinstance(bucket_mb, (int, float)) and not isinstance(bucket_mb, bool)
-    if bucket_mb not in (None, "variable") and not (is_number and bucket_mb > 0):  # type: ignore[operator]
-        raise SettingError(
-            f'bucket_mb must be a number of MiB above 0, "variable", or None for one AllReduce, got {bucket_mb!r}'
-        )
+    if bucket_mb is not None and bucket_mb != "variable":
+        number("bucket_mb", bucket_mb, above=0, also='"variable", or None for one AllReduce')
 
 
 def backend_for(device: torch.device) -> str:

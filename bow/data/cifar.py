@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bow.data.splits import DataSplits, standardize
 from bow.errors import DataError
+from bow.values import given_path
 
 _CLASSES = 10
 _SHAPE = (3, 32, 32)
@@ -32,7 +33,7 @@ def cifar10(root: str | Path | None = None, limit: int | None = None) -> DataSpl
     """
     if root is None:
         raise DataError(f"CIFAR-10 needs a directory, got root=None; {_REMEDY}")
-    directory = Path(root)
+    directory = given_path("root", root)
     if (directory / "cifar-10-batches-bin").is_dir():
         directory = directory / "cifar-10-batches-bin"
     parts = [_read_records(directory / f"data_batch_{number}.bin") for number in range(1, 6)]

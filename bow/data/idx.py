@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from bow.errors import DataError
+from bow.values import given_path
 
 _UNSIGNED_BYTE = 0x08
 
@@ -28,7 +29,7 @@ def read_idx(path: str | Path, num_dimensions: int) -> UInt8[Tensor, "..."]:
     Raises:
         DataError: the file cannot be read, or is not what its name says.
     """
-    path = Path(path)
+    path = given_path("path", path)
     content = _read(path)
     magic = bytes((0, 0, _UNSIGNED_BYTE, num_dimensions))
     if content[:4] != magic:

@@ -7,6 +7,7 @@ from torch import Tensor
 from bow.data.idx import read_idx
 from bow.data.splits import DataSplits, standardize
 from bow.errors import DataError
+from bow.values import given_path
 
 FASHION_MNIST_ROOT = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts its files."""
@@ -35,7 +36,7 @@ def mnist(root: str | Path | None = None, limit: int | None = None) -> DataSplit
     )
     if root is None:
         raise DataError(f"MNIST needs a directory, got root=None; {remedy}")
-    return _load("mnist", Path(root), remedy).limited(limit)
+    return _load("mnist", given_path("root", root), remedy).limited(limit)
 
 
 def fashion_mnist(root: str | Path | None = None, limit: int | None = None) -> DataSplits:
@@ -58,7 +59,9 @@ def fashion_mnist(root: str | Path | None = None, limit: int | None = None) -> D
         "install Debian's package dataset-fashion-mnist, or set root to a directory with the four IDX files "
         "of https://github.com/zalandoresearch/fashion-mnist"
     )
-    return _load("fashion_mnist", FASHION_MNIST_ROOT if root is None else Path(root), remedy).limited(limit)
+    return _load("fashion_mnist", FASHION_MNIST_ROOT if root is None else given_path("root", root), remedy).limited(
+        limit
+    )
 
 
 def _load(name: str, root: Path, remedy: str) -> DataSplits:

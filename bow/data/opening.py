@@ -16,6 +16,7 @@ from bow.data.tensor_stream import TensorStream
 from bow.data.tensors import TensorSamples
 from bow.errors import DataError, SettingError
 from bow.seeds import derive_seed
+from bow.values import whole
 
 DEFAULT_BATCH_SIZE = 16
 DEFAULT_EVALUATION_BATCH_SIZE = 256
@@ -53,10 +54,10 @@ def open_stream(
         >>> [None if batch is None else len(batch[0]) for batch in stream.deal(learners=4).batches]
         [16, 16, 4, None]
     """
-    batch_size = _count("batch_size", batch_size)
-    passes = _count("epochs", epochs) if steps is None else None
+    batch_size = whole("batch_size", batch_size)
+    passes = whole("epochs", epochs) if steps is None else None
     if steps is not None:
-        _count("steps", steps)
+        whole("steps", steps)
     if is_iterable(data) and steps is None:
         raise SettingError("an IterableDataset has no epochs, got steps=None; set steps to the number of rounds")
     if isinstance(data, DataLoader):
@@ -81,7 +82,7 @@ def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Bat
         DataError: these are no data, or they are empty or of unequal lengths.
         SettingError: the batch size is below 1 or contradicts the loader's.
     """
-    size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else _count("eval_batch_size", batch_size)
+    size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("eval_batch_size", batch_size)
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
             raise _batch_size_conflict("eval_batch_size", size, data)
@@ -138,9 +139,3 @@ def _batch_size_conflict(setting: str, batch_size: int, loader: DataLoader[Any])
         f"{setting}={batch_size} contradicts the DataLoader's own {own}; "
         f"leave {setting} out, or give the data set itself"
     )
-
-
-def _count(setting: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise SettingError(f"{setting} must be a whole number of at least 1, got {value!r}")
-    return int(value)

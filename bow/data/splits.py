@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bow.errors import SettingError
+from bow.values import whole
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class DataSplits:
         """
         if limit is None:
             return self
-        if limit < 1:
-            raise SettingError(f"limit must be at least 1 training sample, got {limit}")
+        limit = whole("limit", limit)
         inputs, targets = self.train
         return DataSplits((inputs[:limit], targets[:limit]), self.validation, self.classes, self.name)
 

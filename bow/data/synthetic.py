@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bow.data.splits import DataSplits
 from bow.errors import SettingError
+from bow.values import number, whole
 
 _COARSE = 4
 
@@ -37,8 +38,8 @@ def synthetic_images(
         SettingError: a count is below 1, or the shape is not three numbers.
     """
     for name, value in {"samples": samples, "classes": classes}.items():
-        if value < 1:
-            raise SettingError(f"{name} must be at least 1, got {value}")
+        whole(name, value)
+    number("contrast", contrast)
     if len(shape) != 3 or min(shape) < 1:
         raise SettingError(f"shape must be channels, height and width, got {list(shape)}")
     channels, height, width = shape

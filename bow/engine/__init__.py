@@ -17,6 +17,7 @@ from bow.engine.outcome import Event as Event
 from bow.engine.outcome import Outcome as Outcome
 from bow.engine.outcome import Stacked as Stacked
 from bow.engine.outcome import TaskSettings as TaskSettings
+from bow.engine.outcome import check_clipping as check_clipping
 from bow.engine.outcome import check_dispatch as check_dispatch
 from bow.engine.streams import Streams as Streams
 from bow.engine.task import Batch as Batch

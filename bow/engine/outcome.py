@@ -13,6 +13,7 @@ from bow.engine.task import Batch, Metrics, Step, check_precision
 from bow.errors import SettingError
 from bow.scheduler import Dispatch
 from bow.strategy import Schedule
+from bow.values import number
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,17 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise SettingError(f"clip_norm must be above 0, or None for no clipping, got {self.clip_norm}")
+        check_clipping(self.clip_norm)
         if self.on_nan not in ("restart", "error"):
             raise SettingError(f'on_nan must be "restart" or "error", got {self.on_nan!r}')
         check_dispatch(self.dispatch)
         check_memory_setting(self.memory, self.compile)
+
+
+def check_clipping(clip_norm: object) -> None:
+    """Refuse a largest gradient norm that is none."""
+    if clip_norm is not None:
+        number("clip_norm", clip_norm, above=0, also="None for no clipping")
 
 
 def check_dispatch(dispatch: str) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bow.errors import GraphError
+from bow.files import read_text, save_text
 from bow.graph import execution, json_format, table
 from bow.graph.learning_step import StepOutputs
 from bow.graph.operator import Operator
@@ -129,16 +131,16 @@ class StepGraph:
 
     def save(self, path: str | Path) -> None:
         """Write the graph to a file, as JSON."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        save_text("the graph", path, self.to_json(), GraphError)
 
     @classmethod
     def load(cls, path: str | Path) -> "StepGraph":
         """Read a graph that `save` wrote.
 
         Raises:
-            GraphError: the file is damaged, or of another version.
+            GraphError: the file cannot be read, is damaged, or of another version.
         """
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        return cls.from_json(read_text("the graph", path, GraphError))
 
     def __repr__(self) -> str:
         return f"StepGraph({table.summary(self)})"

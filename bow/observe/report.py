@@ -15,6 +15,7 @@ from bow.observe.curves import charts
 from bow.observe.records import POSITION, Record, continuous, is_number, metrics, read_records
 from bow.observe.run_directory import RunDirectory
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
+from bow.values import given_path
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -39,7 +40,7 @@ def write_report(run_dir: str | Path) -> Path:
     Raises:
         RunDirectoryError: the directory is missing, holds no records, or cannot be written.
     """
-    directory = RunDirectory(Path(run_dir))
+    directory = RunDirectory(given_path("the run directory", run_dir, RunDirectoryError))
     page = _template().render(run=Report.read(directory), decision_head=DECISION_HEAD)
     try:
         directory.report_path.write_text(page, encoding="utf-8")

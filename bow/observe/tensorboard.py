@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bow.errors import MissingDependencyError
 from bow.observe.records import Record, plain, scalars
+from bow.values import given_path
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -24,7 +25,7 @@ class TensorBoardLogger:
     def __init__(self, dir: str | Path | None = None) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise MissingDependencyError("logger tensorboard needs the package tensorboard; pip install tensorboard")
-        self.dir = dir
+        self.dir = None if dir is None else given_path("dir", dir)
         self._writer: SummaryWriter | None = None
 
     def log(self, record: Record) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bow.errors import MissingDependencyError, SettingError
 from bow.observe.records import Record, is_number, metrics, plain, scalars
 from bow.observe.run_directory import RunDirectory
+from bow.values import given_path
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -46,7 +47,8 @@ class WandbLogger:
         self.mode = mode or os.environ.get("WANDB_MODE") or "offline"
         if self.mode not in MODES:
             raise SettingError(f"the mode of wandb must be one of {', '.join(MODES)}, got {self.mode!r}")
-        self.project, self.name, self.dir = project, name, dir
+        self.project, self.name = project, name
+        self.dir = None if dir is None else given_path("dir", dir)
         self._run: Run | None = None
         self._events: Counter[str] = Counter()
 

@@ -1,10 +1,10 @@
 """When a search ends."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from bow.errors import SettingError
+from bow.values import number, whole
 
 GRACE = 20
 """No walk ends for want of success before so many proposals for each operator."""
@@ -35,14 +35,12 @@ class Limits:
     def __post_init__(self) -> None:
         if self.budget_s is None and self.proposals is None and self.patience is None:
             raise SettingError("a search without budget_s, proposals and patience never ends; give one of them")
-        if self.budget_s is not None and not (math.isfinite(self.budget_s) and self.budget_s > 0):
-            raise SettingError(f"budget_s must be finite and above 0, got {self.budget_s}")
-        if self.proposals is not None and self.proposals < 0:
-            raise SettingError(f"proposals must be at least 0, got {self.proposals}")
-        if self.patience is not None and not 0 < self.patience <= 1:
-            raise SettingError(
-                f"patience must be above 0 and at most 1, got {self.patience}; 0.5 is half of the search"
-            )
+        if self.budget_s is not None:
+            number("budget_s", self.budget_s, above=0)
+        if self.proposals is not None:
+            whole("proposals", self.proposals, least=0)
+        if self.patience is not None:
+            number("patience", self.patience, above=0, most=1, remedy="0.5 is half of the search")
 
     def ending(self, seconds: float, proposals: int, best_s: float, best_at: int, operators: int) -> Ending | None:
         """Why a walk ends now; None: it goes on.

@@ -1,6 +1,5 @@
 """How strategies are searched for."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -9,6 +8,7 @@ from bow.errors import SettingError
 from bow.planner.limits import Limits
 from bow.planner.metropolis import TEMPERATURE
 from bow.planner.moves import DeviceLists
+from bow.values import number, whole
 
 Moves: TypeAlias = Literal["paper", "symmetric", "guided"]
 """What walks change next."""
@@ -73,16 +73,12 @@ class SearchSettings:
         if self.moves not in MOVES:
             raise SettingError(f"moves must be one of {', '.join(MOVES)}, got {self.moves!r}")
         Limits(self.budget_s, self.proposals, self.patience)
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise SettingError(
-                f"temperature must be finite and at least 0, got {self.temperature}; {TEMPERATURE} is usual"
-            )
-        if not 0 <= self.trial < 1:
-            raise SettingError(f"trial must be at least 0 and below 1, got {self.trial}; 0.4 is usual")
-        if not self.learners or not all(type(count) is int and count >= 1 for count in self.learners):
-            raise SettingError(f"learners must list numbers of at least 1, got {', '.join(map(str, self.learners))}")
-        if self.processes < 1:
-            raise SettingError(f"processes must be at least 1, got {self.processes}")
+        number("temperature", self.temperature, least=0, remedy=f"{TEMPERATURE} is usual")
+        number("trial", self.trial, least=0, below=1, remedy="0.4 is usual")
+        if not self.learners:
+            raise SettingError("learners must list numbers of at least 1, got none")
+        object.__setattr__(self, "learners", tuple(whole("learners", count) for count in self.learners))
+        whole("processes", self.processes)
 
 
 def _listed(values: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import yaml
 from bow.errors import TopologyError
 from bow.files import save_text
 from bow.planner.device_topology import Device, DeviceKind, DeviceTopology, Link
+from bow.values import given_path
 
 NETWORK = "network"
 """The switch that joins the nodes."""
@@ -53,7 +54,7 @@ def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopolog
         if shipped:
             text = (importlib.resources.files("bow.conf") / "topology" / f"{source}.yaml").read_text(encoding="utf-8")
         else:
-            text = Path(source).read_text(encoding="utf-8")
+            text = given_path("the topology", source, TopologyError).read_text(encoding="utf-8")
         data = yaml.safe_load(text)
     except OSError as error:
         raise TopologyError(

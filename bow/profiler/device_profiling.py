@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bow.device import CapturedGraph, StreamDevice
-from bow.errors import SettingError
 from bow.graph import Operator, StepGraph, capture
 from bow.graph.execution import inputs_of, run_operator
 from bow.graph.learning_step import Step
@@ -18,6 +17,7 @@ from bow.profiler.profile import OperatorTime, Profile
 from bow.profiler.stopwatch import Stopwatch, stopwatch_of
 from bow.profiler.subject import Subject
 from bow.runtime.issue import operators_of
+from bow.values import whole
 
 WARM_UP = 3
 REPEATS = 10
@@ -86,8 +86,7 @@ def measure_on(
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
     """
-    if repeats < 1:
-        raise SettingError(f"repeats must be at least 1, got {repeats}")
+    whole("repeats", repeats)
     operators = operators_of(subject.graph)
     names = [signature(operator, subject.graph) for operator in operators]
     store = Cache(hardware_of(device))

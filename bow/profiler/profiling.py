@@ -16,6 +16,7 @@ from bow.profiler.turns import WARM_UP
 from bow.runtime import is_available
 from bow.runtime.issue import operators_of
 from bow.strategy import Schedule, Timeline
+from bow.values import whole
 
 REPEATS = 20
 
@@ -164,8 +165,7 @@ def _by_signature(
 
 def _check(threads: object, repeats: object) -> None:
     cores = len(available_cores())
-    if not isinstance(repeats, int) or repeats < 1:
-        raise SettingError(f"repeats must be a whole number of at least 1, got {repeats!r}")
+    whole("repeats", repeats)
     if threads is None:
         return
     if not isinstance(threads, Collection) or isinstance(threads, str):

@@ -23,6 +23,7 @@ from bow.replica.layout import ParameterLayout
 from bow.replica.matrix import ReplicaMatrix
 from bow.replica.model import check_trainable, frozen_parameters, replicate
 from bow.replica.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
+from bow.values import whole
 
 SPARE_ROWS = 64
 SPARE_BYTES = 2**30
@@ -82,8 +83,7 @@ class LearnerGroup:
         spare_bytes: int | None = None,
         world: World = ALONE,
     ) -> None:
-        if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
-            raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
+        learners = whole("learners", learners, also='"auto"')
         check_policy(buffers)
         trainable = [p for p in template.parameters() if p.requires_grad]
         check_trainable(trainable)

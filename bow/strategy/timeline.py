@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bow.errors import TimelineError
+from bow.values import given_path
 
 _PROCESS = 1
 """The one process of a trace; its threads are the places."""
@@ -100,7 +101,7 @@ class Timeline:
 
     def save(self, path: str | Path) -> None:
         """Write the trace events as JSON, compressed where the name ends in `.gz`."""
-        path = Path(path)
+        path = given_path("the file of a timeline", path, TimelineError)
         text = json.dumps(self.to_chrome()).encode()
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
@@ -111,7 +112,7 @@ class Timeline:
         Raises:
             TimelineError: the file cannot be read, or is no timeline.
         """
-        path = Path(path)
+        path = given_path("the file of a timeline", path, TimelineError)
         try:
             raw = path.read_bytes()
             return cls(_spans(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)))

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 from jaxtyping import Float
 from torch import Tensor
 
-from bow.errors import SettingError
+from bow.values import whole
 
 
 class Timing(enum.Enum):
@@ -62,9 +62,7 @@ class Synchroniser(abc.ABC):
     """Whether what learners contribute counts in their order, over all devices."""
 
     def __init__(self, every: int = 1) -> None:
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise SettingError(f"every must be a whole number of rounds of at least 1, got {every!r}")
-        self.every = every
+        self.every = whole("every", every)
 
     @property
     def kind(self) -> str:

@@ -1,11 +1,9 @@
 """DiLoCo: an outer optimizer on the mean progress of learners that work alone for long."""
 
-import math
-
 import torch
 
-from bow.errors import SettingError
 from bow.sync.base import Rows, Synchroniser, Timing
+from bow.values import number
 
 
 class DiLoCo(Synchroniser):
@@ -39,12 +37,8 @@ class DiLoCo(Synchroniser):
 
     def __init__(self, every: int = 32, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
         super().__init__(every)
-        if not (math.isfinite(outer_lr) and outer_lr > 0):
-            raise SettingError(f"outer_lr must be above 0, got {outer_lr}")
-        if not 0 <= outer_momentum < 1:
-            raise SettingError(f"outer_momentum must be at least 0 and below 1, got {outer_momentum}")
-        self.outer_lr = outer_lr
-        self.outer_momentum = outer_momentum
+        self.outer_lr = number("outer_lr", outer_lr, above=0)
+        self.outer_momentum = number("outer_momentum", outer_momentum, least=0, below=1)
 
     def start(self, rows: Rows) -> None:
         """The outer velocity starts at zero."""

@@ -1,6 +1,5 @@
 """Synchronous model averaging, the synchroniser that bow is about."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,6 +8,7 @@ import torch
 from bow.errors import SettingError
 from bow.sync import levels as two_levels
 from bow.sync.base import Rows, Synchroniser, Timing
+from bow.values import number
 
 
 class SMA(Synchroniser):
@@ -61,10 +61,9 @@ class SMA(Synchroniser):
         levels: int = 1,
     ) -> None:
         super().__init__(every)
-        if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
-            raise SettingError(f"alpha must be above 0, or None for 1/learners, got {alpha}")
-        if not 0 <= mu < 1:
-            raise SettingError(f"mu must be at least 0 and below 1, got {mu}")
+        if alpha is not None:
+            alpha = number("alpha", alpha, above=0, also="None for 1/learners")
+        mu = number("mu", mu, least=0, below=1)
         if restart not in ("drop", None):
             raise SettingError(f'restart must be "drop" or None, got {restart!r}')
         if levels not in (1, 2):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bow.errors import SettingError
+from bow.values import whole
 
 if TYPE_CHECKING:
     from bow.training.result import Result
@@ -60,12 +61,8 @@ class TraceRounds(Callback):
     FILE = "trace.json.gz"
 
     def __init__(self, first: int = 20, rounds: int = 10) -> None:
-        if first < 0:
-            raise SettingError(f"first must be at least 0, got {first}")
-        if rounds < 1:
-            raise SettingError(f"rounds must be at least 1, got {rounds}")
-        self.first = first
-        self.rounds = rounds
+        self.first = whole("first", first, least=0)
+        self.rounds = whole("rounds", rounds)
         self._began: int | None = None
         self._ended = False
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,26 +16,29 @@ from torch.utils.data import TensorDataset
 from bow.cluster import is_member
 from bow.data import BatchStream
 from bow.device import StreamDevice
-from bow.engine import Batch, Loss, Step, check_dispatch, check_loss
+from bow.engine import Batch, Loss, Step, check_clipping, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
-from bow.training.given import resolve_device
+from bow.training.given import check_learners, resolve_device
 from bow.training.metrics import IGNORED_LABEL, Metric
 from bow.tuner import Tuner
+from bow.values import number, whole
 
 
-def check_choices(lr_interval: str, dispatch: str, tuner: object, checkpoint_every: Any, evaluate_every: Any) -> None:
-    """Refuse values that do not exist, and settings that this version does not carry out."""
+def check_choices(
+    lr_interval: str, dispatch: str, tuner: object, checkpoint_every: Any, evaluate_every: Any, clip_norm: Any
+) -> None:
+    """Refuse values that do not exist."""
     if lr_interval not in ("epoch", "round"):
         raise SettingError(f'lr_interval must be "epoch" or "round", got {lr_interval!r}')
     check_dispatch(dispatch)
+    check_clipping(clip_norm)
     if tuner is not None and not isinstance(tuner, Tuner):
         raise SettingError(f"tuner must be a bow.Tuner such as bow.Tuner(objective='goodput'), or None, got {tuner!r}")
-    if checkpoint_every is not None and (not _is_whole(checkpoint_every) or checkpoint_every < 1):
-        raise SettingError(f"checkpoint_every must be at least 1 round, or None, got {checkpoint_every!r}")
-    if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, (int, float)) or not evaluate_every > 0:
-        raise SettingError(f"evaluate_every must be above 0 epochs, got {evaluate_every!r}; 0.25 is four an epoch")
+    if checkpoint_every is not None:
+        whole("checkpoint_every", checkpoint_every, also="None for no checkpoints")
+    number("evaluate_every", evaluate_every, above=0, remedy="0.25 evaluates four times an epoch")
 
 
 def check_evaluate_every(every: float, stream: BatchStream) -> None:
@@ -71,15 +73,7 @@ def check_seed(seed: Any) -> int:
     Raises:
         SettingError: it is none, or one that torch's generators do not take.
     """
-    if not _is_whole(seed) or not -(2**63) <= seed < 2**64:
-        raise SettingError(f"seed must be a whole number from -2**63 to 2**64 - 1, got {seed!r}")
-    return int(seed)
-
-
-def check_learners(learners: Any) -> None:
-    """Refuse what is no number of learners."""
-    if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
-        raise SettingError(f'learners must be at least 1, or "auto", got {learners!r}')
+    return whole("seed", seed, least=-(2**63), most=2**64 - 1, words="a whole number from -2**63 to 2**64 - 1")
 
 
 def check_target(target: Mapping[str, float] | None, validation: object, metrics: Sequence[Metric] | None) -> None:
@@ -100,8 +94,7 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
     for name, value in target.items():
         if names is not None and name not in names:
             raise SettingError(f"target names {name!r}, which is not measured; choose from {', '.join(names)}")
-        if not isinstance(value, (int, float)):
-            raise SettingError(f"the target for {name} must be a number, got {value!r}")
+        number(f"the target for {name}", value)
 
 
 def check_objects(setting: str, values: Any, kind: type) -> None:
@@ -140,12 +133,9 @@ def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | St
     """
     if isinstance(devices, StreamDevice):
         return devices, None
-    if isinstance(devices, bool) or not isinstance(devices, (int, str)):
-        raise SettingError(f'devices must be "auto", "cpu", "cuda" or a number, got {devices!r}')
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if isinstance(devices, int):
-        if devices < 1:
-            raise SettingError(f"devices must be at least 1, got {devices}")
+    if not isinstance(devices, str):
+        devices = whole("devices", devices, also='"auto", "cpu" or "cuda"')
         if gpus and devices > gpus and not is_member():
             raise SettingError(f"devices={devices} is more than the {gpus} GPUs here; use devices={gpus}")
         count: int | None = devices
@@ -279,7 +269,3 @@ def _classes_of(loss: Loss) -> tuple[int | None, int]:
     if loss in (nn.functional.cross_entropy, nn.functional.nll_loss):
         return 1, ignored
     return (-1 if getattr(loss, "__name__", "") == "sequence_cross_entropy" else None), ignored
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

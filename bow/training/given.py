@@ -12,6 +12,16 @@ from bow.engine.swap import Memory
 from bow.errors import ScheduleError, SettingError
 from bow.strategy import Schedule
 from bow.sync import Synchroniser
+from bow.values import whole
+
+
+def check_learners(learners: Any) -> int:
+    """The number of learners as a plain integer.
+
+    Raises:
+        SettingError: it is none.
+    """
+    return whole("learners", learners, also='"auto"')
 
 
 def check_step(loss: Loss | None, step: Step | None) -> Step:

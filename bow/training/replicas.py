@@ -36,7 +36,15 @@ from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffe
 from bow.scheduler import Dispatch
 from bow.strategy import Schedule, Timeline
 from bow.sync import SMA, DropRule, Synchroniser, Timing
-from bow.training.given import check_schedule, check_stacked, check_step, check_sync, engine_for, resolve_device
+from bow.training.given import (
+    check_learners,
+    check_schedule,
+    check_stacked,
+    check_step,
+    check_sync,
+    engine_for,
+    resolve_device,
+)
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -149,17 +157,18 @@ class Replicas(nn.Module):
         self.device = device.torch_device if isinstance(device, StreamDevice) else resolve_device(device)
         if self.device.type == "cuda" and streams is None:
             streams = cuda_device(self.device)
-        count = choose_learners(streams or self.device, None, None) if learners == "auto" else learners
-        if isinstance(count, int) and count >= 1 and world.is_one:
+        is_auto = learners == "auto"
+        count = choose_learners(streams or self.device, None, None) if is_auto else check_learners(learners)
+        if world.is_one:
             sync.check(count)
         place = self.device if streams is None else streams
         chosen = engine_for(engine, memory, template, expected_rounds, place)
         check_device(chosen, streams is not None)
         check_swap(memory, chosen, streams=streams is not None)
         self._room = Room(place, template, optimizer, sync, chosen, example, precision, clip_norm, memory)
-        if learners == "auto":
+        if is_auto:
             count = max(1, self._room.most(count))
-        spare = self._room.check(count) if isinstance(count, int) and count >= 1 else None
+        spare = self._room.check(count)
         group = LearnerGroup(
             template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare, world=world
         )

@@ -22,6 +22,7 @@ from bow.scheduler import Dispatch
 from bow.strategy import Schedule, schedule
 from bow.training.blueprint import Blueprint
 from bow.training.strategy_on_device import compare_on
+from bow.values import given_path
 
 Strategy: TypeAlias = Schedule | PlacedStrategy | Found | str | Path | None
 """As users give it: a schedule, a placed strategy, what `bow.plan` has found, a file, `"auto"`, or none."""
@@ -39,8 +40,9 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
     if strategy is None or strategy == AUTO:
         return AUTO if strategy == AUTO else None
     if isinstance(strategy, str | Path):
+        file = given_path("strategy", strategy)
         try:
-            strategy = _parsed(strategy, Path(strategy).read_text(encoding="utf-8"))
+            strategy = _parsed(strategy, file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise SettingError(

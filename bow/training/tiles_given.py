@@ -68,7 +68,7 @@ def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, devic
         SettingError: there are not so many GPUs.
         ScheduleError: the devices cannot be divided among the learners.
     """
-    if is_member() or isinstance(asked, int):
+    if is_member() or not isinstance(asked, str):
         if count is not None:
             strategy.devices_per_learner(count)
         return count

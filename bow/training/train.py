@@ -44,7 +44,6 @@ from bow.training.checks import (
     check_choices,
     check_evaluate_every,
     check_first_batch,
-    check_learners,
     check_objects,
     check_round,
     check_seed,
@@ -54,7 +53,7 @@ from bow.training.checks import (
     warn_of_first_come,
 )
 from bow.training.evaluation import Evaluator
-from bow.training.given import check_step, check_sync
+from bow.training.given import check_learners, check_step, check_sync
 from bow.training.interruption import end_as_asked
 from bow.training.learners import Learners
 from bow.training.metrics import Accuracy, Metric
@@ -79,6 +78,7 @@ from bow.training.tuning import (
     tuned_before,
 )
 from bow.tuner import Tuner
+from bow.values import given_path
 
 DEFAULT_METRICS = (Accuracy(),)
 
@@ -220,13 +220,15 @@ def train(
     """
     settings = dict(locals())
     seed = check_seed(seed)
+    run_dir = None if run_dir is None else given_path("run_dir", run_dir)
+    resume = resume if resume in (None, "auto") else given_path("resume", resume)
     check_sync(sync)
     chosen_step = check_step(loss, step)
     check_objects("metrics", metrics, Metric)
     check_objects("loggers", loggers, Logger)
     check_engine(engine)
     check_callbacks(callbacks)
-    check_choices(lr_interval, dispatch, tuner, checkpoint_every, evaluate_every)
+    check_choices(lr_interval, dispatch, tuner, checkpoint_every, evaluate_every, clip_norm)
     check_bucket(bucket_mb)
     check_target(target, validation, metrics if step is None else None)
     device, count = choose_devices(devices)
@@ -244,7 +246,7 @@ def train(
         count = devices_of(placed, devices, count, device)
     template = prepare_template(model, seed)
     if learners != "auto":
-        check_learners(learners)
+        learners = check_learners(learners)
     parcel = _packed(count, settings)  # before anything is read from the data
     opened = Opened(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
     stream = opened.stream
@@ -282,7 +284,7 @@ def train(
             learners = rule = 1
     request = make_request(engine, learners, compile, opened, rule, epochs=epochs, steps=steps)
     chosen_tuner = check_tuner(tuner, request)
-    restarted = run_dir is not None and (was_restarted() or _is_of_job(Path(run_dir)))
+    restarted = run_dir is not None and (was_restarted() or _is_of_job(run_dir))
     resume = "auto" if restarted and resume is None else resume
     with contextlib.ExitStack() as at_the_end:
         lock = at_the_end.enter_context(RunLock())

@@ -1,11 +1,11 @@
 """What a user can set about tuning."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from bow.errors import SettingError
 from bow.tuner.setting import Setting
+from bow.values import number
 
 Objective: TypeAlias = Literal["throughput", "goodput"]
 """What is to be high: samples per second, or samples per second times what a sample is worth."""
@@ -48,12 +48,9 @@ class Tuner:
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
             raise SettingError(f'objective must be "throughput" or "goodput", got {self.objective!r}')
-        if not 0 < self.threshold < 1:
-            raise SettingError(f"threshold must be above 0 and below 1, got {self.threshold}; 0.03 is 3%")
-        if not 0 < self.share <= 1:
-            raise SettingError(f"share must be above 0 and at most 1, got {self.share}; 0.05 is 5% of the training")
-        if not (math.isfinite(self.window_s) and self.window_s > 0):
-            raise SettingError(f"window_s must be finite and above 0, got {self.window_s}; 1.0 is usual")
+        number("threshold", self.threshold, above=0, below=1, remedy="0.03 is 3%")
+        number("share", self.share, above=0, most=1, remedy="0.05 is 5% of the training")
+        number("window_s", self.window_s, above=0, remedy="1.0 is usual")
         for name in ("online", "cache", "pin"):
             if not isinstance(value := getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {value!r}")

@@ -38,7 +38,7 @@ import math
 from dataclasses import dataclass
 
 from bow.errors import SettingError
-from bow.tuner.setting import check_at_least_one
+from bow.values import whole
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class StatisticalEfficiency:
     elsewhere: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least_one("batch_size", self.batch_size)
+        whole("batch_size", self.batch_size)
         if self.noise_scale is not None and not self.noise_scale >= 0:
             raise SettingError(f"noise_scale must be at least 0, or None where it is not known, got {self.noise_scale}")
         if not 0 <= self.momentum < 1:

@@ -5,7 +5,8 @@ import math
 from dataclasses import dataclass
 
 from bow.errors import SettingError
-from bow.tuner.setting import Setting, check_at_least_one
+from bow.tuner.setting import Setting
+from bow.values import whole
 
 
 def doubling(most: int) -> tuple[int, ...]:
@@ -15,7 +16,7 @@ def doubling(most: int) -> tuple[int, ...]:
         >>> doubling(12)
         (1, 2, 4, 8, 12)
     """
-    check_at_least_one("most", most)
+    whole("most", most)
     powers = itertools.takewhile(lambda count: count < most, (2**exponent for exponent in itertools.count()))
     return (*powers, most)
 
@@ -50,11 +51,11 @@ class Lane:
     expected_gain: float = 1.2
 
     def __post_init__(self) -> None:
-        check_at_least_one("threads", self.threads)
+        whole("threads", self.threads)
         if self.start is not None:
-            check_at_least_one("start", self.start)
+            whole("start", self.start)
         for count in self.counts:
-            check_at_least_one("counts", count)
+            whole("counts", count)
         if not self.counts or list(self.counts) != sorted(set(self.counts)):
             raise SettingError(f"counts must ascend and not be empty, got {self.counts}; use doubling(most)")
         for name in ("setup_s", "compile_s"):

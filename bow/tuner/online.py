@@ -7,10 +7,10 @@ from typing import TypeAlias, TypeVar
 from bow.errors import SettingError
 from bow.tuner.estimate import SURENESS
 from bow.tuner.record import Efficiency, full_efficiency
-from bow.tuner.setting import check_at_least_one
 from bow.tuner.visit import Visit, Visits
 from bow.tuner.wait import Wait
 from bow.tuner.window import DOWN, STAY, UP, Change, Decision, Step, Window
+from bow.values import whole
 
 WARM_UP = 1
 """Windows that do not count behind a change: allocation, capture, caches."""
@@ -116,8 +116,8 @@ class OnlineTuner:
         efficiency: Efficiency | None = None,
         calibrated: bool = False,
     ) -> None:
-        check_at_least_one("learners", learners)
-        check_at_least_one("most", most)
+        whole("learners", learners)
+        whole("most", most)
         if not 0 < threshold < 1:
             raise SettingError(f"threshold must be above 0 and below 1, got {threshold}; 0.03 is 3%")
         self.learners = learners
@@ -160,7 +160,7 @@ class OnlineTuner:
 
     def failed(self, learners: int) -> None:
         """Hear that so many learners ran out of memory, at once or later, and that there is one fewer by now."""
-        check_at_least_one("learners", learners)
+        whole("learners", learners)
         self.wall = learners if self.wall is None else min(self.wall, learners)
         if self.learners >= learners > 1:
             self._note(learners - 1, f"{learners} learners ran out of memory")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bow.errors import SettingError
+from bow.values import whole
 
 ENOUGH_TO_GIVE_UP = 2
 """So many repeats are made even where there is no hope."""
@@ -29,8 +30,8 @@ class Setting:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least_one("learners", self.learners)
-        check_at_least_one("threads", self.threads)
+        whole("learners", self.learners)
+        whole("threads", self.threads)
 
     def __str__(self) -> str:
         words = [self.engine, count_text(self.learners)]
@@ -112,9 +113,3 @@ class Measurement:
 def count_text(learners: int) -> str:
     """So many learners, in words."""
     return "1 learner" if learners == 1 else f"{learners} learners"
-
-
-def check_at_least_one(name: str, value: int) -> None:
-    """Refuse a count that is none."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SettingError(f"{name} must be a whole number of at least 1, got {value!r}")

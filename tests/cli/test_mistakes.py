@@ -88,6 +88,13 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "half precision": (["precision=float16"], ["precision", "bfloat16", "float16"]),
     "negative clipping": (["clip_norm=-1"], ["clip_norm must be above 0", "got -1"]),
     "unknown buffers": (["buffers=sum"], ["buffers must be", "average", "sum"]),
+    "clipping by no number": (["clip_norm=nan"], ["clip_norm must be a finite number", "got nan"]),
+    "resume by a truth": (["resume=true"], ["resume must be", "path", "got True"]),
+    "run directory that is a number": (["run_dir=7"], ["run_dir must be", "path", "got 7"]),
+    "run directory that is a list": (["run_dir=[a]"], ["run_dir must be", "path", "got [a]"]),
+    "empty run directory": (["run_dir="], ["run_dir must be a path, got an empty one"]),
+    "long run directory": ([f"run_dir={'x' * 300}"], ["run_dir must be a path of at most"]),
+    "huge evaluation": (["eval_batch_size=99999999999999999999"], ["eval_batch_size", "2**63"]),
     "no GPU": pytest.param(
         ["devices=cuda"], ["cuda"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     ),
@@ -131,7 +138,7 @@ def test_mistake_is_one_sentence_and_leaves_nothing(
         (["bench", "engine"], ["'engine'", "engines"]),
         (["doctor", "lerners=2"], ["lerners=2", "did you mean learners?"]),
         (["train", "-m", "learners=1,2", "run_dir=there"], ["run_dir=there", "2 runs"]),
-        (["train", "-m", "learners=2,0"], ["learners must be at least 1", "got 0"]),
+        (["train", "-m", "learners=2,0"], ["learners must be", "at least 1", "got 0"]),
         (["train", "-m", "epochs=1,x"], ["epochs must be a whole number", "got x"]),
         (["train", "-m", "learners=1,2", "model=lenett"], ["model=lenett", "did you mean lenet?"]),
     ],

@@ -31,8 +31,8 @@ def test_what_is_learned_in_training_holds_in_validation() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"samples": 0}, "samples must be at least 1, got 0"),
-        ({"classes": -1}, "classes must be at least 1, got -1"),
+        ({"samples": 0}, "samples must be .*at least 1, got 0"),
+        ({"classes": -1}, "classes must be .*at least 1, got -1"),
         ({"shape": (8, 8)}, r"shape must be channels, height and width, got \[8, 8\]"),
         ({"shape": (1, 0, 8)}, r"got \[1, 0, 8\]"),
     ],

@@ -182,7 +182,7 @@ def test_an_unstable_alpha_is_refused_at_the_start() -> None:
 
 def test_the_only_learner_stays() -> None:
     trained = replicas(1)
-    with pytest.raises(SettingError, match="learners must be at least 1"):
+    with pytest.raises(SettingError, match=r"learners must be .*at least 1"):
         trained.remove_learner()
     assert trained.learners == 1
 
@@ -273,7 +273,7 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learners": 0}, 'learners must be at least 1, or "auto", got 0'),
+        ({"learners": 0}, 'learners must be .*at least 1, or "auto", got 0'),
         ({"learners": True}, "got True"),
         ({"learners": 2.0}, "got 2.0"),
         ({"engine": "eagre"}, "engine must be one of auto, eager, fused, .*, got 'eagre'"),

@@ -1,0 +1,165 @@
+"""Numbers and paths that users give, each checked and refused in one sentence."""
+
+import math
+import numbers
+import operator
+import os
+from pathlib import Path
+from typing import Any
+
+from bow.errors import BowError, SettingError
+
+LARGEST = 2**63 - 1
+"""The largest whole number that torch takes."""
+
+LONGEST_NAME = 255
+LONGEST_PATH = 4095
+"""Bytes that a file's name and its path have at most on Linux and macOS."""
+
+
+def whole(
+    name: str,
+    value: Any,
+    *,
+    least: int = 1,
+    most: int = LARGEST,
+    words: str = "",
+    also: str = "",
+    remedy: str = "",
+    refusal: type[BowError] = SettingError,
+) -> int:
+    """A whole number as an `int`; those of NumPy count, and whatever else has `__index__`.
+
+    Args:
+        name: of the setting.
+        value: what the user gave.
+        least: what is allowed.
+        most: likewise.
+        words: what it must be; by default it follows from the range.
+        also: what else the setting may be, such as `'"auto"'`.
+        remedy: what to do, such as `"use learners=4"`.
+        refusal: what is raised.
+
+    Raises:
+        BowError: no whole number, or one outside the range.
+
+    Example:
+        >>> whole("learners", True, also='"auto"')
+        Traceback (most recent call last):
+        bow.errors.SettingError: learners must be a whole number of at least 1, or "auto", got True of type bool
+    """
+    try:
+        given = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        given = None
+    if given is not None and least <= given <= most:
+        return given
+    if not words and given is not None and given > most:
+        words = f"a whole number from {least} to {'2**63 - 1' if most == LARGEST else most}"
+    words = words or f"a whole number of at least {least}"
+    raise refusal(_refusal(name, words, also, value if given is None else given, remedy))
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    also: str = "",
+    remedy: str = "",
+    refusal: type[BowError] = SettingError,
+) -> float:
+    """A finite number within bounds; those of NumPy count.
+
+    Args:
+        name: of the setting.
+        value: what the user gave.
+        above: what is allowed.
+        least: likewise.
+        below: likewise.
+        most: likewise.
+        also: what else the setting may be.
+        remedy: what to do.
+        refusal: what is raised.
+
+    Raises:
+        BowError: no number, NaN or infinity, or one outside the range.
+
+    Example:
+        >>> number("mu", float("nan"), least=0, below=1)
+        Traceback (most recent call last):
+        bow.errors.SettingError: mu must be a finite number of at least 0 and below 1, got nan
+    """
+    bounds = {"above": above, "at least": least, "below": below, "at most": most}
+    words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+    if not is_finite(value):
+        of = "of " if least is not None else ""
+        raise refusal(_refusal(name, f"a finite number {of}{words}".rstrip(), also, value, remedy))
+    fits = (above is None or value > above) and (least is None or value >= least)
+    if not (fits and (below is None or value < below) and (most is None or value <= most)):
+        raise refusal(_refusal(name, words, also, value, remedy))
+    return value if isinstance(value, int) else float(value)
+
+
+def is_finite(value: object) -> bool:
+    """Whether this is a number, and neither NaN nor infinite."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) -> Path:
+    """A path with `~` expanded.
+
+    Args:
+        name: of the setting.
+        value: what the user gave.
+        refusal: what is raised.
+
+    Raises:
+        BowError: no path, an empty one, or one that no file can have.
+
+    Example:
+        >>> given_path("run_dir", 7)
+        Traceback (most recent call last):
+        bow.errors.SettingError: run_dir must be a path such as 'runs/first', got 7 of type int
+    """
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise refusal(_refusal(name, "a path such as 'runs/first'", "", value, ""))
+    if not text:
+        raise refusal(f"{name} must be a path, got an empty one; name a file or a directory, or leave it out")
+    try:
+        longest = max(len(os.fsencode(part)) for part in Path(text).parts or (text,))
+        length = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise refusal(f"{name} must be a path in UTF-8, got {text!r}; use another name") from None
+    if "\0" in text:
+        raise refusal(f"{name} must be a path without NUL characters, got {text!r}; use another name")
+    if longest > LONGEST_NAME or length > LONGEST_PATH:
+        shown = f"{text[:20]}... of {length} bytes"
+        raise refusal(
+            f"{name} must be a path of at most {LONGEST_PATH} bytes, with at most {LONGEST_NAME} for each name, "
+            f"got {shown}; use a shorter one"
+        )
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise refusal(f"{name}={text} names the home directory of nobody here; write the path in full") from None
+
+
+def _refusal(name: str, wanted: str, also: str, value: object, remedy: str) -> str:
+    kind = "" if isinstance(value, (int, float)) and not isinstance(value, bool) else f" of type {type(value).__name__}"
+    wanted += f", or {also}" if also else ""
+    return f"{name} must be {wanted}, got {_shortened(value)}{kind}" + (f"; {remedy}" if remedy else "")
+
+
+def _shortened(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
