@@ -1,6 +1,6 @@
 """Learning tasks as step graphs: which shapes of batches have one, and which are compiled."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -8,22 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from bow.engine.frozen import FrozenValues
+from bow.engine.capture_cache import CaptureCache
 from bow.engine.outcome import TaskSettings
 from bow.engine.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph, capture
 from bow.replica import LearnerGroup
 from bow.runtime import Region, compile_region, is_compiled
-
-MAX_SHAPES = 8
-"""Batches of so many different shapes are captured, each when it comes for the second time; others run in `eager`."""
-
-MAX_CHANGES = 8
-"""Values in Python that are frozen into a graph may change so often; then the training goes on in `eager`."""
-
-MAX_SEEN = 1000
-"""So many shapes that came once are remembered."""
 
 COMPILING_PAYS_S = 120
 """A learning task is compiled, which takes half a minute, when running it operator by operator would take so long in
@@ -51,7 +42,7 @@ class CapturedTask:
     """What runs it as a whole; None: operator by operator."""
 
 
-class CapturedTasks:
+class CapturedTasks(CaptureCache[CapturedTask]):
     """The learning task of a training as step graphs, one for each shape of batch that is worth it.
 
     Args:
@@ -61,50 +52,21 @@ class CapturedTasks:
     """
 
     def __init__(self, group: LearnerGroup, settings: TaskSettings, tell: Callable[[str], None]) -> None:
+        super().__init__(settings.step, lambda: group.learners[0].module)
         self._group = group
         self._settings = settings
         self._tell = tell
-        self._step = with_autocast(settings.step, group.device, settings.precision)
-        self._frozen: FrozenValues | None = None
-        self._num_changes = 0
-        self._unstable: str | None = None
-        self._tasks: dict[Shape, CapturedTask] = {}
-        self._seen: dict[Shape, int] = {}  # in which round first
-        self.refusal: str | None = None
-        """Why capturing has failed since somebody put None here."""
-
-    def __iter__(self) -> Iterator[Shape]:
-        return iter(self._tasks)
-
-    def __contains__(self, shape: object) -> bool:
-        return shape in self._tasks
-
-    def __getitem__(self, shape: Shape) -> CapturedTask:
-        return self._tasks[shape]
-
-    def forget_if_changed(self) -> bool:
-        """Whether a value in Python that the graphs have frozen has changed; then there are none any more."""
-        name = self._frozen.changed() if self._frozen is not None else None
-        if name is None:
-            return False
-        self._tasks.clear()
-        self._frozen = None
-        self._num_changes += 1
-        if self._num_changes > MAX_CHANGES:
-            self._unstable = (
-                f"{name!r} changes in Python again and again, and the step would be captured anew each time"
-            )
-        return True
+        self._traced_step = with_autocast(settings.step, group.device, settings.precision)
 
     @property
     def any_compiled(self) -> bool:
         """Whether one of them is a compiled region."""
-        return any(task.region is not None for task in self._tasks.values())
+        return any(task.region is not None for task in self._captured.values())
 
     @property
     def compile_s(self) -> float | None:
         """Seconds that compiling may take, 0 where it was done before; None where nothing is captured that could be."""
-        task = next(iter(self._tasks.values()), None)
+        task = next(iter(self._captured.values()), None)
         if task is None:
             return None
         if is_compiled(task.graph):
@@ -117,46 +79,34 @@ class CapturedTasks:
     ) -> list[CapturedTask] | None:
         """The learning task of every learner, any other's where it has no batch; None if one has to run in `eager`."""
         present = {shape: batch for shape, batch in zip(shapes, batches, strict=True) if shape is not None}
-        tasks = {shape: self._task(shape, batch, round_index) for shape, batch in present.items()}
-        found = [task for task in tasks.values() if task is not None]
-        if len(found) < len(tasks) or not found:
+        for shape, batch in present.items():
+            self._see_to(shape, batch, round_index)
+        found = [shape for shape in present if shape in self]
+        if len(found) < len(present) or not found:
             return None
-        return [found[0] if shape is None else self._tasks[shape] for shape in shapes]
+        return [self[found[0] if shape is None else shape] for shape in shapes]
 
-    def _task(self, shape: Shape, batch: Batch, round_index: int) -> CapturedTask | None:
-        if shape in self._tasks:
-            return self._tasks[shape]
-        if shape is NO_SHAPE or self._unstable is not None:
-            self.refusal = self._unstable or "a batch holds something that is no dense tensor"
-            return None
-        first = not self._tasks
-        if len(self._seen) > MAX_SEEN:
-            self._seen.clear()
-        seen = self._seen.setdefault(shape, round_index) < round_index
-        if not first and (not seen or len(self._tasks) == MAX_SHAPES):
-            return None
-        try:
-            graph = self._capture(batch)
-        except (CaptureError, DataError) as error:
-            self.refusal = reason(error)
-            return None
-        self._tasks[shape] = CapturedTask(graph, self._region(graph) if first and not self._num_changes else None)
-        return self._tasks[shape]
+    def _see_to(self, shape: Shape, batch: Batch, round_index: int) -> None:
+        if shape is NO_SHAPE:
+            self.refused = "a batch holds something that is no dense tensor"
+        elif self.wants(shape, round_index):
+            compiles = not self._captured and not self.has_changed
+            try:
+                self.add(shape, lambda: self._capture(batch, compiles))
+            except (CaptureError, DataError) as error:
+                self.refuse(shape, error)
+                if self.refused is None:
+                    self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
-    def _capture(self, batch: Batch) -> StepGraph:
+    def _capture(self, batch: Batch, compiles: bool) -> CapturedTask:
         """The step graph for a batch.
 
         Raises:
             CaptureError: the step cannot be captured, or a graph would not do what it does.
         """
-        model = self._group.learners[0].module
-        frozen = self._frozen or FrozenValues(self._settings.step, model)
-        graph = capture(model, batch, step=self._step)
-        if name := frozen.changed():
-            raise CaptureError(f"the step changes {name!r} in Python, which a graph would not repeat; use a buffer")
+        graph = capture(self._group.learners[0].module, batch, step=self._traced_step)
         _check_buffers(graph)
-        self._frozen = frozen
-        return graph
+        return CapturedTask(graph, self._region(graph) if compiles else None)
 
     def _region(self, graph: StepGraph) -> Region | None:
         if self._settings.schedule is not None:  # a region is one operator

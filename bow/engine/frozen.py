@@ -1,23 +1,61 @@
-"""Values in Python that a step graph has frozen: numbers of the step and attributes of the model."""
+"""Values in Python that a captured step reads: a graph repeats them for good, eager PyTorch looks every time."""
 
 import functools
-from collections.abc import Iterator, Mapping
-from types import CellType, CodeType, FunctionType, MethodType
+import operator
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-_PLAIN = (bool, int, float, str, type(None))
-_MANY = 16
-"""Longer lists and tuples are not looked at."""
+MAX_PLACES = 2000
+"""So many places are watched besides the attributes of the model's modules, those nearest to the step first."""
+
+MAX_SIZE = 1000
+"""Of a longer list or dictionary only the length is watched."""
+
+MAX_ARRAY_BYTES = 1024
+"""The elements of a larger NumPy array are not watched."""
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+_FOREIGN = {"torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
+"""Packages whose code reads nothing that a training changes."""
+
+_IMPLICIT = {
+    f"__{name}__"
+    for name in (
+        *("call", "getattr", "getattribute", "getitem", "iter", "next", "len", "contains", "enter", "exit"),
+        *("bool", "float", "int", "index", "neg", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"),
+        *("pow", "rpow", "lt", "le", "gt", "ge"),
+    )
+}
+"""Methods that are called by syntax and not by name."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_contents = operator.attrgetter("cell_contents")
 
 
 class FrozenValues:
-    """Plain values that the step and the model's modules had when the learning task was captured.
+    """What a step and a model can read in Python, as it was when this was made.
 
-    A graph repeats them for good, eager PyTorch looks at them every time. What is looked at: enclosing variables and
-    globals that the code of the step names, those of functions that it names likewise, attributes of an object whose
-    method the step is and of modules that it names (a loss), and attributes of the first learner's modules.
+    Followed are globals and attributes that their code names (and the code of functions and methods that it names),
+    enclosing variables, defaults, partials and bound methods, and from there on dictionaries, lists, tuples, sets,
+    instances with `__dict__` or `__slots__`, and classes. No property and no method of the user's is called.
 
     Args:
         step: what is done with a batch.
@@ -25,82 +63,230 @@ class FrozenValues:
     """
 
     def __init__(self, step: Any, model: nn.Module) -> None:
-        self._cells: list[tuple[CellType, Any, str]] = []
-        self._entries: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._visited: set[int] = set()
-        self._look_at(step)
-        for module in model.modules():
-            self._look_at_entries(vars(module))
+        names: set[str] = set()
+        while True:  # code that is found names attributes of what was found before
+            walk = _Walk(step, model, names)
+            if walk.names <= names:
+                break
+            names |= walk.names
+        self.generators = walk.generators
+        """Random generators of the step's own."""
+        self._labels = [label for *_, label in walk.places]
+        self._reads = [read for read, *_ in walk.places]
+        self._arguments = [argument for _, argument, *_ in walk.places]
+        self._values = [value for _, _, value, _ in walk.places]
+        self._containers = [container for container, *_ in walk.containers]
+        self._copies = [copied for _, copied, _ in walk.containers]
+        self._container_labels = [label for *_, label in walk.containers]
+        self._empty = walk.empty
 
     def changed(self) -> str | None:
         """The name of a value that is another one by now, if there is one."""
-        for values, name, before in self._entries:
-            if _differs(values.get(name), before):
-                return name
-        for cell, before, name in self._cells:
-            if _differs(_contents(cell), before):
-                return name
-        return None
+        try:  # in C throughout: this runs in every round
+            now = map(operator.call, self._reads, self._arguments)
+            if (
+                all(map(operator.is_, now, self._values))
+                and not any(self._empty)
+                and all(map(operator.eq, self._containers, self._copies))
+            ):
+                return None
+        except Exception:  # an element that is gone, or that cannot be compared
+            pass
+        return self._find()
 
-    def _look_at(self, function: Any) -> None:
-        if id(function) in self._visited:
+    def _find(self) -> str | None:
+        for index, (read, argument, before) in enumerate(zip(self._reads, self._arguments, self._values, strict=True)):
+            try:
+                now = read(argument)
+            except Exception:
+                return self._labels[index]
+            if now is not before and not _equal(now, before):
+                return self._labels[index]
+            self._values[index] = now
+        pairs = zip(self._containers, self._copies, self._container_labels, strict=True)
+        unequal = (label for container, copied, label in pairs if not _equal(container, copied))
+        return next(unequal, "a hook" if any(self._empty) else None)
+
+
+class _Walk:
+    """Finds the places of a step and a model that hold values, nearest first.
+
+    Args:
+        step: what is done with a batch.
+        model: one learner's module.
+        followed: the attributes and globals that are looked at, by name.
+    """
+
+    def __init__(self, step: Any, model: nn.Module, followed: set[str]) -> None:
+        self.names: set[str] = set()
+        self.places: list[tuple[Callable[[Any], Any], Any, Any, str]] = []
+        self.containers: list[tuple[Any, Any, str]] = []
+        self.empty: list[Any] = []
+        self.generators: list[Any] = []
+        self._followed = followed
+        self._seen: dict[int, Any] = {}
+        self._waiting: deque[tuple[Any, str]] = deque()
+        self._visit(step, "step")
+        self._visit(model, "model")
+        limit = MAX_PLACES
+        while self._waiting and len(self.places) + len(self.containers) < limit:
+            value, label = self._waiting.popleft()
+            before = len(self.places) + len(self.containers)
+            self._look_at(value, label)
+            if issubclass(type(value), nn.Module):
+                limit += len(self.places) + len(self.containers) - before
+
+    def _visit(self, value: Any, label: str) -> None:
+        if not issubclass(type(value), (*PLAIN, Tensor)) and id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self._waiting.append((value, label))
+
+    def _watch(self, read: Callable[[Any], Any], argument: Any, label: str) -> None:
+        try:
+            value = read(argument)
+        except (AttributeError, ValueError):  # a slot or a cell that is empty
             return
-        self._visited.add(id(function))
-        if isinstance(function, functools.partial):
-            self._look_at(function.func)
-            self._look_at_entries(function.keywords)
-        elif isinstance(function, MethodType):
-            self._look_at(function.__func__)
-            self._look_at_entries(getattr(function.__self__, "__dict__", {}))
-        elif isinstance(function, nn.Module):
-            self._look_at_entries(vars(function))
-            self._look_at(type(function).forward)
-        elif isinstance(function, FunctionType) and not function.__module__.startswith("torch"):
-            self._look_at_variables(function)
+        self.places.append((read, argument, value, label))
+        self._visit(value, label)
 
-    def _look_at_variables(self, function: FunctionType) -> None:
-        names = set(_names(function.__code__)) & function.__globals__.keys()
-        self._look_at_entries(function.__globals__, names)
-        for name in names:
-            self._look_at(function.__globals__[name])
+    def _look_at(self, value: Any, label: str) -> None:
+        kind = type(value)
+        if kind is FunctionType:
+            self._function(value)
+        elif issubclass(kind, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self._visit(part, label)
+        elif kind is MethodType:
+            self._visit(value.__func__, label)
+            self._visit(value.__self__, label)
+        elif kind in (BuiltinMethodType, MethodWrapperType):
+            self._visit(value.__self__, label)
+        elif issubclass(kind, staticmethod | classmethod):
+            self._visit(value.__func__, label)
+        elif issubclass(kind, property):
+            self._visit(value.fget, label)
+        elif issubclass(kind, functools.cached_property):
+            self._visit(value.func, label)
+        elif issubclass(kind, nn.Module):
+            self._module(value)
+        elif issubclass(kind, dict | list | tuple | set | frozenset | deque):
+            self._container(value, label)
+        elif kind is np.ndarray:
+            if value.nbytes <= MAX_ARRAY_BYTES and value.dtype != object:
+                self._watch(np.ndarray.tobytes, value, label)
+        elif issubclass(kind, ModuleType):
+            if not _is_foreign(value.__name__):
+                self._entries(vars(value), label)
+        elif issubclass(kind, type):
+            self._class(value, label)
+        elif issubclass(kind, torch.Generator | random.Random | np.random.Generator | np.random.RandomState):
+            self.generators.append(value)
+        else:
+            self._instance(value, label)
+
+    def _function(self, function: FunctionType) -> None:
+        if not function.__closure__ and _is_foreign(function.__module__):
+            return
+        names = set(_names(function.__code__))
+        self.names |= names
+        for name in sorted(names & function.__globals__.keys()):
+            self._watch(function.__globals__.get, name, name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            value = _contents(cell)
-            if _is_plain(value):
-                self._cells.append((cell, _copy(value), name))
-            else:
-                self._look_at(value)
+            self._watch(_contents, cell, name)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, name) is not None:
+                self._watch(operator.attrgetter(name), function, f"{function.__name__}.{name}")
+        self._entries(vars(function), function.__name__)
+        self._visit(vars(function).get("__wrapped__"), function.__name__)
 
-    def _look_at_entries(self, values: Mapping[str, Any], names: set[str] | None = None) -> None:
-        for name in values if names is None else names:
-            if "hook" not in name and not name.startswith("__") and _is_plain(values[name]):
-                self._entries.append((values, name, _copy(values[name])))
+    def _module(self, module: nn.Module) -> None:
+        entries = vars(module)
+        for name, value in entries.items():
+            if name in ("_parameters", "_buffers"):
+                continue
+            if name == "_modules" and value:
+                self.containers.append((value, value.copy(), name))
+                for child, submodule in value.items():
+                    self._visit(submodule, child)
+            elif name in _HOOKS and value:
+                self._container(value, name)
+            elif name in _HOOKS:
+                self.empty.append(value)
+            elif name in self._followed or (name[0] != "_" and issubclass(type(value), (*PLAIN, tuple))):
+                self._watch(entries.get, name, name)
+        self._visit(type(module), type(module).__name__)
+
+    def _container(self, value: Any, label: str) -> None:
+        kind = type(value)
+        if len(value) > MAX_SIZE:
+            self._watch(len, value, label)
+            return
+        parts = list(dict.values(value)) if issubclass(kind, dict) else list(value)
+        if all(issubclass(type(part), PLAIN) for part in parts):
+            if not issubclass(kind, tuple | frozenset):
+                self.containers.append((value, kind.copy(value), label))
+        elif issubclass(kind, dict):
+            self._watch(len, value, label)
+            for key in dict.keys(value):
+                read = value.get if kind is dict else functools.partial(dict.get, value)
+                self._watch(read, key, f"{label}[{key!r}]" if issubclass(type(key), PLAIN) else label)
+        elif issubclass(kind, list | deque):
+            self._watch(len, value, label)
+            for index in range(len(parts)):
+                self._watch(value.__getitem__, index, f"{label}[{index}]")
+        else:
+            for part in parts:
+                self._visit(part, label)
+
+    def _class(self, kind: type, label: str) -> None:
+        for base in kind.__mro__:
+            if _is_foreign(base.__module__):
+                continue
+            for name, value in vars(base).items():
+                if issubclass(type(value), FunctionType):
+                    if name in self._followed or name in _IMPLICIT or name == "forward":
+                        self._watch(vars(base).get, name, f"{label}.{name}")
+                elif name in self._followed and type(value) is not MemberDescriptorType:
+                    self._watch(vars(base).get, name, f"{label}.{name}")
+
+    def _instance(self, value: Any, label: str) -> None:
+        kind = type(value)
+        try:
+            entries = object.__getattribute__(value, "__dict__")  # and not what the user makes of it
+        except AttributeError:
+            entries = {}
+        if type(entries) is dict:
+            self._entries(entries, label)
+        for base in kind.__mro__:
+            for name, slot in vars(base).items():
+                if type(slot) is MemberDescriptorType and name in self._followed and not _is_foreign(base.__module__):
+                    self._watch(slot.__get__, value, f"{label}.{name}")
+        self._visit(kind, kind.__name__)
+
+    def _entries(self, entries: Mapping[str, Any], label: str) -> None:
+        for name in sorted(self._followed.intersection(entries)):
+            self._watch(entries.get, name, f"{label}.{name}")
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The globals that code names, functions inside it included."""
+    """What code names, functions inside it included, and names that it may hand to `getattr`."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            yield constant
 
 
-def _contents(cell: CellType) -> Any:
+def _is_foreign(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in _FOREIGN
+
+
+def _equal(now: Any, before: Any) -> bool:
+    """Whether values of Python's own types are equal; the same not-a-number is the same."""
+    if type(now) is not type(before) or not isinstance(now, (*PLAIN, tuple, list, dict, set, deque)):
+        return False
     try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
-
-
-def _differs(now: Any, before: Any) -> bool:
-    """Whether a value is another one; the same not-a-number is the same."""
-    return now is not before and (not _is_plain(now) or now != before)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return len(value) <= _MANY and all(isinstance(part, _PLAIN) for part in value)
-    return isinstance(value, _PLAIN)
-
-
-def _copy(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else value
+        return bool(now == before)
+    except Exception:  # there is a tensor inside by now
+        return False

@@ -116,8 +116,8 @@ class Graph(Engine):
         ready = self._fed(batches) if self._stepping is None else None
         if ready is None:
             outcome = self._in_turn.learn(batches, self.round_index)  # an error that comes here as well is the user's
-            if self._tasks.refusal is not None and not self._failed:
-                self._fall_back(f"engine graph does not work for this model ({self._tasks.refusal})")
+            if self._tasks.refused is not None and not self._failed:
+                self._fall_back(f"engine graph does not work for this model ({self._tasks.refused})")
             return outcome
         outcome = self._run(ready, due=False)
         for learner, active in zip(self.group.learners, outcome.active, strict=True):
@@ -209,7 +209,7 @@ class Graph(Engine):
         """What runs these batches, which it has been given; None where they are to be run in turn."""
         if self._failed:
             return None
-        self._tasks.refusal = None
+        self._tasks.refused = None
         self._forgot_stale()
         mode = (self._lanes(), torch.is_autocast_enabled("cpu"), self._stepping is not None)
         usual = self._usual
@@ -263,7 +263,7 @@ class Graph(Engine):
             try:
                 made = GraphRound(self.group, learners, tasks, examples, lanes, self._stepping)
             except RuntimeError as error:  # an argument or a library that the runtime cannot take
-                self._tasks.refusal = reason(error)
+                self._tasks.refused = reason(error)
                 return None
             self._rounds[key] = made
         self._seat(self._rounds[key].lanes)

@@ -20,7 +20,8 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.device import available_cores
-from bow.engine.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
+from bow.engine.capture_cache import MAX_SHAPES
+from bow.engine.captured import COMPILING_PAYS_S, compiling_pays
 from bow.errors import GraphError, RuntimeUnavailableError
 from tests.engine.pairs import TOLERANCE, Pair
 

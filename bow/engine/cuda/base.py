@@ -5,7 +5,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, cast
 
 import torch
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from bow.device import Event, Stream, StreamDevice, cuda_device, kernels_for
 from bow.engine.base import Engine
+from bow.engine.capture_cache import CaptureCache
 from bow.engine.cuda.feed import Fed, Feed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
 from bow.engine.cuda.results import SLOTS, Results
 from bow.engine.cuda.rounds import Heard, Issued, UnderWay
 from bow.engine.cuda.step import SgdStep
 from bow.engine.eager import LearningTasks
-from bow.engine.frozen import FrozenValues
 from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
 from bow.engine.room import out_of_memory_explained
 from bow.engine.sgd_state import fits
@@ -30,12 +30,6 @@ from bow.sync import EASGD, SMA, Synchroniser, Timing
 
 ROUNDS_TOGETHER = 8
 """Rounds that are issued without a barrier between them, where nobody looks at the learners in between."""
-
-MAX_SHAPES = 8
-"""Batches of so many different shapes are captured, each when it comes for the second time; others run as they are."""
-
-MAX_CHANGES = 8
-"""Values in Python that are frozen into a graph may change so often; then nothing is captured any more."""
 
 ONE_OPTIMIZER = threading.Lock()
 """Held while one learner steps with the optimizer of all."""
@@ -90,15 +84,7 @@ class StreamEngine(Engine):
         """What learners have to wait for before they learn; None: their own streams order it."""
         self.stepping: SgdStep | None = None
         """What steps on the learners' streams, if optimizer and synchroniser are of the kind."""
-        self._shapes: set[Hashable] = set()
-        """Of batches that there are graphs for."""
-        self._unfit: set[Hashable] = set()
-        """Of batches that cannot be captured."""
-        self._seen: dict[Hashable, int] = {}  # in which round first
-        self._refused: str | None = None
-        """Why nothing is captured any more."""
-        self._frozen: FrozenValues | None = None
-        self._num_changes = 0
+        self._captures: CaptureCache[None] = CaptureCache(settings.step, lambda: group.learners[0].module)
         self._bind()
 
     # What differs between them
@@ -175,7 +161,7 @@ class StreamEngine(Engine):
     @property
     def description(self) -> str:
         """Its name, and whether learning tasks cannot be captured."""
-        return self.name if self._refused is None else f"{self.name} (not captured)"
+        return self.name if self._captures.refused is None else f"{self.name} (not captured)"
 
     @property
     def results(self) -> Results:
@@ -435,7 +421,7 @@ class StreamEngine(Engine):
         self._tasks.resized()
         for learner in self.learners:
             learner.forget()
-        self._shapes.clear()
+        self._captures.clear()
         self.learners = [
             StreamLearner(self.device, self.kernels, self.group, self._tasks, index) for index in range(len(self.group))
         ]
@@ -461,49 +447,41 @@ class StreamEngine(Engine):
         if self._results is None:
             self.fork()  # learning tasks see what the caller has done to the learners
             self._make_results(self.learners[0].probe(given, self.issued))
-        if shape is None and self._refused is None:
-            self._refused = "a batch holds something that is no dense tensor"
-            self._tell(f"engine {self.name} cannot capture this training ({self._refused}); running {self.description}")
-        if shape is None or shape in self._shapes or shape in self._unfit or self._refused is not None:
-            return
-        seen = self._seen.setdefault(shape, round_index) < round_index
-        if (self._shapes and not seen) or len(self._shapes) >= MAX_SHAPES:
+        captures = self._captures
+        if shape is None and captures.refused is None:
+            captures.refused = "a batch holds something that is no dense tensor"
+            self._tell_uncaptured("training")
+        if shape is None or not captures.wants(shape, round_index):
             return
         self.catch_up()
         self.device.prepare_captures()
-        frozen = self._frozen or FrozenValues(self.settings.step, self.group.learners[0].module)
         try:
-            self.capture(given)
+            captures.add(shape, lambda: self.capture(given))
         except (AssertionError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if isinstance(error, BowError) and not isinstance(error, CaptureError):
                 raise
-            if self._shapes:  # others of the training are captured: it is these batches
-                self._unfit.add(shape)
+            captures.refuse(shape, error)
+            if captures.refused is None:  # others of the training are captured: it is these batches
                 self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run uncaptured")
-                return
-            self._refused = reason(error)
-            self._tell(f"engine {self.name} cannot capture this model ({self._refused}); running {self.description}")
-            return
-        self._shapes.add(shape)
-        self._frozen = frozen
+            else:
+                self._tell_uncaptured("model")
+
+    def _tell_uncaptured(self, what: str) -> None:
+        why = self._captures.refused
+        self._tell(f"engine {self.name} cannot capture this {what} ({why}); running {self.description}")
 
     def _forget_stale(self) -> None:
         """Drop graphs that are not those of this training any more: what steps is another, or a value in Python."""
         if (self.stepping is not None) != fits(self.group, self.sync, self.settings):  # a hook, a flag of the optimizer
             self.catch_up()
             self._bind()
-        name = self._frozen.changed() if self._frozen is not None else None
-        if name is None:
-            return
-        self.catch_up()
-        self._bind()
-        self._frozen = None
-        self._num_changes += 1
-        if self._num_changes > MAX_CHANGES:
-            self._refused = f"{name!r} changes in Python again and again, and the step would be captured anew each time"
-            self._tell(f"{self._refused}; running {self.description}")
+        elif self._captures.forget_if_changed():
+            self.catch_up()
+            self._bind()
+            if self._captures.refused is not None:
+                self._tell(f"{self._captures.refused}; running {self.description}")
 
     def _warn_of_library_dropout(self) -> None:
         for name, module in self.group.template.named_modules():

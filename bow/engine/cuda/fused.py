@@ -36,7 +36,7 @@ class CudaFused(RoundGraphs):
     @property
     def description(self) -> str:
         """`fused`, `fused (not compiled)`, or `fused (not captured)` where every learner runs by itself."""
-        return super().description if self._compiles or self._refused else f"{self.name} (not compiled)"
+        return super().description if self._compiles or self._captures.refused else f"{self.name} (not compiled)"
 
     def capture(self, given: Given) -> None:
         """Stack the learners' buffers, and capture the round."""
