@@ -17,6 +17,7 @@ from bow.engine.random import DrawWatch, task_random
 from bow.engine.swap import Around, swapped_tasks
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range
 from bow.errors import BowError, LossError, ModelError, reason
+from bow.graph.side_effects import changed, python_state
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
 from bow.scheduler import Learn, TaskScheduler
 from bow.seeds import derive_seed
@@ -141,6 +142,8 @@ class LearningTasks:
         self._around = around
         self.resized()
         self._compiled = self._compile() if settings.compile else None
+        self._is_checked = False
+        """Whether the compiled task, which is the first learner's, was seen to leave its Python values alone."""
 
     def resized(self) -> None:
         """Wrap every learner's module as a learning task."""
@@ -174,7 +177,8 @@ class LearningTasks:
 
     def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch, forward: Forward) -> Learned:
         try:
-            if (compiled := self._compiled) is not None:  # another learner's failure may end compiling meanwhile
+            compiled = self._compiled  # another learner's failure may end compiling meanwhile
+            if compiled is not None and (self._is_checked or learner is self._group.learners[0]):
                 return self._learn_compiled(compiled, learner, task, batch)
             with torch.enable_grad():
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
@@ -187,6 +191,11 @@ class LearningTasks:
         except IndexError as error:
             raise out_of_range(error) from error
         except RuntimeError as error:
+            if "use_reentrant" in str(error):
+                raise ModelError(
+                    "activation checkpointing with use_reentrant=True works for .backward() only, and bow takes the "
+                    "gradient of a row; call checkpoint with use_reentrant=False"
+                ) from error
             if "sparse" not in str(error):
                 raise
             raise ModelError(
@@ -199,6 +208,7 @@ class LearningTasks:
     def _learn_compiled(
         self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch
     ) -> Learned:
+        before = None if self._is_checked else python_state(learner.module)
         try:
             result = compiled(learner.row.detach(), buffer_state(learner.module), batch)
         except (BowError, torch.OutOfMemoryError):
@@ -206,11 +216,19 @@ class LearningTasks:
         except Exception as error:
             self._compiled = None
             learned = self._learn_one(learner, task, batch, contextlib.nullcontext)  # raises if the error is the user's
-            warnings.warn(f"the learning task runs without torch.compile ({reason(error)})", stacklevel=8)
+            self._stop_compiling(reason(error))
             return learned
+        if before is not None:
+            self._is_checked = True
+            if names := changed(before, python_state(learner.module)):
+                self._stop_compiling(f"the step changes {names[0]} in Python, of which every learner has its own")
         learner.gradient.copy_(result.gradient)
         load_buffers(learner.module, result.buffers)
         return Learned(result.loss, result.metrics)
+
+    def _stop_compiling(self, why: str) -> None:
+        self._compiled = None
+        warnings.warn(f"the learning task runs without torch.compile ({why})", stacklevel=9)
 
     def _compile(self) -> Callable[..., TaskResult]:
         alone = PureTask(self._tasks[0], self._group.layout)

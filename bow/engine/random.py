@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEFAULT_GENERATOR = threading.Lock()
@@ -86,7 +87,8 @@ class DrawWatch:
         draws: whether they draw at all.
         entangled: whether they draw what `OwnNumbers` around a forward pass does not cover: in the backward pass, from
             a generator of the user's, by an operator that is not declared as random, or after the state was changed
-            (activation checkpointing sets it back to draw a dropout mask for the second time).
+            (activation checkpointing sets it back to draw a dropout mask for the second time); or whether they take
+            forward-mode derivatives, which only one thread at a time can.
 
     Args:
         operators: whether to look at every operator. Not possible in compiled code, where all that draws is entangled.
@@ -141,6 +143,8 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if forward_ad._current_level >= 0:  # all threads have one level of dual numbers
+            self._watch.entangled = True
         if not is_random(func):
             return func(*args, **kwargs)
         self._watch.see(foreign=given_generator(func, args, kwargs) is not None)
@@ -148,6 +152,18 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         finally:
             self._watch.saw()
+
+
+class NoGenerators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, no operator takes a generator: of several learners at once, each has to draw the same from it."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_random(func) and given_generator(func, args, kwargs) is not None:
+            raise RuntimeError(f"the step hands a Generator to {func}, which would draw for all learners at once")
+        return func(*args, **kwargs)
 
 
 @functools.cache

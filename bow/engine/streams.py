@@ -26,9 +26,9 @@ from bow.seeds import derive_seed
 from bow.sync import Synchroniser
 
 IN_TURN = (
-    "the learning task draws random numbers as only one learner at a time can (in compiled code, in the backward pass, "
-    "from a generator of its own, or from a state that it sets, as activation checkpointing does); engine streams runs "
-    "the learners in turn"
+    "the learning task does what only one learner at a time can: it draws random numbers in compiled code, in the "
+    "backward pass, from a generator of its own, or from a state that it sets, as activation checkpointing does, or it "
+    "takes forward-mode derivatives (torch.func.jvp); engine streams runs the learners in turn"
 )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bow.engine.outcome import TaskSettings
+from bow.engine.random import NoGenerators
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult
 from bow.replica import LearnerGroup, buffer_slots
 
@@ -21,7 +22,14 @@ def vectorised(group: LearnerGroup, settings: TaskSettings) -> Vectorised:
     """The learning task of all learners at once, as a function of tensors alone."""
     task = LearningTask(group.learners[0].module, settings.step, group.device, settings.precision)
     function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
-    return function
+
+    def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+        if torch.compiler.is_compiling():  # torch compiles nothing that takes a generator
+            return function(rows, buffers, batch)
+        with NoGenerators():  # type: ignore[no-untyped-call]
+            return function(rows, buffers, batch)
+
+    return run
 
 
 def writing_results(together: Vectorised) -> TogetherTask:

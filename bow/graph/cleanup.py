@@ -7,6 +7,8 @@ from bow.graph.operator import Operator, Ref
 from bow.graph.tensor_spec import TensorSpec
 
 _SAME = {"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy"}
+_OTHER_VALUES = {"as_strided", "_conj", "_neg_view"}
+"""Views that may lie like their argument and yet have other values: a conjugate is a bit of the tensor."""
 
 
 def skip_identities(
@@ -64,7 +66,7 @@ def renumber(operators: Sequence[Operator]) -> list[Operator]:
 
 def _is_identity(operator: Operator, values: Mapping[int, TensorSpec]) -> bool:
     name = operator.kind.split(".")[1]
-    if name not in _SAME and not (operator.is_view and name != "as_strided"):
+    if name not in _SAME and not (operator.is_view and name not in _OTHER_VALUES):
         return False
     if len(operator.results) != 1 or operator.results[0] is None or not operator.reads:
         return False

@@ -52,8 +52,10 @@ class LearningStep(nn.Module):
         self._step = step
         self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
 
-    def forward(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics of one batch, both checked."""
+    def forward(
+        self, batch: Any, behind: Callable[[Tensor], None] = lambda loss: None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of one batch, both checked; `behind` is called with the loss."""
         result = self._step(self.model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_scalar(loss, "the loss")
@@ -61,6 +63,7 @@ class LearningStep(nn.Module):
             raise LossError(f"a step returns loss, or (loss, {{name: scalar}}), got {type(metrics).__name__}")
         for name, value in metrics.items():
             _check_scalar(value, f"the step's {name!r}")
+        behind(loss)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def run(
@@ -80,13 +83,18 @@ class LearningStep(nn.Module):
         """
         leaves = {name: p.detach().requires_grad_(name in self.trained) for name, p in parameters.items()}
         own = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
-        with torch.enable_grad():
-            state = {f"model.{name}": leaf for name, leaf in leaves.items()} | own
-            loss, metrics = functional_call(self, state, (batch,))
+        gradients: list[Tensor] = []
+
+        def differentiate(loss: Tensor) -> None:
+            # While the model still has these parameters: activation checkpointing reads them again.
             _check_differentiable(loss)
             between(loss)
             sources = [leaves[name] for name in self.trained]
-            gradients = torch.autograd.grad(loss, sources, materialize_grads=True)
+            gradients.extend(torch.autograd.grad(loss, sources, materialize_grads=True))
+
+        with torch.enable_grad():
+            state = {f"model.{name}": leaf for name, leaf in leaves.items()} | own
+            loss, metrics = functional_call(self, state, (batch, differentiate))
         after = {name: state[f"model.{name}"].detach() for name in buffers}
         return StepOutputs(loss.detach(), dict(zip(self.trained, gradients, strict=True)), after, metrics)
 

@@ -36,12 +36,16 @@ def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, 
     return state
 
 
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """The names whose values differ."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
 def refuse_changes(
     model: str, before: dict[str, str], after: dict[str, str], refusal: Callable[..., CaptureError] = refusal
 ) -> None:
     """Refuse a step that leaves other values behind than it has found."""
-    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    if names:
+    if names := changed(before, after):
         cause = f"changes {names[0]}, which a graph would not repeat"
         raise refusal(model, cause, "keep what changes in a buffer")
 

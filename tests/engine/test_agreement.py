@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 import torch._inductor.config
@@ -163,12 +162,6 @@ def test_engines_clip_alike(engine: str, sync: str) -> None:
             for pair in (free, clipped):
                 pair.round([random_batch(10 * t + j) for j in range(3)])
         assert not torch.allclose(free.trainings[1].W, clipped.trainings[1].W, atol=1e-3)  # the limit was felt
-
-
-@pytest.fixture
-def _unchecked_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shape checks that wrap bow in tests are nothing that a compiler can see through."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.usefixtures("_uncompiled")

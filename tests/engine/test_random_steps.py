@@ -1,0 +1,43 @@
+"""Steps of all kinds in every engine: equal to plain PyTorch, refused with the reason, or in `eager` with a warning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.engine.many_steps import ENGINES, course_and_bound, outcome
+from tests.engine.random_steps import Case
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
+
+EXAMPLES = {
+    "complex": Case(("complex_product", "spectrum"), "in_dict", False, "several", "momentum", 2),
+    "checkpoint": Case(("checkpointed", "batch_norm"), "in_dict", False, "several", "momentum", 2),
+    "reentrant checkpoint": Case(("checkpointed_reentrant",), "in_dict", False, "module", "sgd", 1),
+    "hooks": Case(("backward_hook", "tensor_hook", "forward_pre_hook"), "in_dict", False, "module", "adamw", 2),
+    "functions": Case(("straight_through", "reversal", "cube"), "in_dict", False, "several", "rmsprop", 2, 0.5),
+    "counter": Case(("counter", "previous", "integer_buffer"), "in_random", False, "margin", "nesterov", 1),
+    "buffers": Case(("ring_buffer", "spectral_norm"), "in_dict", False, "penalty", "sgd", 2),
+    "derivatives": Case(("functional_derivative", "double_backward"), "in_dict", False, "module", "momentum", 2),
+    "generator": Case(("noise", "loop_until"), "in_dict", False, "module", "sgd", 2),
+}
+AS_ASKED = {("complex", "graph"), ("checkpoint", "graph"), ("complex", "fused"), ("derivatives", "graph")}
+"""What an engine is known to run itself."""
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_engines_train_as_plain_pytorch_does_or_say_why_not(name: str, engine: str) -> None:
+    case = EXAMPLES[name]
+    what = outcome(case, engine, *course_and_bound(case))
+    assert not what.startswith("wrong"), what
+    assert what == "equal" or (name, engine) not in AS_ASKED, what
+
+
+@pytest.mark.usefixtures("_unchecked_shapes")
+@pytest.mark.parametrize("engine", ["eager", "streams"])
+def test_a_compiled_task_that_counts_in_python_counts_for_every_learner(engine: str) -> None:
+    case = Case(("counter",), "in_dict", False, "module", "momentum", 2)
+    with torch.compiler.set_stance("default", force_backend="aot_eager"):
+        assert outcome(case, engine, *course_and_bound(case), compile=True) == "equal"
