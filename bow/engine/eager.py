@@ -17,6 +17,7 @@ from bow.engine.random import DrawWatch, task_random
 from bow.engine.swap import Around, swapped_tasks
 from bow.engine.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range
 from bow.errors import BowError, LossError, ModelError, reason
+from bow.graph.outside import OutsideTensors
 from bow.graph.side_effects import changed, python_state
 from bow.replica import Learner, LearnerGroup, buffer_state, load_buffers
 from bow.scheduler import Learn, TaskScheduler
@@ -144,6 +145,8 @@ class LearningTasks:
         self._compiled = self._compile() if settings.compile else None
         self._is_checked = False
         """Whether the compiled task, which is the first learner's, was seen to leave its Python values alone."""
+        self._has_run = False
+        """Whether a task was seen to depend on nothing but its model."""
 
     def resized(self) -> None:
         """Wrap every learner's module as a learning task."""
@@ -182,11 +185,15 @@ class LearningTasks:
                 return self._learn_compiled(compiled, learner, task, batch)
             with torch.enable_grad():
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
+                outside = None if self._has_run else OutsideTensors(self._settings.step, learner.module)
                 # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
                 with forward():
                     loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
                 if not loss.requires_grad:
                     raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
+                if outside is not None:
+                    outside.check(loss, [learner.row, batch])
+                    self._has_run = True
                 (gradient,) = torch.autograd.grad(loss, learner.row)
         except IndexError as error:
             raise out_of_range(error) from error

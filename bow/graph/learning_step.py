@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bow.errors import LossError, ModelError, reason
+from bow.graph.outside import OutsideTensors
 
 Step: TypeAlias = Callable[[nn.Module, Any], Any]
 """`step(model, batch) -> loss`, or `(loss, {name: scalar})`."""
@@ -41,6 +42,7 @@ class LearningStep(nn.Module):
 
     def __init__(self, model: nn.Module, step: Step) -> None:
         super().__init__()
+        refuse_parameter_hooks(model)
         tensors = [*model.parameters(), *model.buffers()]
         try:
             self.model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
@@ -81,6 +83,7 @@ class LearningStep(nn.Module):
             batch: what the step takes.
             between: called with the loss when forward is done and backward has not begun.
         """
+        outside = OutsideTensors(self._step, self.model)
         leaves = {name: p.detach().requires_grad_(name in self.trained) for name, p in parameters.items()}
         own = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
         gradients: list[Tensor] = []
@@ -88,6 +91,7 @@ class LearningStep(nn.Module):
         def differentiate(loss: Tensor) -> None:
             # While the model still has these parameters: activation checkpointing reads them again.
             _check_differentiable(loss)
+            outside.check(loss, [leaves, batch])
             between(loss)
             sources = [leaves[name] for name in self.trained]
             gradients.extend(torch.autograd.grad(loss, sources, materialize_grads=True))
@@ -97,6 +101,21 @@ class LearningStep(nn.Module):
             loss, metrics = functional_call(self, state, (batch, differentiate))
         after = {name: state[f"model.{name}"].detach() for name in buffers}
         return StepOutputs(loss.detach(), dict(zip(self.trained, gradients, strict=True)), after, metrics)
+
+
+def refuse_parameter_hooks(model: nn.Module) -> None:
+    """Refuse hooks on the gradients of parameters, for which other tensors stand wherever they are trained.
+
+    Raises:
+        ModelError: with the parameter's name.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            raise ModelError(
+                f"parameter {name!r} has a gradient hook (register_hook or register_post_accumulate_grad_hook), which "
+                "the rows that are trained in its place would not have; remove it, and change the gradient in the "
+                "module's forward (a parametrization, an autograd function) or by requires_grad_(False)"
+            )
 
 
 def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bow.errors import ModelError, reason
+from bow.graph.learning_step import refuse_parameter_hooks
 from bow.replica.layout import ParameterLayout
 
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
@@ -24,14 +25,14 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
         seed: any integer.
 
     Raises:
-        ModelError: not a module, wrapped in DDP or FSDP, or without a single trainable parameter of a
-            real floating dtype.
+        ModelError: not a module, wrapped in DDP or FSDP, or with a hook on a parameter's gradient.
     """
     template = model if isinstance(model, nn.Module) else _build(model, seed)
     template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
     wrappers = {base.__name__ for base in type(template).__mro__} & PARALLEL_WRAPPERS
     if wrappers:
         raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
+    refuse_parameter_hooks(template)
     return template
 
 

@@ -18,6 +18,7 @@ from bow.data import BatchStream
 from bow.device import StreamDevice
 from bow.engine import Batch, Loss, Step, check_clipping, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
+from bow.graph.outside import OutsideTensors
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
 from bow.training.given import check_learners, resolve_device
@@ -181,7 +182,8 @@ def check_first_batch(
     """Run one batch through the model: lazy modules get their shapes, and what does not fit shows.
 
     The model is in evaluation mode meanwhile; its buffers and the caller's random numbers are left alone. A `step`
-    is called only where there are lazy modules, since it may keep a state of its own.
+    is called only where there are lazy modules, or tensors of others that it may depend on, since it may keep a state
+    of its own.
 
     Args:
         template: the model.
@@ -193,10 +195,11 @@ def check_first_batch(
 
     Raises:
         ModelError: the model fails on the batch.
-        LossError: the loss is not a scalar.
+        LossError: the loss is not a scalar, or depends on what is not in the model and requires a gradient.
         DataError: batches are no pairs, or labels are out of range.
     """
-    if loss is None and not has_lazy_modules(template):
+    outside = OutsideTensors(step, template)
+    if loss is None and not has_lazy_modules(template) and not outside.may_matter:
         return
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
     batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), batch)  # a step may change it in place
@@ -205,10 +208,14 @@ def check_first_batch(
     template.eval()
     try:
         with torch.random.fork_rng(devices=[]):
-            if loss is None:
-                step(template, batch)
-            else:
-                _check_loss_on(template, batch, loss, labels, data)
+            with torch.set_grad_enabled(data == "data"):
+                if loss is None:
+                    result = step(template, batch)
+                    made = result[0] if isinstance(result, tuple) else result
+                else:
+                    made = _loss_on(template, batch, loss, labels, data)
+            if isinstance(made, Tensor):
+                outside.check(made, [batch])
     except BowError:
         raise
     except Exception as error:
@@ -223,7 +230,7 @@ def check_first_batch(
         load_buffers(template, buffers)
 
 
-def _check_loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | None, data: str) -> None:
+def _loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | None, data: str) -> Tensor:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise DataError(
@@ -233,7 +240,9 @@ def _check_loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor
     inputs, targets = batch
     outputs = template(inputs)
     check_labels(loss, outputs, targets if labels is None else labels)
-    check_loss(loss(outputs, targets))
+    made = loss(outputs, targets)
+    check_loss(made)
+    return made
 
 
 def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:

@@ -28,10 +28,13 @@ from bow.engine import (
     choose_learners,
     make_engine,
 )
+from bow.engine.eager import batch_of
 from bow.engine.memory import bytes_text
 from bow.engine.room import Room
 from bow.engine.swap import Memory, check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
+from bow.graph.learning_step import LearningStep
+from bow.graph.outside import OutsideTensors
 from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.scheduler import Dispatch
 from bow.strategy import Schedule, Timeline
@@ -176,6 +179,7 @@ class Replicas(nn.Module):
         self._streams = streams
         self._engine = make_engine(chosen, group, sync, settings, streams)
         self._modules["central"] = group.central
+        self._is_checked = chosen != "fused" and not compile  # others look at the autograd graph of their first task
         self.last: Outcome | None = None
         """Losses and metrics of the last round."""
 
@@ -578,7 +582,27 @@ class Replicas(nn.Module):
         dealt: list[Batch | None] = list(itertools.islice(batches, self.learners))
         return dealt + [None] * (self.learners - len(dealt)) if dealt else []
 
+    def _check_outside(self, batches: Stacked | Sequence[Batch | None]) -> None:
+        """Refuse a step that depends on what nobody trains, before the first round of compiled or vectorised code."""
+        batch = batch_of(batches, 0)
+        if batch is None:
+            return
+        module = self.learner(0)
+        if OutsideTensors(self.step, module).may_matter:
+            tensors = tree_map_only(Tensor, lambda t: t.to(self.device, copy=True), batch)
+            with torch.random.fork_rng(devices=[]):
+                LearningStep(module, self.step).run(
+                    dict(module.named_parameters()), dict(module.named_buffers()), tensors
+                )
+        self._is_checked = True
+
     def _prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
+        prepared = self._on_device(batches)
+        if not self._is_checked:
+            self._check_outside(prepared)
+        return prepared
+
+    def _on_device(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         if isinstance(batches, list):
             if len(batches) != self.learners:
                 raise SettingError(

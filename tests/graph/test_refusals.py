@@ -158,3 +158,10 @@ def test_wrong_arguments_are_one_sentence(error: type[Exception], match: str, ar
     given = {"model": nn.Linear(3, 3), "batch": (torch.randn(2, 3), torch.randn(2, 3)), "loss": nn.functional.mse_loss}
     with pytest.raises(error, match=match):
         bow.capture(**(given | arguments))
+
+
+def test_a_hook_on_a_parameter_is_refused() -> None:
+    model = nn.Linear(4, 2)
+    model.bias.register_hook(lambda gradient: 0 * gradient)
+    with pytest.raises(ModelError, match="parameter 'bias' has a gradient hook"):
+        bow.capture(model, (torch.randn(3, 4), torch.randn(3, 2)), nn.functional.mse_loss)

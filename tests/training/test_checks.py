@@ -35,6 +35,12 @@ class Frozen(nn.Linear):
         self.requires_grad_(False)
 
 
+def hooked(register: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 3))
+    getattr(model[0].weight, register)(lambda gradient: None)
+    return model
+
+
 WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"step": cross_entropy, "loss": cross_entropy}, SettingError, "give either loss= or step=, got both"),
     ({"loss": None}, SettingError, "give either loss= or step=, got neither"),
@@ -190,8 +196,10 @@ def test_iterable_data_that_end_at_once_are_refused(train: Train, model: nn.Modu
         (lambda: None, "the model function must return an nn.Module, got NoneType"),
         (nn.Linear(5, 3).half(), "float16|fails on the first batch"),
         (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double()), "dtypes float32, float64|fails on the first"),
+        (hooked("register_hook"), r"parameter '0.weight' has a gradient hook .*; remove it"),
+        (hooked("register_post_accumulate_grad_hook"), r"parameter '0.weight' has a gradient hook .*; remove it"),
     ],
-    ids=["none", "frozen", "name", "function", "half", "mixed"],
+    ids=["none", "frozen", "name", "function", "half", "mixed", "hook", "accumulated"],
 )
 def test_models_that_cannot_be_replicated_are_refused(train: Train, tmp_path: Path, model: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):

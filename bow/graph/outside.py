@@ -1,0 +1,132 @@
+"""Tensors that a step reaches besides its model's: nothing trains, averages or saves them."""
+
+import functools
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bow.errors import LossError
+
+MANY = 10_000
+"""So many objects are looked at, those nearest to the step first."""
+
+REMEDY = "make its module part of the model and compute the loss in step=, or"
+
+
+class OutsideTensors:
+    """Tensors and modules that a step's code leads to and that are not the model's, such as parameters of a loss.
+
+    Args:
+        step: what is done with a batch.
+        model: what it is given.
+    """
+
+    def __init__(self, step: Any, model: nn.Module) -> None:
+        self._own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
+        self._found = dict(_reached(step, model, self._own))
+        self._versions = {name: (id(tensor), tensor._version) for name, tensor in self._kept()}
+
+    @property
+    def may_matter(self) -> bool:
+        """Whether `check` could refuse them, if the loss depends on them or the step changes them."""
+        return bool(self._versions) or any(tensor.requires_grad for tensor in self._tensors().values())
+
+    def check(self, loss: Tensor, leaves: Iterable[Any] = ()) -> None:
+        """Refuse a loss that depends on one that requires a gradient, and a step that has changed one of a module.
+
+        Args:
+            loss: with its autograd graph.
+            leaves: what stands for the model's parameters, and the batch.
+
+        Raises:
+            LossError: with its name, where that is known, and its shape.
+        """
+        own = self._own | {id(leaf) for leaf in tree_leaves(list(leaves))}
+        names = {id(tensor): name for name, tensor in self._tensors().items()}
+        for leaf in _leaves_of(loss):
+            if id(leaf) not in own and (id(leaf) in names or isinstance(leaf, nn.Parameter)):  # else the step made it
+                name = f"{names[id(leaf)]!r}" if id(leaf) in names else "a parameter"
+                raise LossError(
+                    f"the loss depends on {name} of shape {tuple(leaf.shape)}, which "
+                    f"requires a gradient, is not in the model and so would never be trained; {REMEDY} call "
+                    "requires_grad_(False) on it"
+                )
+        now = {name: (id(tensor), tensor._version) for name, tensor in self._kept()}
+        for name, before in self._versions.items():
+            if now.get(name) != before:
+                raise LossError(
+                    f"the step changes {name!r}, which is not in the model: learners would share it, and no "
+                    f"checkpoint would have it; {REMEDY} leave it as it is"
+                )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        bare = ((name, value) for name, value in self._found.items() if isinstance(value, Tensor))
+        return dict(chain(bare, self._kept()))
+
+    def _kept(self) -> Iterator[tuple[str, Tensor]]:
+        """What modules keep: parameters and buffers."""
+        for name, value in self._found.items():
+            if isinstance(value, nn.Module):
+                for path, tensor in chain(value.named_parameters(), value.named_buffers()):
+                    if id(tensor) not in self._own:
+                        yield f"{name}.{path}", tensor
+
+
+def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
+    """The leaf tensors that a loss has gradients of."""
+    seen, waiting = set(), [loss.grad_fn]
+    for node in waiting:
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+            if (leaf := getattr(node, "variable", None)) is not None:
+                yield leaf
+
+
+def _reached(step: Any, model: nn.Module, own: set[int]) -> Iterator[tuple[str, Tensor | nn.Module]]:
+    """Tensors and modules by the names that lead to them, attributes of the model's modules among them."""
+    seen = {*map(id, model.modules()), *own}
+    waiting = [(step, "step"), *((vars(module), path or "model") for path, module in model.named_modules())]
+    for value, name in waiting:
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor | nn.Module):
+            yield name, value
+        if len(waiting) < MANY:
+            waiting += [(part, key if name == "step" else f"{name}.{key}") for key, part in _parts(value).items()]
+
+
+def _parts(value: Any) -> Mapping[str, Any]:
+    """What an object leads to, by name."""
+    kind = type(value)
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, **value.keywords}
+    if isinstance(value, MethodType):
+        return {"__func__": value.__func__, "self": value.__self__}
+    if isinstance(value, FunctionType):
+        outer = inspect.getclosurevars(value)
+        modules = [each for each in outer.globals.values() if isinstance(each, ModuleType)]
+        named = {name: vars(each)[name] for each in modules for name in outer.unbound & vars(each).keys()}
+        return {} if _is_of_torch(value) else {**named, **outer.globals, **outer.nonlocals}
+    if isinstance(value, dict):
+        return {str(key): part for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return {str(index): part for index, part in enumerate(value)}
+    if isinstance(value, Tensor | ModuleType) or _is_of_torch(value):
+        return {}
+    if isinstance(value, type):
+        return {name: part for name, part in vars(value).items() if not name.startswith("__")}
+    if kind.__module__ == "builtins":
+        return {}
+    code = kind.forward if isinstance(value, nn.Module) else inspect.getattr_static(kind, "__call__", None)
+    return {"": code, "class": kind, **getattr(value, "__dict__", {})}
+
+
+def _is_of_torch(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "torch"

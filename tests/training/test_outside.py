@@ -1,0 +1,134 @@
+"""Steps that depend on tensors which are not the model's, or change them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bow
+from bow.errors import LossError
+
+X, Y = torch.randn(48, 5, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
+
+ENGINES = ["eager", "fused", "graph", "streams"]
+
+
+class Scaled(nn.Module):
+    """A loss with a temperature of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs * self.temperature, targets)
+
+
+class Centred(nn.Module):
+    """A loss with running statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.mean.lerp_(outputs.detach().mean(0), 0.1)
+        return F.cross_entropy(outputs - self.mean, targets)
+
+
+class Assigned(Centred):
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.mean = self.mean.lerp(outputs.detach().mean(0), 0.1)
+        return F.cross_entropy(outputs - self.mean, targets)
+
+
+class Settings:
+    scale = torch.ones((), requires_grad=True)
+
+
+@functools.cache
+def hidden() -> nn.Parameter:
+    return nn.Parameter(torch.ones(()))
+
+
+def critical(critic: nn.Module) -> Callable[..., Tensor]:
+    return lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]) + critic(model(batch[0])).mean()
+
+
+def scaled(scale: Any) -> Callable[..., Tensor]:
+    return lambda model, batch: F.cross_entropy(model(batch[0]) * scale["by"], batch[1])
+
+
+def penalised(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """A gradient penalty: the leaf that the loss depends on is made by the step."""
+    inputs = batch[0].detach().clone().requires_grad_()
+    outputs = model(inputs)
+    (slope,) = torch.autograd.grad(outputs.square().sum(), inputs, create_graph=True)
+    return F.cross_entropy(outputs, batch[1]) + slope.square().mean()
+
+
+REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "loss": (lambda: {"loss": Scaled()}, r"'loss.temperature' of shape \(\)"),
+    "partial": (lambda: {"loss": functools.partial(Scaled())}, "'loss.func.temperature'"),
+    "method": (lambda: {"loss": Scaled().forward}, "'loss.self.temperature'"),
+    "critic": (lambda: {"step": critical(nn.Linear(3, 1))}, r"'critic.weight' of shape \(1, 3\)|'critic.bias'"),
+    "tensor": (lambda: {"step": scaled({"by": torch.ones((), requires_grad=True)})}, "'scale.by'"),
+    "class": (
+        lambda: {"loss": lambda outputs, targets: F.cross_entropy(outputs * Settings.scale, targets)},
+        "'loss.Settings.scale'",
+    ),
+    "hidden": (
+        lambda: {"loss": lambda outputs, targets: F.cross_entropy(outputs * hidden(), targets)},
+        r"a parameter of shape \(\)",
+    ),
+    "buffer": (lambda: {"loss": Centred()}, "changes 'loss.mean'"),
+    "assigned": (lambda: {"loss": Assigned()}, "changes 'loss.mean'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_training_refuses_what_nobody_would_train(
+    train: Callable[..., bow.Result], model: nn.Module, case: str, tmp_path: Path
+) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(LossError, match=message):
+        train(model, (X, Y), **make())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", [case for case in REFUSED if case != "hidden"])
+def test_replicas_refuse_it_in_every_engine(model: nn.Module, case: str, engine: Any) -> None:
+    make, message = REFUSED[case]
+    replicas = bow.Replicas(model, learners=2, engine=engine, device="cpu", **make())
+    before = replicas.W.clone()
+    with pytest.raises(LossError, match=message):
+        replicas.round([(X[:8], Y[:8]), (X[8:16], Y[8:16])])
+    assert torch.equal(replicas.W, before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss": nn.CrossEntropyLoss(weight=torch.ones(3))},
+        {"loss": Scaled().requires_grad_(False)},
+        {"step": critical(nn.Linear(3, 1).requires_grad_(False))},
+        {"step": penalised},
+    ],
+    ids=["weights", "frozen", "frozen-critic", "penalty"],
+)
+def test_what_nothing_has_to_train_is_taken(model: nn.Module, settings: dict[str, Any]) -> None:
+    calls: list[int] = []
+    inner = settings.get("step")
+    if inner is penalised:
+        settings = {"step": lambda model, batch: calls.append(1) or inner(model, batch)}
+    replicas = bow.Replicas(model, learners=2, engine="eager", device="cpu", **settings)
+    assert replicas.round([(X[:8], Y[:8]), (X[8:16], Y[8:16])]).isfinite().all()
+    assert len(calls) in (0, 2)  # a step that depends on nothing else is not called but to learn
