@@ -1,10 +1,50 @@
-"""Writing text files."""
+"""Writing text: files that appear whole, and streams that may be lost."""
 
 import tempfile
 from pathlib import Path
+from typing import Any, TextIO
 
-from bow.errors import BowError, SettingError
+from bow.errors import BowError, SettingError, disk_reason
 from bow.values import given_path
+
+
+class Expendable:
+    """A text stream whose failures end nothing: when it cannot be written any more, what it is given is dropped.
+
+    Standard output can be a pipe whose reader has gone, a file on a full disk, or closed.
+
+    Args:
+        stream: the stream; None, as `sys.stdout` is where it was closed: all is dropped.
+
+    Attributes:
+        error: why the stream could not be written; None: it could.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.error: Exception | None = None
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        if self._stream is not None and self.error is None:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as error:
+                self.write(text.encode(error.encoding, "replace").decode(error.encoding))
+            except (OSError, ValueError) as error:  # the latter where it is closed
+                self.error = error
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back, if that can be written."""
+        if self._stream is not None and self.error is None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError) as error:
+                self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -41,9 +81,7 @@ def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = 
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise refusal(
-            f"{what} cannot be written to {str(path)!r} ({error.strerror or error}); give another file"
-        ) from error
+        raise refusal(f"{what} cannot be written to {str(path)!r} ({disk_reason(error)}); give another file") from error
 
 
 def read_text(what: str, path: str | Path, refusal: type[BowError] = SettingError) -> str:

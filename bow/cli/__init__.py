@@ -4,6 +4,7 @@ Every subcommand lives in a file of its own that is imported when it runs, so th
 mistake is one sentence on standard error and exit status 2.
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -11,7 +12,8 @@ import warnings
 from collections.abc import Sequence
 
 from bow.cli.suggestion import suggestion
-from bow.errors import BowError, SettingError
+from bow.errors import BowError, SettingError, disk_reason
+from bow.files import Expendable
 
 USAGE = """\
 usage: bow COMMAND [ARGUMENTS]
@@ -35,6 +37,7 @@ COMMANDS = {
 }
 MISTAKE = 2
 INTERRUPTED = 130
+LOST = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,26 +47,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words behind `bow`; None: those that the process was started with.
 
     Returns:
-        The exit status: 0, 2 for a user's mistake, 130 when interrupted.
+        The exit status: 0, 1 for what could not be written, 2 for a user's mistake, 130 when interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Read when torch is loaded. Idle OpenMP threads spin by default, and where anything else runs on the machine that
     # costs more than waking them: LeNet on 2 cores beside one busy process trained at 184 samples/s, and at 5,700 so.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with warnings.catch_warnings():
+    if arguments is None:
+        _open_closed_streams()
+    out, err = Expendable(sys.stdout), Expendable(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
         warnings.showwarning = _show_warning
+        status = _status(words)
+        out.flush()
+        if out.error is not None and not isinstance(out.error, BrokenPipeError):
+            print(f"bow: standard output cannot be written ({disk_reason(out.error)})", file=sys.stderr)
+            status = status or (0 if words[:1] == ["train"] else LOST)  # of a training there is all in its directory
+        err.flush()
+    for stream in (out, err):
+        if stream.error is not None:  # Python would try again at its end, and complain
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
+
+
+def _status(words: list[str]) -> int:
+    """Carry out the command line; a mistake is one sentence."""
+    try:
+        return _run(words)
+    except BowError as error:
+        print(f"bow: {_one_line(error)}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("bow: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _open_closed_streams() -> None:
+    """Where a standard stream was closed, no file that is opened later must get its number: others write to it."""
+    for number in range(3):
         try:
-            return _run(words)
-        except BowError as error:
-            print(f"bow: {_one_line(error)}", file=sys.stderr)
-            return MISTAKE
-        except KeyboardInterrupt:
-            print("bow: interrupted", file=sys.stderr)
-            return INTERRUPTED
-        except BrokenPipeError:
-            # The reader of our output is gone, as in `bow train | head`; nothing more can be said to it.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _run(words: list[str]) -> int:

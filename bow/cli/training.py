@@ -13,11 +13,13 @@ from bow.cli.arguments import build, check_values
 from bow.cli.composition import Composition, compose, options, sweep
 from bow.cluster import is_leader, is_member
 from bow.errors import SettingError
+from bow.observe import RunDirectory
 from bow.observe.text import metric_text, rate_text
 
 if TYPE_CHECKING:
     from bow.training.result import Result
 
+NOT_SAVED = 1
 SWEEP = ("-m", "--multirun")
 HELP = ("-h", "--help")
 SHOW = "--show"
@@ -55,9 +57,9 @@ def run(words: Sequence[str]) -> int:
         status: int = launcher.launch(compositions[0].settings, compositions[0].overrides)
         return status
     elif len(compositions) == 1:
-        _report(_train(compositions[0]))
+        return _report(_train(compositions[0]))
     else:
-        _sweep(compositions)
+        return _sweep(compositions)
     return 0
 
 
@@ -65,26 +67,30 @@ def _train(composition: Composition) -> "Result":
     return bow.train(**build(composition))
 
 
-def _sweep(compositions: Sequence[Composition]) -> None:
-    results = []
+def _sweep(compositions: Sequence[Composition]) -> int:
+    results, status = [], 0
     for number, composition in enumerate(compositions, 1):
         if is_leader():
             print(f"[{number}/{len(compositions)}] {' '.join(composition.overrides)}", flush=True)
         results.append(_train(composition))
-        _report(results[-1])
+        status = max(status, _report(results[-1]))
     if not is_leader():
-        return
+        return status
     width = max(len(" ".join(composition.overrides)) for composition in compositions)
     print("\nall runs")
     for composition, result in zip(compositions, results, strict=True):
         print(f"{' '.join(composition.overrides):{width}}  {_outcome(result)}  {rate_text(result.throughput)}")
+    return status
 
 
-def _report(result: "Result") -> None:
+def _report(result: "Result") -> int:
+    """Say what came out; the status is that of a failure where the model is not in the run directory."""
     if not is_leader():
-        return
+        return 0
     print(f"central model: {_outcome(result)}")
-    print(f"report: {_shown(result.run_dir)}/report.html", flush=True)
+    if result.report_path is not None:
+        print(f"report: {_shown(result.report_path)}", flush=True)
+    return 0 if result.model_path == RunDirectory(result.run_dir).model_path else NOT_SAVED
 
 
 def _outcome(result: "Result") -> str:
@@ -96,7 +102,10 @@ def _outcome(result: "Result") -> str:
 
 
 def _shown(path: Path) -> Path:
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except OSError:  # it was deleted meanwhile
+        return path
     absolute = path.absolute()
     return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute
 

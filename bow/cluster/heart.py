@@ -10,6 +10,8 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bow.files import Expendable
+
 BEAT_S = 2.0
 """Seconds between two beats."""
 
@@ -118,7 +120,7 @@ class Heart:
             last = time.monotonic()
 
     def _end(self, rank: int, why: str) -> None:
-        print(f"rank {self._rank}: {why}", file=sys.stderr, flush=True)
+        print(f"rank {self._rank}: {why}", file=Expendable(sys.stderr), flush=True)
         os._exit(EXIT_STATUS)
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bow.errors import RunDirectoryError
+from bow.errors import RunDirectoryError, disk_reason
 from bow.observe.records import Record, plain
 
 
@@ -24,8 +24,7 @@ class JsonLinesLogger:
         try:
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise RunDirectoryError(f"{path} cannot be written ({reason}); use another run_dir") from error
+            raise RunDirectoryError(f"{path} cannot be written ({disk_reason(error)}); use another run_dir") from error
         if _is_cut_off(self.path):
             self._file.write("\n")
 

@@ -1,11 +1,14 @@
 """What the user sees while training runs."""
 
+import sys
 from collections import Counter
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from bow.files import Expendable
 from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
 
@@ -23,12 +26,12 @@ class Progress:
 
     Args:
         enabled: False: show nothing at all.
-        console: where to; None: standard output.
+        console: where to; None: standard output, whose failures are nobody's concern.
     """
 
     def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
         self.enabled = enabled
-        self._console = console or Console()
+        self._console = console or Console(file=cast(TextIO, Expendable(sys.stdout)))
         self._bar: Bar | None = None
         self._task = TaskID(0)
         self._start: Record = {}

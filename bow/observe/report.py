@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bow.errors import RunDirectoryError
+from bow.errors import RunDirectoryError, disk_reason
+from bow.files import write_whole
 from bow.observe.charts import Chart
 from bow.observe.curves import charts
 from bow.observe.records import POSITION, Record, continuous, is_number, metrics, read_records
@@ -43,10 +44,11 @@ def write_report(run_dir: str | Path) -> Path:
     directory = RunDirectory(given_path("the run directory", run_dir, RunDirectoryError))
     page = _template().render(run=Report.read(directory), decision_head=DECISION_HEAD)
     try:
-        directory.report_path.write_text(page, encoding="utf-8")
+        write_whole(directory.report_path, page)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise RunDirectoryError(f"{directory.report_path} cannot be written ({reason}); free it") from error
+        raise RunDirectoryError(
+            f"{directory.report_path} cannot be written ({disk_reason(error)}); free space"
+        ) from error
     return directory.report_path
 
 

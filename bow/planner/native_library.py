@@ -11,6 +11,7 @@ import numpy as np
 
 from bow.compiling import built, compile_cpp, source_hash
 from bow.errors import RuntimeUnavailableError
+from bow.files import Expendable
 
 LIBRARY = "planner.so"
 MAIN_SOURCE = "simulator.cpp"
@@ -79,7 +80,10 @@ def _load() -> ctypes.CDLL:
     key = source_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
 
     def make(target: Path) -> None:
-        print("bow: building the planner's simulator, once on this machine; it takes some seconds", file=sys.stderr)
+        print(
+            "bow: building the planner's simulator, once on this machine; it takes some seconds",
+            file=Expendable(sys.stderr),
+        )
         compile_cpp(WHAT, [*FLAGS, str(folder / MAIN_SOURCE), "-o", str(target)])
 
     path = built(f"planner-{key}", LIBRARY, make)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from bow.compiling import built, cache_folder
 from bow.errors import RuntimeUnavailableError
+from bow.files import Expendable
 from bow.runtime.build import FLAGS, compile_extension, content_hash
 
 MODULE = "bow_native"
@@ -58,7 +59,10 @@ def _load() -> ModuleType:
     folder, key = _sources(), _key()
 
     def make(target: Path) -> None:
-        print("bow: building the native runtime, once on this machine; it takes about a minute", file=sys.stderr)
+        print(
+            "bow: building the native runtime, once on this machine; it takes about a minute",
+            file=Expendable(sys.stderr),
+        )
         compile_extension(folder / MAIN_SOURCE, target, MODULE)
 
     library = built(key, f"{MODULE}.so", make)

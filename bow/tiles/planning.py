@@ -2,15 +2,17 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias, cast
 
 from rich.console import Console
 from torch import Tensor, nn
 
 from bow.errors import SettingError
+from bow.files import Expendable
 from bow.graph.learning_step import Step
 from bow.observe.search_bar import measuring, watched
 from bow.planner.chains import Progress
@@ -102,7 +104,7 @@ def plan(
     captured = capture_operators(model, batch, loss, step=step, rules=rules)
     chosen = dataclasses.replace(settings or SearchSettings(), **changes)
     devices = topology_of(topology)
-    console = Console(stderr=True)
+    console = Console(file=cast(TextIO, Expendable(sys.stderr)))
     shown = progress is True and console.is_terminal
     own = None
     if costs == "measured":

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bow.errors import SettingError
+from bow.errors import SettingError, disk_reason
 from bow.values import whole
 
 if TYPE_CHECKING:
@@ -98,8 +98,11 @@ class TraceRounds(Callback):
 
     def _write(self, run: "Run") -> None:
         timeline = run.replicas.take_timeline()
-        if run.replicas.world.leads:
-            timeline.save(run.run_dir / self.FILE)
+        try:
+            if run.replicas.world.leads:
+                timeline.save(run.run_dir / self.FILE)
+        except OSError as error:
+            warnings.warn(f"{self.FILE} cannot be written ({disk_reason(error)}); the training goes on", stacklevel=2)
         self._began, self._ended = None, True
 
     def __repr__(self) -> str:

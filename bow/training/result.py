@@ -19,6 +19,9 @@ class Result:
         engine: the engine that ran, after any fallback.
         time_to_target: seconds from the first round until `target` was reached; None if it was not.
         run_dir: where config, records, report and model are.
+        model_path: the file of the model: in another place where the run directory could not be written, None where
+            no place could, or where another process has written it.
+        report_path: the file of the report; None where it could not be written, or another process has written it.
         seconds: seconds from the first round to the end, evaluation included.
         calibration_s: seconds that trials took before the first round, to find engine and number of learners.
         num_restarts: how often a learner diverged and started again from z.
@@ -32,6 +35,8 @@ class Result:
     time_to_target: float | None
     run_dir: Path
     seconds: float
+    model_path: Path | None = None
+    report_path: Path | None = None
     calibration_s: float = 0.0
     num_restarts: int = 0
 

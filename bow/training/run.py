@@ -1,8 +1,6 @@
 """One training as it goes: rounds, epochs, records, evaluation, checkpoints."""
 
-import contextlib
 import math
-import shutil
 import signal
 import time
 import warnings
@@ -12,16 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_model
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
 from bow.engine import Outcome, Stacked
 from bow.engine.base import MAX_ROUNDS_TOGETHER
 from bow.engine.place import num_threads
-from bow.errors import CheckpointError, DeviceMemoryError, DivergenceError, SettingError, reason
+from bow.errors import DeviceMemoryError, DivergenceError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
 from bow.training.agreement import Agreement
@@ -35,6 +31,7 @@ from bow.training.metrics import Metric, mean_of, reached
 from bow.training.opened import dealt_again
 from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
 from bow.training.result import Result
+from bow.training.saving import save_central
 from bow.training.tuning import Tuned
 from bow.training.watch import Watch
 from bow.training.watch_devices import WatchDevices
@@ -195,40 +192,40 @@ class Run:
     def finish(self) -> Result:
         """Save the central model, write the report and say how it went."""
         try:
+            model, model_path, report_path = self.replicas.export(), None, None
+            if self._world.leads:
+                model_path = save_central(model, self._plan.directory)
+                if model_path != self._plan.directory.model_path:
+                    self._event("not written", f"the model is not in the run directory, but in {model_path}")
+                report_path = self._write(lambda: write_report(self.run_dir), "report", "bow report writes it anew")
             result = Result(
-                model=self.replicas.export(),
+                model=model,
                 history=self.history,
                 throughput=self.throughput,
                 learners=self.replicas.learners,
                 engine=self.replicas.engine,
                 time_to_target=self.time_to_target,
                 run_dir=self.run_dir,
+                model_path=model_path,
+                report_path=report_path,
                 seconds=self._seconds,
                 calibration_s=self._plan.tuned.seconds,
                 num_restarts=self._num_restarts,
             )
-            if self._world.leads:
-                self._write(lambda: self._save_model(result.model), "model")
-                self._write(lambda: write_report(self.run_dir), "report")
         finally:
             self._close_loggers()
         self._hooks.call("on_train_end", self, result)
         return result
 
-    def _save_model(self, model: nn.Module) -> None:
-        directory = self._plan.directory
-        save_model(model, str(directory.model_path))
-        with contextlib.suppress(OSError):  # safetensors lets nobody else read it
-            shutil.copymode(directory.config_path, directory.model_path)
-
-    def _write(self, write: Callable[[], object], what: str) -> None:
-        """Write a file of the run; a disk that is full by now must not cost the user the result."""
+    def _write(self, write: Callable[[], Path], what: str, then: str) -> Path | None:
+        """Write a file of the run; None where that fails, which must not cost the user the training."""
         try:
-            write()
-        except (OSError, SafetensorError, CheckpointError) as error:
-            message = f"the {what} cannot be written ({reason(error)}); free space, what was trained is not lost"
+            return write()
+        except Exception as error:
+            message = f"the {what} cannot be written ({reason(error)}); {then}"
             warnings.warn(message, stacklevel=3)
             self._event("not written", message)
+            return None
 
     def state(self) -> dict[str, Any] | None:
         """Everything that a checkpoint holds.
@@ -396,7 +393,8 @@ class Run:
 
     def _save_checkpoint(self) -> None:
         if (state := self.state()) is not None:
-            self._write(lambda: save_checkpoint(self._plan.directory.checkpoints, self.round, state), "checkpoint")
+            folder = self._plan.directory.checkpoints
+            self._write(lambda: save_checkpoint(folder, self.round, state), "checkpoint", "the training goes on")
 
     def _run_rounds(self, deals: Sequence[Deal]) -> list[tuple[Deal, Outcome]]:
         """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""

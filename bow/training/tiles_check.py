@@ -2,6 +2,7 @@
 
 import statistics
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from bow.cluster import World
 from bow.engine import Batch
-from bow.errors import SettingError
+from bow.errors import SettingError, disk_reason
 from bow.planner.baselines import data_parallel
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
@@ -53,8 +54,15 @@ class Checked:
         return f"{1e3 * self.batch_s:.1f} ms a batch, data parallelism {1e3 * self.data_s:.1f} ms"
 
     def save(self, folder: Path) -> None:
-        """Write both timelines into one file."""
-        save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
+        """Write both timelines into one file, if that can be written.
+
+        Warns:
+            UserWarning: it cannot.
+        """
+        try:
+            save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
+        except OSError as error:
+            warnings.warn(f"{FILE} cannot be written ({disk_reason(error)}); the training goes on", stacklevel=2)
 
 
 def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, world: World) -> Checked | None:

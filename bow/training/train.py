@@ -28,6 +28,7 @@ from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
 from bow.errors import RunDirectoryError
+from bow.files import save_text
 from bow.observe import Logger, Progress, RunDirectory, RunLock
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.search import Found
@@ -418,7 +419,7 @@ def _made_directory(
         made = str(directory.path), not directory.holds_run
         directory.write_config(settings)
         if job := job_name():
-            (directory.path / JOB).write_text(job, encoding="utf-8")
+            save_text("the name of torchrun's job", directory.path / JOB, job, RunDirectoryError)
     where, fresh = world.leaders(made)
     return RunDirectory(Path(where)), fresh
 

@@ -1,9 +1,16 @@
+import contextlib
+import errno
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_model
 
+import bow
 from bow.cli import main
 
 SMALL = ["data.limit=64", "epochs=1", "learners=2"]
@@ -88,3 +95,65 @@ def test_learners_are_found_for_goodput(capsys: pytest.CaptureFixture[str]) -> N
     assert "rounds are too few to measure anything" in found["summary"]
     assert f"engine and learners: {found['summary']}" in capsys.readouterr().out
     assert "objective" in (path / "config.yaml").read_text()
+
+
+@contextlib.contextmanager
+def lost(why: str) -> Iterator[None]:
+    """Standard output on a full disk, or a pipe that nobody reads any more."""
+    if why == "pipe":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        write = os.open("/dev/full", os.O_WRONLY)
+    stream = os.fdopen(write, "w")
+    with contextlib.redirect_stdout(stream):
+        yield
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+@pytest.mark.parametrize("why", ["full", "pipe"])
+@pytest.mark.parametrize(
+    "words", [["train", *SMALL], ["train", "-m", *SMALL[:2], "learners=1,2"]], ids=["one", "sweep"]
+)
+def test_a_training_does_not_need_its_standard_output(words: list[str], why: str) -> None:
+    with lost(why):
+        assert main(words) == 0
+    assert all((path / "model.safetensors").exists() for path in run_dirs())
+    assert len(run_dirs()) == (2 if "-m" in words else 1)
+
+
+@pytest.mark.parametrize(("why", "status"), [("full", 1), ("pipe", 0)])
+def test_what_is_only_said_is_missed_unless_nobody_reads_it(
+    why: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lost(why):
+        assert main(["--help"]) == status
+    shown = capsys.readouterr().err
+    assert shown == ("bow: standard output cannot be written (the disk is full)\n" if status else "")
+
+
+def test_a_training_in_python_does_not_need_its_standard_output() -> None:
+    with lost("pipe"):
+        result = bow.train(
+            torch.nn.Linear(2, 1), (torch.ones(8, 2), torch.ones(8, 1)), torch.nn.functional.mse_loss,
+            learners=1, engine="eager", batch_size=4, devices="cpu",
+        )  # fmt: skip
+    assert result.model_path is not None
+
+
+@pytest.mark.filterwarnings("always:the model cannot")
+def test_a_model_that_is_not_in_the_run_directory_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(model: object, path: str) -> None:
+        if "sub/here/" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save_model(model, path)
+
+    monkeypatch.setattr("bow.training.saving.save_model", save)
+    assert main(["train", *SMALL, "run_dir=sub/here"]) == 1
+    assert (
+        "the model cannot be written to sub/here/model.safetensors (the disk is full); it is" in capsys.readouterr().err
+    )
+    assert list(Path().glob("*.safetensors"))

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, load_model
+from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
@@ -283,6 +286,70 @@ def test_the_run_directory_holds_settings_records_report_and_model(
     assert config["sync"].startswith("SMA(")
     assert "lr=0.1" in config["optimizer"]
     assert (result.run_dir / "report.html").stat().st_size > 10_000
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[Path]:
+    """Directories whose disk is full for models."""
+    folders: set[Path] = set()
+
+    def save(model: nn.Module, path: str) -> None:
+        Path(path).write_bytes(b"the first part")
+        if Path(path).parent in folders:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save_model(model, path)
+
+    monkeypatch.setattr("bow.training.saving.save_model", save)
+    for name in ("here", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return folders
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_in_a_place_that_is_told(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], full: set[Path], tmp_path: Path
+) -> None:
+    full.add(tmp_path / "run")
+    (tmp_path / "here" / "run.safetensors").write_bytes(b"another's")
+    told = r"model cannot be written to .*run/model.safetensors \(the disk is full\); it is in .*here/run2.safetensors"
+    with pytest.warns(UserWarning, match=told):
+        result = train(model, data)
+    assert result.model_path == tmp_path / "here" / "run2.safetensors"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml", "metrics.jsonl"}
+    load_model(model, result.model_path)
+    assert torch.equal(model.weight, result.model.weight)
+
+
+def test_a_run_directory_that_has_gone_does_not_take_the_model_with_it(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], full: set[Path], tmp_path: Path
+) -> None:
+    class Gone:
+        def on_epoch_end(self, run: Any, record: Any) -> None:
+            shutil.rmtree(run.run_dir)
+
+    full.add(tmp_path / "here")
+    with pytest.warns(UserWarning, match=r"\(No such file or directory\); it is in .*temporary/.*/run.safetensors"):
+        result = train(model, data, callbacks=[Gone()])
+    assert result.model_path is not None
+    assert result.model_path.exists()
+
+
+def test_a_model_that_fits_nowhere_is_in_the_result(
+    train: Train,
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    full: set[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path / "temporary"))
+    full |= {tmp_path / name for name in ("run", "here", "temporary")}
+    with pytest.warns(UserWarning, match="nor to the current directory or a temporary one; free space"):
+        result = train(model, data)
+    assert result.model_path is None
+    assert len(result.history) == 1
+    assert not list(tmp_path.rglob("*.safetensors*"))
 
 
 @pytest.mark.parametrize("kind", ["batch norm", "tied", "channels last"])

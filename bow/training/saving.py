@@ -1,0 +1,68 @@
+"""The central model on disk: whole or not at all, and in another place where the run directory cannot take it."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_model
+from torch import nn
+
+from bow.errors import disk_reason
+from bow.observe import RunDirectory
+
+
+def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
+    """Save a model in its run directory, else in the current directory, else in a temporary one.
+
+    Returns:
+        Where it is; None: nowhere.
+
+    Warns:
+        UserWarning: it is not in its run directory; says where it is.
+    """
+    wanted = directory.model_path
+    try:
+        _save_whole(model, wanted, directory.config_path)
+        return wanted
+    except (OSError, SafetensorError) as error:
+        problem = f"the model cannot be written to {wanted} ({disk_reason(error)})"
+    for path in _other_places(directory.path.name):
+        try:
+            _save_whole(model, path)
+        except (OSError, SafetensorError):
+            continue
+        warnings.warn(f"{problem}; it is in {path} instead", stacklevel=3)
+        return path
+    warnings.warn(f"{problem}, nor to the current directory or a temporary one; free space", stacklevel=3)
+    return None
+
+
+def _other_places(run: str) -> Iterator[Path]:
+    for folder in (Path.cwd, lambda: Path(tempfile.mkdtemp(prefix="bow_"))):
+        with contextlib.suppress(OSError):  # a current directory can have been deleted
+            there = folder()
+            names = (f"{run}{number}.safetensors" for number in itertools.chain([""], itertools.count(2)))
+            yield next(there / name for name in names if not (there / name).exists())
+
+
+def _save_whole(model: nn.Module, path: Path, like: Path | None = None) -> None:
+    """Write it under another name and rename it; those who may read `like` may read it, too."""
+    part = path.with_name(f"{path.name}.tmp")
+    try:
+        save_model(model, str(part))
+        with contextlib.suppress(OSError):  # safetensors lets nobody else read it
+            if like is not None:
+                shutil.copymode(like, part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())  # some file systems only now say that they are full
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
