@@ -87,7 +87,8 @@ def _report(result: "Result") -> int:
     """Say what came out; the status is that of a failure where the model is not in the run directory."""
     if not is_leader():
         return 0
-    print(f"central model: {_outcome(result)}")
+    restarts = f"; learners restarted {result.num_restarts} times" if result.num_restarts else ""
+    print(f"central model: {_outcome(result)}{restarts}")
     if result.report_path is not None:
         print(f"report: {_shown(result.report_path)}", flush=True)
     return 0 if result.model_path == RunDirectory(result.run_dir).model_path else NOT_SAVED

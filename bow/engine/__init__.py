@@ -14,6 +14,7 @@ from bow.engine.fused import Fused as Fused
 from bow.engine.graph import Graph as Graph
 from bow.engine.outcome import Batches as Batches
 from bow.engine.outcome import Event as Event
+from bow.engine.outcome import OnNan as OnNan
 from bow.engine.outcome import Outcome as Outcome
 from bow.engine.outcome import Stacked as Stacked
 from bow.engine.outcome import TaskSettings as TaskSettings

@@ -27,6 +27,8 @@ MAX_ROUNDS_TOGETHER = 64
 HOPELESS_ROUNDS = 10
 """After this many rounds in a row in which every learner diverged, training ends with an error."""
 
+REMEDY = 'lower the learning rate, look for NaN in the data, or go on with on_nan="continue"'
+
 
 class Engine(abc.ABC):
     """Runs the rounds of one device.
@@ -445,7 +447,7 @@ class Engine(abc.ABC):
             raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
         self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
         if self.is_hopeless and self.group.is_alone:  # else other devices may have healthy ones
-            raise DivergenceError(f"training diverged: {cause}, and so did every other; lower the learning rate")
+            raise DivergenceError(f"training diverged: {cause}, and so did every other; {REMEDY}")
         if not self._central_is_finite():
             raise DivergenceError(f"training diverged: {cause}, and with it the central model; lower the learning rate")
         what = "starts again from the central model" if self._restarts_weights else "is left out of the mean"
@@ -458,7 +460,7 @@ class Engine(abc.ABC):
     @property
     def is_hopeless(self) -> bool:
         """Whether all learners of this device have diverged round after round."""
-        return self._hopeless_rounds >= HOPELESS_ROUNDS
+        return self.settings.on_nan != "continue" and self._hopeless_rounds >= HOPELESS_ROUNDS
 
     def _central_is_finite(self) -> bool:
         return bool(torch.isfinite(self.group.matrix.z).all())

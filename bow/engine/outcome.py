@@ -23,6 +23,9 @@ class Stacked:
     value: Any
 
 
+OnNan: TypeAlias = Literal["restart", "continue", "error"]
+"""What happens to a learner that leaves the finite numbers: it starts again, unless that is hopeless; always; never."""
+
 Batches: TypeAlias = Stacked | Sequence[Batch | None]
 """One batch per learner; None where a learner sits out."""
 
@@ -50,7 +53,7 @@ class TaskSettings:
     step: Step
     precision: str | None = None
     clip_norm: float | None = None
-    on_nan: Literal["restart", "error"] = "restart"
+    on_nan: OnNan = "restart"
     compile: bool = False
     seed: int = 0
     rounds: int | None = None
@@ -61,8 +64,8 @@ class TaskSettings:
     def __post_init__(self) -> None:
         check_precision(self.precision)
         check_clipping(self.clip_norm)
-        if self.on_nan not in ("restart", "error"):
-            raise SettingError(f'on_nan must be "restart" or "error", got {self.on_nan!r}')
+        if self.on_nan not in get_args(OnNan):
+            raise SettingError(f'on_nan must be "restart", "continue" or "error", got {self.on_nan!r}')
         check_dispatch(self.dispatch)
         check_memory_setting(self.memory, self.compile)
 

@@ -39,11 +39,14 @@ VALIDATION = ("epoch", "evaluation")
 def metrics(record: Record) -> dict[str, float]:
     """The values that an `epoch`, `evaluation` or `end` record holds of the validation data, by name.
 
+    NaN, which JSON has no word for, was written as null.
+
     Example:
         >>> metrics({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5, "accuracy": 0.9})
         {'loss': 0.5, 'accuracy': 0.9}
     """
-    return {name: value for name, value in record.items() if name not in FIELDS and is_number(value)}
+    values = {name: math.nan if value is None else value for name, value in record.items() if name not in FIELDS}
+    return {name: value for name, value in values.items() if is_number(value) or isinstance(value, float)}
 
 
 def scalars(record: Record) -> dict[str, float]:

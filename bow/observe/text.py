@@ -23,8 +23,10 @@ def metric_text(name: str, value: float | None) -> str:
         >>> metric_text("accuracy", 0.97222), metric_text("loss", 0.123456), metric_text("error", 12345.6)
         ('97.22 %', '0.1235', '12,346')
     """
-    if value is None or not math.isfinite(value):
+    if value is None:
         return MISSING
+    if not math.isfinite(value):
+        return str(float(value))
     if is_share(name):
         return f"{100 * value:.2f} %"
     if 1e-3 <= abs(value) < 1e4 or value == 0:

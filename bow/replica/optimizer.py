@@ -50,6 +50,8 @@ def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) ->
         raise OptimizerError(
             f"optimizer must be a function that returns a torch.optim.Optimizer, it returned {type(optimizer).__name__}"
         )
+    if parameters and parameters[0].is_floating_point():
+        _check_finite(optimizer, parameters[0].dtype)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise OptimizerError(
@@ -57,6 +59,20 @@ def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) ->
             "task cannot give it; use an optimizer such as torch.optim.SGD or torch.optim.AdamW"
         )
     return optimizer
+
+
+def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            numbers = value if isinstance(value, (tuple, list)) and name != "params" else (value,)
+            for number in numbers:
+                single = float(number) if isinstance(number, Tensor) and number.numel() == 1 else number
+                if isinstance(single, float) and not abs(single) <= largest:
+                    kind = str(dtype).removeprefix("torch.")
+                    raise OptimizerError(
+                        f"{name}={number} of the optimizer is not finite in {kind}; give another value"
+                    )
 
 
 class OptimizerRows:

@@ -2,14 +2,13 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
 from bow.cluster import ALONE, StandIn, World
 from bow.device import StreamDevice
-from bow.engine import Batch, EngineName, Step
+from bow.engine import Batch, EngineName, OnNan, Step
 from bow.engine.memory import is_cpu
 from bow.engine.room import Room
 from bow.engine.swap import Memory
@@ -52,7 +51,7 @@ class Blueprint:
     precision: str | None
     clip_norm: float | None
     memory: Memory
-    on_nan: Literal["restart", "error"]
+    on_nan: OnNan
     buffers: BufferPolicy
     seed: int
     example: Batch | None

@@ -1,6 +1,7 @@
 """What `bow.train` looks at before anything is written: every user's mistake that can be seen beforehand."""
 
 import functools
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -178,6 +179,7 @@ def check_first_batch(
     labels: Tensor | None = None,
     *,
     data: str = "data",
+    most_bad: float = 0.0,
 ) -> None:
     """Run one batch through the model: lazy modules get their shapes, and what does not fit shows.
 
@@ -192,12 +194,14 @@ def check_first_batch(
         step: what a learning task does.
         labels: the targets of all samples, where they are at hand.
         data: the argument that the batch is from.
+        most_bad: the largest part of the samples that may have values that are not finite.
 
     Raises:
         ModelError: the model fails on the batch.
         LossError: the loss is not a scalar, or depends on what is not in the model and requires a gradient.
-        DataError: batches are no pairs, or labels are out of range.
+        DataError: batches are no pairs, labels are out of range, or values are not finite, and neither is the loss.
     """
+    _check_has_values(batch, data)
     outside = OutsideTensors(step, template)
     if loss is None and not has_lazy_modules(template) and not outside.may_matter:
         return
@@ -216,6 +220,8 @@ def check_first_batch(
                     made = _loss_on(template, batch, loss, labels, data)
             if isinstance(made, Tensor):
                 outside.check(made, [batch])
+                if made.dim() == 0 and not math.isfinite(value := float(made)):
+                    _check_finite(batch, value, data, most_bad)
     except BowError:
         raise
     except Exception as error:
@@ -228,6 +234,34 @@ def check_first_batch(
         for module, training in modes.items():
             module.training = training
         load_buffers(template, buffers)
+
+
+def _check_has_values(batch: Batch, data: str) -> None:
+    if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(batch)):
+        raise DataError(f"a batch of {data} is on the meta device, where tensors have no values; give it on the CPU")
+
+
+def _check_finite(batch: Batch, loss: float, data: str, most_bad: float) -> None:
+    bad = [_not_finite(leaf).flatten(1).any(1) if leaf.dim() > 1 else _not_finite(leaf) for leaf in _floats(batch)]
+    if any(float(each.float().mean()) > most_bad for each in bad if each.numel()):
+        count = num_not_finite(batch)
+        raise DataError(
+            f"the first batch of {data} has {count} values that are not finite, and the loss is {loss}; correct them"
+        )
+
+
+def num_not_finite(batch: Batch) -> int:
+    """How many values in a batch are NaN or infinite."""
+    return sum(int(_not_finite(leaf).sum()) for leaf in _floats(batch))
+
+
+def _floats(batch: Batch) -> list[Tensor]:
+    leaves = tree_leaves(batch)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())]
+
+
+def _not_finite(leaf: Tensor) -> Tensor:
+    return ~torch.isfinite(leaf)
 
 
 def _loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | None, data: str) -> Tensor:

@@ -3,8 +3,9 @@
 import contextlib
 import copy
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +16,32 @@ from bow.data import Batch, evaluation_batches, open_stream
 from bow.engine import Loss, autocast
 from bow.errors import DataError, SettingError
 from bow.replica import recalibrate
+from bow.training.checks import num_not_finite
 from bow.training.learners import Learners
-from bow.training.metrics import Metric
+from bow.training.metrics import Metric, check_names
 
 RECALIBRATION_BATCHES = 50
 """Batches of training data on which batch-norm statistics are measured anew."""
+
+
+class NotFinite(NamedTuple):
+    """A value of a batch of the validation data that is NaN or infinite.
+
+    Attributes:
+        text: the sentence about it.
+        of_the_data: whether the batch itself has such values, so that a better model would not help.
+    """
+
+    text: str
+    of_the_data: bool
+
+    @classmethod
+    def found(cls, name: str, value: float, index: int, batch: Any) -> "NotFinite":
+        """Look at the batch, the `index`-th, that gave this value."""
+        count = num_not_finite(batch)
+        cause = f"{count} values of the batch are not finite" if count else "the batch itself is finite"
+        remedy = "correct the data" if count else "the model may be diverging"
+        return cls(f"{name} is {value} in batch {index} of the validation data: {cause}; {remedy}", count > 0)
 
 
 class Evaluator:
@@ -42,6 +64,8 @@ class Evaluator:
         self._loss = loss
         self._metrics = metrics
         self._batch_size = batch_size
+        self.problem: NotFinite | None = None
+        """The first value of the last evaluation that was not finite."""
         evaluation_batches(validation, batch_size)  # bad data are to be found now and not after an epoch
 
     def first_batch(self) -> Any:
@@ -61,9 +85,10 @@ class Evaluator:
         sums: dict[str, float] = {}
         count = 0
         applying: list[Metric] | None = None
+        self.problem = None
         for metric in self._metrics:
             metric.reset()
-        for batch in evaluation_batches(self._validation, self._batch_size):
+        for index, batch in enumerate(evaluation_batches(self._validation, self._batch_size)):
             batch = tree_map_only(Tensor, lambda t: t.to(replicas.device, non_blocking=True), batch)
             with autocast(replicas.device, replicas.precision):
                 if self._loss is None:
@@ -79,7 +104,10 @@ class Evaluator:
             size = batch_length(batch)
             count += size
             for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * size
+                number = float(value)
+                sums[name] = sums.get(name, 0.0) + number * size
+                if not math.isfinite(number) and self.problem is None:
+                    self.problem = NotFinite.found(name, number, index, batch)
         means = {name: total / max(count, 1) for name, total in sums.items()}
         return means | {metric.name: _computed(metric) for metric in applying or []}
 
@@ -146,4 +174,5 @@ def _computed(metric: Metric) -> float:
 
 def _step_values(result: Tensor | tuple[Tensor, dict[str, Tensor]]) -> dict[str, Tensor]:
     loss, metrics = result if isinstance(result, tuple) else (result, {})
+    check_names("a value of the step", metrics)
     return {"loss": loss, **metrics}

@@ -1,14 +1,37 @@
 """What the central model is measured by."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bow.errors import SettingError
+from bow.observe.records import FIELDS
+
+RESERVED = FIELDS | {"loss"}
+"""Names in records that are bow's own."""
+
 IGNORED_LABEL = -100
 """The target that torch's cross entropy ignores by default."""
+
+
+def check_names(what: str, names: Iterable[object]) -> None:
+    """Refuse names of values that would hide others in the records, or each other.
+
+    Raises:
+        SettingError: with the name.
+    """
+    seen: set[object] = set()
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise SettingError(f"{what} needs a name, a text such as 'accuracy', got {name!r}; give it one")
+        if name in RESERVED:
+            raise SettingError(f"{what} is named {name!r}, which records have for something else; name it differently")
+        if name in seen:
+            raise SettingError(f"{what} is named {name!r}, and so is another one; give each a name of its own")
+        seen.add(name)
 
 
 class Metric(abc.ABC):

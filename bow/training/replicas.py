@@ -19,6 +19,7 @@ from bow.engine import (
     EngineName,
     Event,
     Loss,
+    OnNan,
     Outcome,
     Stacked,
     Step,
@@ -89,8 +90,9 @@ class Replicas(nn.Module):
         memory: where a learning task keeps what its backward pass needs: on the `"device"`, or in host memory
             (`"swap"`: engines `"eager"` and `"streams"` on a GPU), for models that do not fit otherwise.
         schedule: which executors run the operators of each learning task; for engine `graph` on a CPU.
-        on_nan: a learner whose loss, gradient or weights are not finite starts again from z (`"restart"`), or ends the
-            training (`"error"`).
+        on_nan: a learner whose loss, gradient or weights are not finite starts again from z, and where all learners do
+            so round after round, the training ends (`"restart"`) or goes on (`"continue"`); or it ends the training at
+            once (`"error"`).
         buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
             `"first"` learner, or measured anew (`"recalibrate"`, by `bow.train`).
         compile: compile the learning task with `torch.compile` (`fused` always does).
@@ -132,7 +134,7 @@ class Replicas(nn.Module):
         clip_norm: float | None = None,
         memory: Memory = "device",
         schedule: Schedule | None = None,
-        on_nan: Literal["restart", "error"] = "restart",
+        on_nan: OnNan = "restart",
         buffers: BufferPolicy = "average",
         compile: bool = False,
         seed: int = 0,

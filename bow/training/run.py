@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
-from bow.engine import Outcome, Stacked
-from bow.engine.base import MAX_ROUNDS_TOGETHER
+from bow.engine import OnNan, Outcome, Stacked
+from bow.engine.base import MAX_ROUNDS_TOGETHER, REMEDY
 from bow.engine.place import num_threads
-from bow.errors import DeviceMemoryError, DivergenceError, SettingError, reason
+from bow.errors import DataError, DeviceMemoryError, DivergenceError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
 from bow.training.agreement import Agreement
@@ -27,7 +27,7 @@ from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.interruption import Interruption
 from bow.training.learners import Learners
 from bow.training.meter import Meter
-from bow.training.metrics import Metric, mean_of, reached
+from bow.training.metrics import Metric, check_names, mean_of, reached
 from bow.training.opened import dealt_again
 from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
 from bow.training.result import Result
@@ -46,6 +46,9 @@ RECALIBRATION = 1
 TOLD = ("learner restarted", "engine changed")
 """Events of which engines warn, each kind once; rank 0 warns of those of other devices."""
 
+MOST_LOST = 0.5
+"""The largest part of an epoch's steps that may come to nothing."""
+
 WARMUP_ROUNDS = 20
 """Rounds that throughput leaves out, or a quarter of a short training: the first ones compile and allocate."""
 
@@ -59,6 +62,7 @@ class Plan:
     lr_interval: Literal["epoch", "round"]
     target: Mapping[str, float]
     metrics: Mapping[str, Metric]
+    on_nan: OnNan
     checkpoint_every: int | None
     evaluate_every: float
     evaluate: Evaluator | None
@@ -126,6 +130,8 @@ class Run:
         self._began = time.perf_counter()
         self._elapsed_before = 0.0
         self._epoch_losses: list[Tensor] = []
+        self._tasks_of_epoch = 0
+        self._restarts_before_epoch = 0
         self._recent_losses: list[Tensor] = []
         self._last_record = (0.0, 0)
         self._evaluated: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
@@ -275,6 +281,7 @@ class Run:
         self._elapsed_before = state["elapsed_s"]
         self._last_record = (0.0, self.samples)
         self._epoch_losses = [] if epoch_losses is None else [epoch_losses.to(self.replicas.device)]
+        self._restarts_before_epoch = self.replicas.num_restarts
         self._evaluated_share = self._share()
         last = self.history[-1] if self.history else {"round": -1, "time_s": 0.0}
         self._evaluated = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
@@ -385,7 +392,7 @@ class Run:
             heard = self._agreement.exchange(self._meter.now, self.round, wants, self.replicas.is_hopeless)
             if heard.hopeless and not heard.stop:
                 self._gather_events()
-                raise DivergenceError("training diverged: every learner of every device did; lower the learning rate")
+                raise DivergenceError(f"training diverged: every learner of every device did; {REMEDY}")
             self._stopped = self._stopped or heard.stop
             watch = self._watch_devices
             if watch is not None and (change := watch.heard(heard.seconds, self._meter.samples)):
@@ -417,7 +424,10 @@ class Run:
     def _count_round(self, deal: Deal, outcome: Outcome) -> None:
         self.round += 1
         self.samples += deal.num_samples
+        if not self._meter.samples and self._plan.evaluate is not None:
+            check_names("a value of the step", outcome.metrics)
         self._meter.samples += deal.num_samples
+        self._tasks_of_epoch += sum(outcome.active)
         self._epoch_losses.append(outcome.losses)
         self._recent_losses.append(outcome.losses)
         self.replicas.remember(outcome)
@@ -438,11 +448,24 @@ class Run:
         values = self._evaluate()
         record.update(values)
         self.history.append(self._log(record))
+        self._check_divergence()
         self._check_target(values)
         self._hooks.call("on_epoch_end", self, self.history[-1])
         if self._plan.lr_interval == "epoch":
             self._step_scheduler(values.get("loss", record["train_loss"]))
         self._epoch_losses = []
+
+    def _check_divergence(self) -> None:
+        """End where most of what was computed since the last epoch came to nothing."""
+        restarts = self.replicas.num_restarts
+        own = [restarts - self._restarts_before_epoch, self._tasks_of_epoch]
+        lost, tasks = map(int, self._world.add_up(own))
+        self._restarts_before_epoch, self._tasks_of_epoch = restarts, 0
+        if lost > MOST_LOST * tasks and self._plan.on_nan != "continue" and not self._stopped:
+            raise DivergenceError(
+                f"training diverged: {lost} of the last {tasks} steps came to nothing, since loss, gradient or weights "
+                f"were not finite; {REMEDY}"
+            )
 
     def _evaluate_within_epoch(self) -> None:
         values = self._evaluate()
@@ -466,7 +489,17 @@ class Run:
             seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
             recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
         evaluate = self._plan.evaluate
-        return self._world.leaders(evaluate(self.replicas) if evaluate is not None and self._world.leads else {})
+        if evaluate is None:
+            return {}
+        own = (evaluate(self.replicas), evaluate.problem) if self._world.leads else ({}, None)
+        values, problem = self._world.leaders(own)
+        if problem is not None:
+            self._event("not finite", problem.text)
+            if self._world.leads:
+                warnings.warn(problem.text, stacklevel=2)
+            if problem.of_the_data and any(math.isnan(values.get(name, 0.0)) for name in self._plan.target):
+                raise DataError(f"the target cannot be reached: {problem.text}")
+        return dict(values)
 
     def _mean_loss(self, by_round: list[Tensor]) -> float:
         """Over the learning tasks of the learners of all devices."""

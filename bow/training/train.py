@@ -25,7 +25,7 @@ from bow.cluster import (
     was_restarted,
 )
 from bow.device import StreamDevice
-from bow.engine import EngineName, Loss, Step, check_engine, choose_learners
+from bow.engine import EngineName, Loss, OnNan, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
 from bow.errors import RunDirectoryError
 from bow.files import save_text
@@ -57,12 +57,12 @@ from bow.training.evaluation import Evaluator
 from bow.training.given import check_learners, check_step, check_sync
 from bow.training.interruption import end_as_asked
 from bow.training.learners import Learners
-from bow.training.metrics import Accuracy, Metric
+from bow.training.metrics import Accuracy, Metric, check_names
 from bow.training.opened import Opened
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.training.result import Result
 from bow.training.resuming import learners_to_resume, optimizer_settings, restore
-from bow.training.run import Plan, Run
+from bow.training.run import MOST_LOST, Plan, Run
 from bow.training.strategy import Strategy, decide, engine_with, read_strategy
 from bow.training.tiles import TileLearners
 from bow.training.tiles_check import Checked, check_speed
@@ -108,7 +108,7 @@ def train(
     devices: int | Literal["auto", "cpu", "cuda"] | StreamDevice = "auto",
     dispatch: Dispatch = "fixed",
     tuner: Tuner | None = None,
-    on_nan: Literal["restart", "error"] = "restart",
+    on_nan: OnNan = "restart",
     validation: Any = None,
     eval_batch_size: int | None = None,
     evaluate_every: float = 1.0,
@@ -162,8 +162,9 @@ def train(
             a training that a callback stops ends there.
         tuner: how engine and learners are found where they are `"auto"`; None is `bow.Tuner()`. With
             `lr_interval="round"`, learners stay as many as the trials have found.
-        on_nan: a learner that diverges starts again from z (`"restart"`), or ends the training (`"error"`), as a placed
-            strategy always does.
+        on_nan: a learner that diverges starts again from z, and the training ends where more than half of the steps of
+            an epoch came to nothing (`"restart"`); it starts again and the training goes on (`"continue"`); or it ends
+            the training (`"error"`), as it always does with a placed strategy.
         validation: like `data`; the central model is evaluated on it after every epoch.
         evaluate_every: epochs between evaluations; 0.25 evaluates four times an epoch, and 1 or more after every epoch.
         eval_batch_size: samples per evaluation batch, 256 by default.
@@ -226,6 +227,7 @@ def train(
     check_sync(sync)
     chosen_step = check_step(loss, step)
     check_objects("metrics", metrics, Metric)
+    check_names("a metric", [getattr(metric, "name", None) for metric in metrics])
     check_objects("loggers", loggers, Logger)
     check_engine(engine)
     check_callbacks(callbacks)
@@ -254,7 +256,8 @@ def train(
     check_evaluate_every(evaluate_every, stream)
     rule = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
     check_round(stream, rule)
-    check_first_batch(template, opened.example, loss, chosen_step, all_labels(data))
+    most_bad = 1.0 if on_nan == "continue" else MOST_LOST
+    check_first_batch(template, opened.example, loss, chosen_step, all_labels(data), most_bad=most_bad)
     evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
     if evaluator is not None:
         check_first_batch(
@@ -347,6 +350,7 @@ def train(
             lr_interval=lr_interval,
             target=dict(target or {}),
             metrics={metric.name: metric for metric in metrics},
+            on_nan=on_nan,
             checkpoint_every=checkpoint_every,
             evaluate_every=evaluate_every,
             evaluate=evaluator,

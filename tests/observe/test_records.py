@@ -18,8 +18,9 @@ def test_metrics_are_what_is_left_of_a_record():
     assert metrics(record) == {"accuracy": 0.9, "f1": 0.8}
 
 
-def test_metrics_without_a_value_are_left_out():
-    assert metrics({"kind": "epoch", "loss": float("nan"), "accuracy": None}) == {}
+def test_metrics_that_are_not_finite_are_there():
+    values = metrics({"kind": "epoch", "loss": float("inf"), "accuracy": None, "name": "a text"})
+    assert {name: str(value) for name, value in values.items()} == {"loss": "inf", "accuracy": "nan"}
 
 
 def test_training_and_validation_are_different_series(records):

@@ -29,6 +29,12 @@ def with_metrics(metrics: Any) -> Callable[..., Any]:
     return lambda model, batch: (cross_entropy(model(batch[0]), batch[1]), metrics)
 
 
+def named(name: Any) -> bow.Metric:
+    metric = bow.Accuracy()
+    metric.name = name
+    return metric
+
+
 class Frozen(nn.Linear):
     def __init__(self) -> None:
         super().__init__(5, 3)
@@ -95,15 +101,41 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"precision": "float16"}, SettingError, 'precision must be "bfloat16" or None'),
     ({"clip_norm": -1.0}, SettingError, "clip_norm must be above 0"),
     ({"buffers": "mean"}, SettingError, "buffers must be one of"),
-    ({"on_nan": "stop"}, SettingError, 'on_nan must be "restart" or "error"'),
+    ({"on_nan": "stop"}, SettingError, 'on_nan must be "restart", "continue" or "error"'),
     ({"optimizer": torch.optim.LBFGS}, OptimizerError, "LBFGS needs a closure"),
     ({"optimizer": functools.partial(torch.optim.SGD, lr=-1)}, OptimizerError, "Invalid learning rate: -1"),
+    ({"optimizer": functools.partial(torch.optim.SGD, lr=math.nan)}, OptimizerError, "lr=nan .* not finite in float32"),
+    (
+        {"optimizer": functools.partial(torch.optim.SGD, lr=1e308)},
+        OptimizerError,
+        r"lr=1e.308 .* not finite",
+    ),
+    (
+        {"optimizer": functools.partial(torch.optim.SGD, lr=0.1, momentum=math.inf)},
+        OptimizerError,
+        "momentum=inf .* not finite",
+    ),
+    (
+        {"optimizer": functools.partial(torch.optim.SGD, lr=torch.tensor(math.inf))},
+        OptimizerError,
+        "lr=.*inf.* not finite",
+    ),
     ({"lr_scheduler": StepLR}, SettingError, "lr_scheduler must be a function that makes a scheduler .*step_size"),
     ({"lr_scheduler": 0.9}, SettingError, "lr_scheduler must be a function .* got 0.9"),
     ({"lr_scheduler": lambda optimizer: optimizer}, SettingError, "it returned SGD"),
     ({"metrics": bow.Accuracy()}, SettingError, "metrics must be a list of Metric objects"),
     ({"metrics": [bow.Accuracy]}, SettingError, "metrics must be a list of Metric objects"),
     ({"metrics": "accuracy"}, SettingError, "metrics must be a list of Metric objects, got 'accuracy'"),
+    ({"metrics": [named("loss")]}, SettingError, "a metric is named 'loss'"),
+    ({"metrics": [named("lr")]}, SettingError, "a metric is named 'lr'"),
+    ({"metrics": [named(None)]}, SettingError, "a metric needs a name"),
+    ({"metrics": [bow.Accuracy(), bow.Accuracy()]}, SettingError, "'accuracy', and so is another one"),
+    (
+        {"step": with_metrics({"learners": torch.zeros(())}), "validation": (X, Y)},
+        SettingError,
+        "a value of the step is named 'learners'",
+    ),
+    ({"validation": (X / 0, Y)}, DataError, "first batch of validation has 240 values that are not finite"),
     ({"loggers": [print]}, SettingError, "loggers must be a list of Logger objects"),
     ({"target": {"accuracy": 0.9}}, SettingError, "needs validation data to be measured on; give validation="),
     ({"target": 0.9, "validation": (X, Y)}, SettingError, "target must be values by name .* got 0.9"),
@@ -159,6 +191,7 @@ WRONG_DATA: list[tuple[Any, type[BowError], str]] = [
     ((X, Y - 1), DataError, "labels run from -1 to 1"),
     ((X, Y[:40]), DataError, r"equal first dimensions, got \[48, 40\]"),
     ((X[:0], Y[:0]), DataError, "0 samples"),
+    ((X * torch.nan, Y), DataError, "first batch of data has 20 values that are not finite"),
     ((X[:, :4], Y), ModelError, r"fails on the first batch of data, of shapes \(4, 4\), \(4,\)"),
     ((X.double(), Y), ModelError, "fails on the first batch of data"),
     ((X, X), ModelError, "fails on the first batch"),

@@ -281,7 +281,7 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
         ({"device": "tpu"}, "device must be"),
         ({"device": "cuda:99"}, 'use device="cpu"'),
         ({"step": cross_entropy}, "give either loss= or step=, got both"),
-        ({"on_nan": "ignore"}, 'on_nan must be "restart" or "error"'),
+        ({"on_nan": "ignore"}, 'on_nan must be "restart", "continue" or "error"'),
         ({"precision": "float16"}, 'precision must be "bfloat16" or None'),
         ({"clip_norm": 0.0}, "clip_norm must be above 0"),
         ({"buffers": "sum"}, "buffers must be one of average, recalibrate, first"),

@@ -4,6 +4,7 @@ import copy
 import errno
 import functools
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
-from bow.errors import DivergenceError, SettingError
+from bow.errors import DataError, DivergenceError, SettingError
 
 Train = Callable[..., bow.Result]
 
@@ -397,6 +398,53 @@ def test_divergence_may_be_an_error(train: Train, model: nn.Module, data: tuple[
         train(model, poison(data), on_nan="error")
 
 
+def half_poisoned(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    inputs = data[0].clone()
+    inputs[torch.arange(48) % 3 == 0] = torch.nan
+    return inputs, data[1]
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_training_ends_where_more_than_half_of_an_epoch_comes_to_nothing(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str
+) -> None:
+    with (
+        pytest.warns(UserWarning, match="starts again"),
+        pytest.raises(DivergenceError, match=r"\d+ of the last 12 steps came to nothing.*continue"),
+    ):
+        train(model, half_poisoned(data), epochs=5, engine=engine)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["epoch"] for record in records if record["kind"] == "epoch"] == [1]
+
+
+@pytest.mark.filterwarnings("ignore:.*starts again")
+def test_training_goes_on_where_that_is_asked_for(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    result = train(model, half_poisoned(data), epochs=5, on_nan="continue")
+    assert result.num_restarts > 30
+    assert len(result.history) == 5
+    result = train(model, (data[0] * torch.nan, data[1]), epochs=5, on_nan="continue", run_dir=tmp_path / "nothing")
+    assert result.num_restarts == 60
+
+
+def test_what_is_not_finite_in_the_validation_data_is_told(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"validation": poison(data), "eval_batch_size": 16, "epochs": 2}
+    with pytest.warns(UserWarning, match="loss is nan in batch 1 of the validation data: 5 values .* correct the data"):
+        result = train(model, data, progress=True, **settings)
+    assert math.isnan(result.metrics["loss"])
+    assert result.metrics["accuracy"] > 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert all("validation loss nan" in line for line in lines)
+    with (
+        pytest.warns(UserWarning, match="loss is nan"),
+        pytest.raises(DataError, match="the target cannot be reached: loss is nan in batch 1"),
+    ):
+        train(model, data, target={"loss": 0.1}, run_dir=tmp_path / "second", **settings)
+
+
 EVALUATING = {"learners": 3, "batch_size": 4, "epochs": 2, "evaluate_every": 0.25}
 """Rounds of 12 samples, of 48 in an epoch."""
 
@@ -479,7 +527,7 @@ def test_a_training_resumed_within_an_epoch_is_evaluated_at_the_same_rounds(
 
 @pytest.mark.parametrize(
     ("every", "message"),
-    [(0, "evaluate_every must be above 0 epochs, got 0"), ("often", "must be above 0 epochs, got 'often'")],
+    [(0, "evaluate_every must be above 0, got 0"), ("often", "must be a finite number above 0, got 'often'")],
 )
 def test_evaluations_that_cannot_be_are_refused(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], every: Any, message: str

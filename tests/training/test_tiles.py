@@ -262,8 +262,9 @@ def test_a_strategy_is_what_plan_returns(train: Callable[..., bow.Result], tmp_p
 @pytest.mark.parametrize("on_nan", ["restart", "error"])
 def test_a_loss_that_is_not_finite_ends_the_training(train: Callable[..., bow.Result], on_nan: str) -> None:
     inputs, labels = data()
-    with pytest.raises(DivergenceError, match="training diverged: the loss was nan in round 0; lower"):
-        train(samples=(inputs * torch.nan, labels), on_nan=on_nan)
+    inputs[::3] = torch.nan
+    with pytest.raises(DivergenceError, match=r"training diverged: the loss was nan in round \d; lower"):
+        train(samples=(inputs, labels), on_nan=on_nan)
 
 
 def test_a_batch_of_another_size_is_left_out_with_an_event(train: Callable[..., bow.Result], tmp_path: Path) -> None:
