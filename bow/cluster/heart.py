@@ -1,12 +1,15 @@
 """Who trains together hears of each other: a process that has gone or hangs is noticed, however long it may compute."""
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -18,39 +21,46 @@ BEAT_S = 2.0
 MISSED_S = 30.0
 """Seconds without a beat after which a process hangs, or its machine has gone."""
 
+PROCESSES = Path("/proc/self/ns/pid")
+
 EXIT_STATUS = 75
 """Of a process that ends since another one hangs: it may be started again (EX_TEMPFAIL of sysexits.h)."""
 
 
 class Beats:
-    """When each of some counters last changed; pure.
+    """Which of some processes have shown no sign of life for too long; pure.
+
+    Time in which the listener itself was stopped or got no core hardly counts: it could hear nobody then.
 
     Args:
-        names: of the counters.
-        missed_s: seconds without a change, or without a first beat, after which one has stopped.
-        now: seconds, on a clock that only goes up.
+        names: of the processes.
+        missed_s: seconds without a new sign, or without a first one, after which one has stopped.
 
     Example:
-        >>> beats = Beats([0, 1], missed_s=30, now=0)
-        >>> beats.hear({0: 1, 1: 1}, now=10)
-        >>> beats.hear({0: 2, 1: 1}, now=35)
-        >>> beats.stopped(now=41)
+        >>> beats = Beats([0, 1], missed_s=30)
+        >>> for count in range(4):
+        ...     beats.hear({0: count, 1: 7}, after_s=10)
+        >>> beats.stopped()
+        >>> beats.hear({0: 4, 1: 7}, after_s=3600)
+        >>> beats.stopped()
         1
     """
 
-    def __init__(self, names: Sequence[int], missed_s: float, now: float) -> None:
+    def __init__(self, names: Sequence[int], missed_s: float) -> None:
         self._missed_s = missed_s
-        self._last = dict.fromkeys(names, (-1, now))
+        self._now = 0.0
+        self._last: dict[int, tuple[object, float]] = dict.fromkeys(names, (None, 0.0))
 
-    def hear(self, counters: dict[int, int], now: float) -> None:
-        """Take in what the counters are by now."""
-        for name, count in counters.items():
-            if count != self._last[name][0]:
-                self._last[name] = count, now
+    def hear(self, signs: Mapping[int, object], after_s: float) -> None:
+        """Take in what the signs of life are by now, so many seconds after the last time."""
+        self._now += min(after_s, self._missed_s / 3)
+        for name, sign in signs.items():
+            if sign != self._last[name][0]:
+                self._last[name] = sign, self._now
 
-    def stopped(self, now: float) -> int | None:
+    def stopped(self) -> int | None:
         """The first one that has stopped; None where none has."""
-        late = (name for name, (_, since) in self._last.items() if now - since > self._missed_s)
+        late = (name for name, (_, since) in self._last.items() if self._now - since > self._missed_s)
         return next(late, None)
 
 
@@ -58,12 +68,14 @@ class Heart:
     """A thread that beats for this process and listens for others, once all have met.
 
     Rank 0 listens for all, and they for it: that is as many messages as there are processes, and enough, since all end
-    when rank 0 does. A process that is stopped, or whose machine has gone, is noticed within `MISSED_S` and a beat.
+    when rank 0 does. A process that is stopped, or whose machine has gone, is noticed within `MISSED_S` and a beat. One
+    on the same machine that computes, or waits for a core or a disk, lives, whether its thread gets to beat or not.
 
     Args:
         connect: opens a connection to where all meet, for this thread alone.
         rank: of this process.
         size: how many there are.
+        remedy: what helps where one is silent, such as `go on with ...`.
         on_silence: called with the rank of a process that was not heard of and a sentence on it, from this thread;
             None: the sentence on standard error, and the end of this process, since nothing else gets a thread out of a
             collective.
@@ -74,10 +86,12 @@ class Heart:
         connect: Callable[[], Store],
         rank: int,
         size: int,
+        remedy: str = "",
         on_silence: Callable[[int, str], None] | None = None,
     ) -> None:
         self._connect = connect
         self._rank = rank
+        self._remedy = remedy
         self._others = [other for other in range(size) if other != rank] if rank == 0 else [0]
         self._on_silence = on_silence or self._end
         self._stop = threading.Event()
@@ -92,36 +106,64 @@ class Heart:
         self._stop.set()
 
     def _run(self) -> None:
-        beats = Beats(self._others, MISSED_S, time.monotonic())
+        beats = Beats(self._others, MISSED_S)
         count, last = 0, time.monotonic()
         store: Store | None = None
         while not self._stop.wait(BEAT_S if count else 0):
             count += 1
-            if (
-                time.monotonic() - last > BEAT_S + MISSED_S / 2
-            ):  # this process was stopped, and knows nothing of the others
-                beats = Beats(self._others, MISSED_S, time.monotonic())
-            with contextlib.suppress(RuntimeError):  # where all meet does not answer: then nobody is heard
+            signs = {}
+            try:
                 if store is None:
                     store = self._connect()
                     store.set_timeout(timedelta(seconds=BEAT_S))
-                store.set(_key(self._rank), str(count))
+                store.set(_key(self._rank), f"{count} {_place()} {os.getpid()}")
                 keys = {other: _key(other) for other in self._others}
-                there = {other: key for other, key in keys.items() if store.check([key])}
-                beats.hear({other: int(store.get(key)) for other, key in there.items()}, time.monotonic())
-            silent = beats.stopped(time.monotonic())
+                signs = {other: _sign(store.get(key).decode()) for other, key in keys.items() if store.check([key])}
+            except RuntimeError:  # where all meet does not answer; its answer may come where the next is awaited
+                store = None
+            now = time.monotonic()
+            beats.hear(signs, now - last)
+            last = now
+            silent = beats.stopped()
             if silent is not None and not self._stop.is_set():
                 why = (
                     f"rank {silent} was not heard of for {MISSED_S:.0f} s: it hangs, or its machine cannot be reached; "
-                    'look at its output, and go on with resume="auto"'
+                    f"{advice(self._remedy)}"
                 )
                 self._on_silence(silent, why)
                 return
-            last = time.monotonic()
 
     def _end(self, rank: int, why: str) -> None:
         print(f"rank {self._rank}: {why}", file=Expendable(sys.stderr), flush=True)
         os._exit(EXIT_STATUS)
+
+
+def advice(remedy: str) -> str:
+    """What to do where another process has gone."""
+    return "look at its output" + (f", and {remedy}" if remedy else "")
+
+
+def _sign(beat: str) -> object:
+    """What changes while a process lives: its beats and, where it is on this machine, what it has computed."""
+    _, place, process = beat.split()
+    return beat, _activity(int(process)) if place == _place() else None
+
+
+def _activity(process: int) -> object:
+    """What changes while a process computes, or waits for a core or a disk; None where the system does not say."""
+    try:
+        state, *numbers = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return object() if state in "RD" else numbers[10:12]  # time on cores, of all its threads
+
+
+@functools.cache
+def _place() -> str:
+    """Where numbers of processes mean the same: this machine since it was started, and this container."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() + str(PROCESSES.readlink())
+    return uuid.uuid4().hex
 
 
 def _key(rank: int) -> str:

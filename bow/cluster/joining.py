@@ -20,7 +20,7 @@ from bow.cluster.heart import EXIT_STATUS, Heart
 from bow.cluster.launch import Parcel, Workers, failed
 from bow.cluster.meeting import meet
 from bow.cluster.network import reachable_by
-from bow.cluster.processes import Bucket, Processes, backend_for
+from bow.cluster.processes import PATIENCE, Bucket, Processes, backend_for
 from bow.cluster.world import ALONE, World
 from bow.device import available_cores
 from bow.device.cores import siblings_of
@@ -60,7 +60,9 @@ def was_restarted() -> bool:
 
 
 @contextlib.contextmanager
-def join(device: torch.device, count: int | None = None, bucket_mb: Bucket = None) -> Iterator[World]:
+def join(
+    device: torch.device, count: int | None = None, bucket_mb: Bucket = None, *, remedy: str = ""
+) -> Iterator[World]:
     """Be one of the processes that torchrun started, or of the default process group where there is one already.
 
     Without either, the world is this process alone.
@@ -69,6 +71,7 @@ def join(device: torch.device, count: int | None = None, bucket_mb: Bucket = Non
         device: what this process trains on.
         count: how many processes are expected; None: as many as there are.
         bucket_mb: as in `Processes`.
+        remedy: what helps where another process has gone, such as `go on with ...`.
 
     Raises:
         SettingError: there are others than expected.
@@ -83,12 +86,14 @@ def join(device: torch.device, count: int | None = None, bucket_mb: Bucket = Non
             f"devices={count} contradicts the {size} processes that were started, each of which has one device; leave "
             f"devices out, or start {count} processes"
         )
-    with _joined(device, bucket_mb) as world, share_of_machine(world, device):
+    with _joined(device, bucket_mb, remedy) as world, share_of_machine(world, device):
         yield world
 
 
 @contextlib.contextmanager
-def start(size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = None) -> Iterator[World]:
+def start(
+    size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = None, *, remedy: str = ""
+) -> Iterator[World]:
     """Be rank 0 of several processes on this machine, and start the others.
 
     Args:
@@ -96,21 +101,30 @@ def start(size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = N
         device: what this process trains on.
         parcel: what each of the others calls.
         bucket_mb: as in `Processes`.
+        remedy: what helps where another process has gone, such as `go on with ...`.
 
     Raises:
         ClusterError: one of them has ended or hangs; its own words, where it has left some.
     """
-    workers = Workers(size, parcel)
+    workers = Workers(size, parcel, remedy)
     in_peace = False
     world: Processes | None = None
     try:
-        prefix = meet(workers.store, 0, size, JOINING_S, workers.failure)
+        # One that has ended is known at once; on a busy machine the others may take long to come.
+        prefix = meet(workers.store, 0, size, PATIENCE.total_seconds(), workers.failure)
         workers.delivered()
-        heart = Heart(functools.partial(_below, prefix, workers.connect), 0, size, workers.kill)
+        heart = Heart(functools.partial(_below, prefix, workers.connect), 0, size, remedy, workers.kill)
         with heart, _excepthook_kept():
             store = PrefixStore(prefix, workers.store)
             world = Processes(
-                device, rank=0, size=size, local_rank=0, local_size=size, store=store, bucket_mb=bucket_mb
+                device,
+                rank=0,
+                size=size,
+                local_rank=0,
+                local_size=size,
+                store=store,
+                bucket_mb=bucket_mb,
+                remedy=remedy,
             )
             workers.on_failure = world.abort
             with world, share_of_machine(world, device):
@@ -173,7 +187,7 @@ def share_of(cores: list[int], index: int, count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
+def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[World]:
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
         group = dist.new_group(backend=backend_for(device))  # the caller's may know one kind of tensor only
@@ -192,6 +206,7 @@ def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
             store=None,
             bucket_mb=bucket_mb,
             group=group,
+            remedy=remedy,
         )
         return
     _end_with_parent()
@@ -208,7 +223,7 @@ def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
         ) from error
     nodes = _number("GROUP_WORLD_SIZE", 1)
     way = reachable_by(*_meeting_place()) if nodes > 1 else contextlib.nullcontext()
-    with way, Heart(functools.partial(_below, prefix, _connect), rank, size):
+    with way, Heart(functools.partial(_below, prefix, _connect), rank, size, remedy):
         world = Processes(
             device,
             rank=rank,
@@ -219,6 +234,7 @@ def _joined(device: torch.device, bucket_mb: Bucket) -> Iterator[World]:
             nodes=nodes,
             store=PrefixStore(prefix, common),
             bucket_mb=bucket_mb,
+            remedy=remedy,
         )
         with world:
             yield world

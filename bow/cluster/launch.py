@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from bow.cluster.heart import advice
 from bow.errors import BowError, ClusterError, SettingError, reason
 
 POLL_S = 0.2
@@ -75,12 +76,14 @@ class Workers:
     Args:
         size: processes in all, this one among them.
         parcel: what each of them calls.
+        remedy: what helps where one has gone, such as `go on with ...`.
 
     Attributes:
         on_failure: called, from another thread, when one of them has ended before its time.
     """
 
-    def __init__(self, size: int, parcel: Parcel) -> None:
+    def __init__(self, size: int, parcel: Parcel, remedy: str = "") -> None:
+        self._remedy = remedy
         self.on_failure: Callable[[], None] | None = None
         self._parcel = parcel
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -169,7 +172,7 @@ class Workers:
         if self._message(rank).exists():
             return f"rank {rank}: {self._message(rank).read_text(encoding='utf-8')}"
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        return f'rank {rank} ended with {how} in the middle of the training; go on with resume="auto"'
+        return f"rank {rank} ended with {how}; {advice(self._remedy)}"
 
 
 def failed(workers: Workers, error: BowError) -> BowError:

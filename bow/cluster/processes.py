@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from bow.cluster.heart import advice
 from bow.cluster.world import DONE, Pending, World
 from bow.errors import ClusterError, reason
 from bow.values import number
@@ -74,6 +75,7 @@ class Processes(World):
         bucket_mb: a sum is split into parts of so many MiB (2^20 bytes), or with `"variable"` into the variables;
             None: it is one call.
         group: the process group; None: the default one.
+        remedy: what helps where one has gone, such as `go on with ...`.
 
     Raises:
         ClusterError: not all came in time.
@@ -92,8 +94,10 @@ class Processes(World):
         store: Store | None,
         bucket_mb: Bucket = None,
         group: dist.ProcessGroup | None = None,
+        remedy: str = "",
     ) -> None:
         super().__init__()
+        self._remedy = remedy
         check_bucket(bucket_mb)
         self.rank = rank
         self.size = size
@@ -184,6 +188,7 @@ class Processes(World):
                     store=None,
                     bucket_mb=self._bucket_mb,
                     group=group,
+                    remedy=self._remedy,
                 )
                 own.variables = self.variables
         return own
@@ -227,6 +232,5 @@ class Processes(World):
             return function(*args, **options)
         except (RuntimeError, ValueError) as error:  # dist.DistBackendError and its like are RuntimeErrors
             raise ClusterError(
-                f"another process of this training has ended or cannot be reached ({reason(error)}); look at "
-                'its output, and go on with resume="auto"'
+                f"another process has ended or cannot be reached ({reason(error)}); {advice(self._remedy)}"
             ) from error

@@ -86,6 +86,9 @@ DEFAULT_METRICS = (Accuracy(),)
 ENDING_S = 60.0
 """Seconds for a training that torchrun starts again to wait until the processes before it have gone."""
 
+REMEDY = 'go on with resume="auto"'
+"""What helps where another process of a training has gone."""
+
 JOB = ".torchrun"
 """File of a run directory with the name of torchrun's job, if it was one."""
 
@@ -301,7 +304,10 @@ def train(
                 lock.take(path, ENDING_S if restarted else 0.0)
             state = open_checkpoint(resume, run_dir)
         place = device.torch_device if isinstance(device, StreamDevice) else device
-        joined = join(place, count, bucket_mb) if parcel is None else start(count or 1, place, parcel, bucket_mb)
+        if parcel is None:
+            joined = join(place, count, bucket_mb, remedy=REMEDY)
+        else:
+            joined = start(count or 1, place, parcel, bucket_mb, remedy=REMEDY)
         world = at_the_end.enter_context(joined)
         threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from bow.cluster import World, heart
 from bow.errors import ClusterError, SettingError
@@ -52,7 +56,7 @@ def test_what_a_process_has_said_is_what_the_caller_hears() -> None:
 
 def test_a_process_that_is_killed_ends_the_training() -> None:
     began = time.monotonic()
-    with pytest.raises(ClusterError, match="rank 2 ended with signal SIGKILL"):
+    with pytest.raises(ClusterError, match=r"rank 2 ended with signal SIGKILL; look at its output$"):
         in_world(3, kill_rank_2)
     assert time.monotonic() - began < 240
 
@@ -60,9 +64,41 @@ def test_a_process_that_is_killed_ends_the_training() -> None:
 def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heart, "MISSED_S", 4.0)
     began = time.monotonic()
-    with pytest.raises(ClusterError, match="rank 1 was not heard of for 4 s"):
-        in_world(2, stop_rank_1)
+    with pytest.raises(ClusterError, match=r"rank 1 was not heard of for 4 s.*, and go on with another$"):
+        in_world(2, stop_rank_1, remedy="go on with another")
     assert time.monotonic() - began < 240
+
+
+def test_a_process_that_computes_is_not_silent_and_one_that_is_stopped_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heart, "MISSED_S", 0.2)
+    monkeypatch.setattr(heart, "BEAT_S", 0.01)
+    store, silent = HashStore(), queue.Queue[int]()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            store.set("bow/heart/1", f"1 {heart._place()} {busy.pid}")
+            with heart.Heart(lambda: store, 0, 2, on_silence=lambda rank, why: silent.put(rank)):
+                while not (store.check(["bow/heart/0"]) and int(store.get("bow/heart/0").split()[0]) > 100):
+                    assert silent.empty()
+                busy.send_signal(signal.SIGSTOP)
+                assert silent.get(timeout=240) == 1
+        finally:
+            busy.kill()
+
+
+def test_a_listener_whose_connection_fails_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heart, "BEAT_S", 0.01)
+    opened = queue.Queue[HashStore]()
+
+    class Broken(HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("timed out; the answer is still on its way")
+
+    def connect() -> HashStore:
+        opened.put(Broken())
+        return opened.queue[-1]
+
+    with heart.Heart(connect, 0, 2, on_silence=lambda rank, why: None):
+        assert opened.get(timeout=240) is not opened.get(timeout=240)
 
 
 def test_the_callers_own_error_ends_the_others() -> None:
