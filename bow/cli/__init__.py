@@ -10,9 +10,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from bow.cli.suggestion import suggestion
-from bow.errors import BowError, SettingError, disk_reason
+from bow.errors import BowError, ClusterError, DeviceMemoryError, DivergenceError, SettingError, disk_reason
 from bow.files import Expendable
 
 USAGE = """\
@@ -37,7 +38,9 @@ COMMANDS = {
 }
 MISTAKE = 2
 INTERRUPTED = 130
-LOST = 1
+LOST = FAILED = 1
+FAILURES = (DivergenceError, DeviceMemoryError, ClusterError)
+"""What ends a training that had no mistake in it when it began."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words behind `bow`; None: those that the process was started with.
 
     Returns:
-        The exit status: 0, 1 for what could not be written, 2 for a user's mistake, 130 when interrupted.
+        The exit status: 0, 1 for a training that failed and for what could not be written, 2 for a user's mistake, 130
+        when interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Read when torch is loaded. Idle OpenMP threads spin by default, and where anything else runs on the machine that
@@ -77,7 +81,7 @@ def _status(words: list[str]) -> int:
         return _run(words)
     except BowError as error:
         print(f"bow: {_one_line(error)}", file=sys.stderr)
-        return MISTAKE
+        return FAILED if isinstance(error, FAILURES) else MISTAKE
     except KeyboardInterrupt:
         print("bow: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -102,6 +106,10 @@ def _run(words: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise SettingError(f"{command!r} is not a command; {suggestion(command, COMMANDS)}")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise SettingError("the current directory has been deleted; change to another one") from None
     module = importlib.import_module(f"bow.cli.{COMMANDS[command]}")
     status: int = module.run(rest)
     return status

@@ -138,6 +138,8 @@ def _validation(setting: Any, splits: DataSplits) -> Any:
 
 
 def _metrics(settings: Any) -> tuple[Any, ...]:
+    if not isinstance(settings, list | tuple | None):
+        raise SettingError(f"metrics must be a list, got {shown(settings)}; write metrics=[{shown(settings)}]")
     return tuple(_metric(setting) for setting in settings or ())
 
 

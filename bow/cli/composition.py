@@ -154,7 +154,9 @@ def _refuse_doubtful(parsed: Sequence[Override]) -> None:
                 f"{line} has no effect, because bow sets hydra up itself; remove it, and set run_dir=DIR to say"
                 " where a run leaves its files"
             )
-        if key in _groups() and not override.is_delete():
+        if override.is_delete() and "." not in key:
+            raise SettingError(f"{line} takes away a setting that every run has; write {key.lstrip('~')}=VALUE instead")
+        if key in _groups():
             _check_choice(key, override)
 
 
@@ -240,7 +242,8 @@ def _as_whole(override: Override, config: DictConfig) -> str:
 def _instead_of(key: str, known: set[str], choices: Mapping[str, str]) -> str:
     parent, _, name = key.rpartition(".")
     if parent not in choices:
-        return suggestion(key, known, "bow train --help lists the settings")
+        nested = sorted(other for other in known if other.endswith(f".{key}") and other.count(".") == 1)
+        return suggestion(nested[0] if nested else key, known, "bow train --help lists the settings")
     siblings = [other.rpartition(".")[2] for other in known if other.rpartition(".")[0] == parent]
     names = sorted(sibling for sibling in siblings if sibling != "_target_")
     return suggestion(name, names, f"{parent}={choices[parent]} has {', '.join(names) or 'no settings'}")

@@ -19,6 +19,6 @@ def suggestion(word: str, names: Iterable[str], otherwise: str | None = None) ->
         'choose one of lenet, mlp'
     """
     known = sorted(names)
-    if near := difflib.get_close_matches(word, known, n=1):
+    if near := difflib.get_close_matches(word, [name for name in known if name != "none"], n=1):
         return f"did you mean {near[0]}?"
     return otherwise or f"choose one of {', '.join(known)}"

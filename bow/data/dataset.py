@@ -7,7 +7,7 @@ from torch.utils.data import default_collate
 from bow.data.order import SampleOrder
 from bow.data.randomness import PrivateRandom
 from bow.data.stream import Batch, IndexedStream
-from bow.errors import DataError
+from bow.errors import DataError, reason
 from bow.seeds import derive_seed
 
 
@@ -68,5 +68,16 @@ def num_samples(dataset: MapDataset) -> int:
 def read_batch(dataset: MapDataset, indices: list[int]) -> Batch:
     """Read samples, all at once where the dataset can (`__getitems__`), and collate them."""
     read_all = getattr(dataset, "__getitems__", None)
-    samples = read_all(indices) if callable(read_all) else [dataset[index] for index in indices]
+    try:
+        samples = read_all(indices) if callable(read_all) else [dataset[index] for index in indices]
+    except IndexError as error:
+        raise missing_sample(dataset, error) from error
     return default_collate(samples)
+
+
+def missing_sample(dataset: Any, error: IndexError) -> DataError:
+    """What to raise where a data set raises `IndexError` for a sample that it should have."""
+    return DataError(
+        f"the data set {type(dataset).__name__} says that it has {len(dataset)} samples, and raises IndexError "
+        f"({reason(error)}) for one of them; correct its __len__ or __getitem__"
+    )

@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
+from bow.data.dataset import missing_sample
 from bow.data.randomness import PrivateRandom
 from bow.data.stream import Batch, BatchStream, Deal, check_seed
 from bow.errors import DataError
@@ -102,6 +103,10 @@ def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
                 batch = next(batches)
             except StopIteration:
                 return
+            except IndexError as error:
+                if is_iterable(loader):
+                    raise
+                raise missing_sample(loader.dataset, error) from error
         yield batch
 
 

@@ -113,7 +113,7 @@ def _tensors(data: Any) -> TensorSamples | None:
 
 
 def _map_dataset(data: Any) -> Any:
-    is_sequence = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    is_sequence = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, type)
     is_other = isinstance(data, (list, tuple, dict, str, bytes, np.ndarray))
     if isinstance(data, Dataset) or (is_sequence and not is_other):
         return data

@@ -1,8 +1,9 @@
 """From a user's model to a template that can be replicated, and from the template to its replicas."""
 
 import copy
+import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,10 +26,15 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
         seed: any integer.
 
     Raises:
-        ModelError: not a module, wrapped in DDP or FSDP, or with a hook on a parameter's gradient.
+        ModelError: not a module, one that is wrapped in DDP or FSDP, scripted or on the meta device, or a function that
+            needs arguments.
     """
     template = model if isinstance(model, nn.Module) else _build(model, seed)
     template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
+    if isinstance(template, torch.jit.ScriptModule):
+        raise ModelError("the model is scripted or traced, and such modules cannot be copied; pass the module itself")
+    if any(tensor.is_meta and not is_lazy(tensor) for tensor in _tensors(template)):
+        raise ModelError("the model is on the meta device, where tensors have no values; build it on the CPU")
     wrappers = {base.__name__ for base in type(template).__mro__} & PARALLEL_WRAPPERS
     if wrappers:
         raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
@@ -38,7 +44,11 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
 
 def has_lazy_modules(model: nn.Module) -> bool:
     """Whether a forward pass has yet to give some parameters or buffers their shapes."""
-    return any(is_lazy(tensor) for tensor in itertools.chain(model.parameters(), model.buffers()))
+    return any(map(is_lazy, _tensors(model)))
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    return itertools.chain(model.parameters(), model.buffers())
 
 
 def num_trainable(model: nn.Module) -> int:
@@ -116,9 +126,25 @@ def replicate(
 def _build(builder: Any, seed: int) -> nn.Module:
     if not callable(builder):
         raise ModelError(f"model must be an nn.Module or a function that builds one, got {type(builder).__name__}")
+    name = getattr(builder, "__name__", type(builder).__name__)
+    if needed := _arguments(builder):
+        raise ModelError(
+            f"model must be an nn.Module or a function of no arguments, got {name}, which needs {', '.join(needed)}; "
+            f"pass {name}(...) itself, or functools.partial({name}, ...)"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built = builder()
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model function must return an nn.Module, got {type(built).__name__}")
     return built
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some that are written in C have no signature
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]

@@ -1,5 +1,6 @@
 """What `bow.train` looks at before anything is written: every user's mistake that can be seen beforehand."""
 
+import copy
 import functools
 import math
 import os
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import TensorDataset
 
@@ -125,7 +126,28 @@ def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer
         raise SettingError(
             f"lr_scheduler must return a torch.optim.lr_scheduler.LRScheduler, it returned {type(scheduler).__name__}"
         )
+    _try_scheduler(factory, optimizer)
     return scheduler
+
+
+def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
+    """Step a scheduler of a copy of the optimizer without parameters: a mistake shows now, and not after an epoch."""
+    trial = copy.copy(optimizer)
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    trial.param_groups = [{**copy.deepcopy(group), "params": []} for group in groups]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimizer does not step
+        try:
+            scheduler = factory(trial)
+        except Exception:  # one that looks at parameters
+            return
+        try:
+            scheduler.step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()
+        except Exception as error:
+            raise SettingError(
+                f"lr_scheduler {type(scheduler).__name__} fails at its first step "
+                f"({type(error).__name__}: {reason(error)}); correct its settings"
+            ) from error
 
 
 def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | StreamDevice, int | None]:

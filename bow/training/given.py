@@ -37,6 +37,9 @@ def check_step(loss: Loss | None, step: Step | None) -> Step:
     if not callable(function):
         name = "step" if loss is None else "loss"
         raise SettingError(f"{name} must be a function, got {type(function).__name__}")
+    if isinstance(function, type):
+        name = "step" if loss is None else "loss"
+        raise SettingError(f"{name} must be a function, got the class {function.__name__}; write {function.__name__}()")
     return step_from_loss(loss) if loss is not None else step  # type: ignore[return-value]
 
 

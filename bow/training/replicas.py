@@ -185,6 +185,17 @@ class Replicas(nn.Module):
         self.last: Outcome | None = None
         """Losses and metrics of the last round."""
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Learners hold threads and compiled code: neither `copy` nor `pickle` can have them.
+
+        Raises:
+            SettingError: always.
+        """
+        raise SettingError(
+            "Replicas cannot be copied or pickled; use export() for the central model, or training_state() and "
+            "load_training_state() for all learners"
+        )
+
     @property
     def learners(self) -> int:
         """Number of learners on this device."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """What `bow.train` returns.
 

@@ -95,6 +95,18 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "empty run directory": (["run_dir="], ["run_dir must be a path, got an empty one"]),
     "long run directory": ([f"run_dir={'x' * 300}"], ["run_dir must be a path of at most"]),
     "huge evaluation": (["eval_batch_size=99999999999999999999"], ["eval_batch_size", "2**63"]),
+    "learning rate that is none": (["optimizer.lr=nan"], ["lr=nan", "not finite"]),
+    "learning rate beyond float32": (["optimizer.lr=1e308"], ["lr=1e+308", "not finite in float32"]),
+    "learning rate without its home": (["lr=0.1"], ["lr=0.1", "did you mean optimizer.lr?"]),
+    "momentum without its home": (["momentum=0.1"], ["momentum=0.1", "did you mean optimizer.momentum?"]),
+    "a recipe that sounds like none": (["recipe=nope"], ["recipe=nope", "choose one of lenet"]),
+    "one metric without a list": (["metrics=accuracy"], ["metrics must be a list", "metrics=[accuracy]"]),
+    "a setting taken away": (["~learners"], ["~learners", "learners=VALUE"]),
+    "a group taken away": (["~model"], ["~model", "model=VALUE"]),
+    "scheduler that divides by zero": (
+        ["lr_scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 0}"],
+        ["lr_scheduler StepLR fails", "ZeroDivisionError"],
+    ),
     "no GPU": pytest.param(
         ["devices=cuda"], ["cuda"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     ),
@@ -153,6 +165,24 @@ def test_mistake_in_any_command_is_one_sentence(
     assert message.count("\n") == 1
     assert not [fragment for fragment in fragments if fragment not in message], message
     assert contents(directory) == before
+
+
+def test_a_deleted_directory_is_told_of(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = directory / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["train"]) == 2
+    assert "has been deleted" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*starts again|.*validation data")
+def test_a_training_that_fails_has_another_status(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["learners=2", "engine=eager", "progress=false", "steps=40", "optimizer.lr=1e30", "run_dir=run"]
+    assert main(["train", *settings]) == 1
+    assert "training diverged" in capsys.readouterr().err
 
 
 def test_real_command_prints_nothing_but_the_sentence(directory: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import bow
 from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
@@ -50,6 +50,8 @@ def hooked(register: str) -> nn.Module:
 WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"step": cross_entropy, "loss": cross_entropy}, SettingError, "give either loss= or step=, got both"),
     ({"loss": None}, SettingError, "give either loss= or step=, got neither"),
+    ({"loss": nn.CrossEntropyLoss}, SettingError, r"loss must be .* the class CrossEntropyLoss; write CrossEnt.*\(\)"),
+    ({"loss": None, "step": nn.Module}, SettingError, "step must be a function, got the class Module"),
     ({"loss": "mse"}, SettingError, "loss must be a function, got str"),
     ({"lr_interval": "step"}, SettingError, 'lr_interval must be "epoch" or "round", got \'step\''),
     ({"dispatch": "any"}, SettingError, 'dispatch must be "fixed" or "first_come", got \'any\''),
@@ -121,6 +123,11 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
         "lr=.*inf.* not finite",
     ),
     ({"lr_scheduler": StepLR}, SettingError, "lr_scheduler must be a function that makes a scheduler .*step_size"),
+    (
+        {"lr_scheduler": functools.partial(StepLR, step_size=0)},
+        SettingError,
+        "lr_scheduler StepLR fails at its first step .ZeroDivisionError",
+    ),
     ({"lr_scheduler": 0.9}, SettingError, "lr_scheduler must be a function .* got 0.9"),
     ({"lr_scheduler": lambda optimizer: optimizer}, SettingError, "it returned SGD"),
     ({"metrics": bow.Accuracy()}, SettingError, "metrics must be a list of Metric objects"),
@@ -178,6 +185,14 @@ def test_wrong_settings_are_refused_and_leave_nothing_behind(
     assert model.training
 
 
+class Lying(Dataset[Any]):
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        return [(X[number], Y[number]) for number in range(8)][index]
+
+
 def no_samples() -> IterableDataset[Any]:
     class Empty(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -199,6 +214,11 @@ WRONG_DATA: list[tuple[Any, type[BowError], str]] = [
     ({"x": X, "y": Y}, DataError, "pairs .* got dict; use step="),
     (None, DataError, "data must be tensors .* got NoneType"),
     ([1, 2, 3], DataError, "data must be tensors .* got list of int"),
+    (TensorDataset, DataError, "data must be tensors .* got type"),
+    ((X.to("meta"), Y.to("meta")), DataError, "batch of data is on the meta device"),
+    (TensorDataset(X.to("meta"), Y), DataError, "on the meta device|on one device"),
+    (Lying(), DataError, "Lying says that it has 1000 samples, and raises IndexError"),
+    (DataLoader(Lying(), batch_size=16, shuffle=True), DataError, "Lying says that it has 1000 samples"),
     (DataLoader(TensorDataset(X, Y), batch_size=100, drop_last=True), BowError, "sample"),
     (DataLoader(TensorDataset(X, Y + 7), batch_size=4), DataError, "labels run from"),
 ]
@@ -227,12 +247,15 @@ def test_iterable_data_that_end_at_once_are_refused(train: Train, model: nn.Modu
         (Frozen(), r"no trainable parameters \(0 with requires_grad=True\)"),
         ("lenet", "model must be an nn.Module or a function that builds one, got str"),
         (lambda: None, "the model function must return an nn.Module, got NoneType"),
+        (nn.Linear, "a function of no arguments, got Linear, which needs in_features, out_features"),
+        (nn.Linear(5, 3, device="meta"), "the model is on the meta device"),
+        (torch.jit.ScriptModule(), "the model is scripted or traced"),
         (nn.Linear(5, 3).half(), "float16|fails on the first batch"),
         (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double()), "dtypes float32, float64|fails on the first"),
         (hooked("register_hook"), r"parameter '0.weight' has a gradient hook .*; remove it"),
         (hooked("register_post_accumulate_grad_hook"), r"parameter '0.weight' has a gradient hook .*; remove it"),
     ],
-    ids=["none", "frozen", "name", "function", "half", "mixed", "hook", "accumulated"],
+    ids=["none", "frozen", "name", "function", "class", "meta", "scripted", "half", "mixed", "hook", "accumulated"],
 )
 def test_models_that_cannot_be_replicated_are_refused(train: Train, tmp_path: Path, model: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -291,6 +293,12 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
 def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         replicas(**settings)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_replicas_say_that_they_cannot_be_copied(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(SettingError, match=r"use export\(\) for the central model"):
+        copied(replicas(2))
 
 
 def test_neither_loss_nor_step_is_refused() -> None:

@@ -74,6 +74,7 @@ def test_the_result_says_what_came_out(train: Train, model: nn.Module, data: tup
     assert result.throughput > 0
     assert 0 < result.seconds < 60
     assert result.run_dir.name == "run"
+    assert len({result, result}) == 1
     assert result.metrics == {name: result.history[-1][name] for name in ("loss", "accuracy")}
     assert result.metrics["accuracy"] > 0.8
 
