@@ -80,11 +80,16 @@ def _status(words: list[str]) -> int:
     try:
         return _run(words)
     except BowError as error:
-        print(f"bow: {_one_line(error)}", file=sys.stderr)
+        print(f"bow: {_one_line(_with_notes(str(error), error))}", file=sys.stderr)
         return FAILED if isinstance(error, FAILURES) else MISTAKE
-    except KeyboardInterrupt:
-        print("bow: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"bow: {_with_notes('interrupted', error)}", file=sys.stderr)
         return INTERRUPTED
+    except SystemExit as error:
+        if not hasattr(error, "__notes__") or not isinstance(error.code, int):
+            raise
+        print(f"bow: {_with_notes('asked to end', error)}", file=sys.stderr)
+        return error.code
 
 
 def _open_closed_streams() -> None:
@@ -119,6 +124,10 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     if os.environ.get("RANK", "0") != "0":
         return  # what there is to warn of, rank 0 says
     print(f"bow: warning: {_one_line(message)}", file=sys.stderr)
+
+
+def _with_notes(text: str, error: BaseException) -> str:
+    return "; ".join((text, *getattr(error, "__notes__", ())))
 
 
 def _one_line(message: object) -> str:

@@ -111,7 +111,7 @@ def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
 
 
 def _begun(loader: DataLoader[Any]) -> Iterator[Batch]:
-    """A pass over the loader, whose processes leave Ctrl-C to this one: it may need their batches for a while."""
+    """A pass over the loader, whose processes leave Ctrl-C and hanging up to this one: it may need their batches."""
     given = loader.worker_init_fn
     if loader.num_workers:
         loader.worker_init_fn = functools.partial(_shielded, given)
@@ -122,7 +122,8 @@ def _begun(loader: DataLoader[Any]) -> Iterator[Batch]:
 
 
 def _shielded(given: Callable[[int], None] | None, worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if given is not None:
         given(worker)
 

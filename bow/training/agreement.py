@@ -17,11 +17,13 @@ class Decision(NamedTuple):
         stop: whether the training ends behind this round.
         seconds: on the clock of rank 0.
         hopeless: whether no device has a learner that stays finite.
+        checkpoint: whether a checkpoint is due.
     """
 
     stop: bool
     seconds: float
     hopeless: bool
+    checkpoint: bool
 
 
 class Agreement:
@@ -44,7 +46,9 @@ class Agreement:
         self._last = seconds, round_index
         self.next_round = round_index
 
-    def exchange(self, seconds: float, round_index: int, stop: bool, hopeless: bool = False) -> Decision:
+    def exchange(
+        self, seconds: float, round_index: int, stop: bool, hopeless: bool = False, checkpoint: bool = False
+    ) -> Decision:
         """Tell the others, and hear, behind `next_round`.
 
         Args:
@@ -52,17 +56,19 @@ class Agreement:
             round_index: completed rounds.
             stop: whether this process wants the training to end.
             hopeless: whether none of its learners stays finite.
+            checkpoint: whether one is due; rank 0 decides.
         """
         since, before = self._last
         wanted = 1  # as long as nobody knows what a round takes
         if round_index > before:
             per_round = max(seconds - since, 1e-6) / (round_index - before)
             wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
-        own = [stop, wanted, seconds * self._world.leads, hopeless]
-        stops, rounds, leaders, without_hope = self._world.add_up(list(map(float, own)))
+        leads = self._world.leads
+        own = [stop, wanted, seconds * leads, hopeless, checkpoint and leads]
+        stops, rounds, leaders, without_hope, due = self._world.add_up(list(map(float, own)))
         self._last = seconds, round_index
         self.next_round = round_index + max(1, int(rounds / self._world.size))
-        return Decision(bool(stops), leaders, without_hope == self._world.size)
+        return Decision(bool(stops), leaders, without_hope == self._world.size, bool(due))
 
     def signal_of(self, own: int | None) -> int | None:
         """The signal that any process was asked to end by, for all behind the last round; SIGTERM before SIGINT."""

@@ -160,6 +160,20 @@ def delete_checkpoints_after(directory: Path, round_index: int) -> None:
             ) from error
 
 
+def delete_checkpoints(directory: Path) -> None:
+    """Delete all of a training that has ended, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        for path in _checkpoints(directory):
+            path.unlink()
+        directory.rmdir()
+
+
+def newest_round(directory: Path) -> int | None:
+    """The round of the newest checkpoint; None where there is none."""
+    found = _checkpoints(directory)
+    return _round_of(found[-1]) if found else None
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """The run directory that a checkpoint lies in; None where it was copied elsewhere."""
     return checkpoint.parent.parent if checkpoint.parent.name == DIRECTORY else None

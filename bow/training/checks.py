@@ -30,7 +30,13 @@ from bow.values import number, whole
 
 
 def check_choices(
-    lr_interval: str, dispatch: str, tuner: object, checkpoint_every: Any, evaluate_every: Any, clip_norm: Any
+    lr_interval: str,
+    dispatch: str,
+    tuner: object,
+    checkpoint_every: Any,
+    evaluate_every: Any,
+    clip_norm: Any,
+    on_interrupt: str,
 ) -> None:
     """Refuse values that do not exist."""
     if lr_interval not in ("epoch", "round"):
@@ -39,8 +45,10 @@ def check_choices(
     check_clipping(clip_norm)
     if tuner is not None and not isinstance(tuner, Tuner):
         raise SettingError(f"tuner must be a bow.Tuner such as bow.Tuner(objective='goodput'), or None, got {tuner!r}")
-    if checkpoint_every is not None:
-        whole("checkpoint_every", checkpoint_every, also="None for no checkpoints")
+    if on_interrupt not in ("raise", "return"):
+        raise SettingError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}')
+    if checkpoint_every not in (None, "auto"):
+        whole("checkpoint_every", checkpoint_every, also='"auto", or None for no checkpoints')
     number("evaluate_every", evaluate_every, above=0, remedy="0.25 evaluates four times an epoch")
 
 

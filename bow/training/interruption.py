@@ -1,12 +1,13 @@
-"""Ctrl-C and SIGTERM: a training that is asked to end writes a checkpoint first; asked again, it ends at once."""
+"""Ctrl-C, SIGTERM, a closed terminal: a training writes a checkpoint and ends; asked again, it ends at once."""
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
@@ -35,7 +36,8 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        self._restore()
+        if number != signal.SIGHUP:  # a terminal that closes sends it more than once
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
@@ -43,9 +45,9 @@ class Interruption:
         self._before.clear()
 
 
-def end_as_asked(number: int | None) -> None:
-    """Do behind the training what a signal asks for: raise `KeyboardInterrupt`, or end the process; None: nothing."""
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    if number is not None:
-        raise SystemExit(128 + number)
+def end_as_asked(number: int, note: str | None) -> NoReturn:
+    """Do behind the training what a signal asks for: raise `KeyboardInterrupt`, or end the process."""
+    error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    if note is not None:
+        error.add_note(note)
+    raise error

@@ -1,5 +1,6 @@
 """What a training returns."""
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Result:
         report_path: the file of the report; None where it could not be written, or another process has written it.
         seconds: seconds from the first round to the end, evaluation included.
         calibration_s: seconds that trials took before the first round, to find engine and number of learners.
+        interrupted_by: the signal that the training was asked to end by, with `on_interrupt="return"`.
         num_restarts: how often a learner diverged and started again from z.
     """
 
@@ -39,6 +41,7 @@ class Result:
     report_path: Path | None = None
     calibration_s: float = 0.0
     num_restarts: int = 0
+    interrupted_by: signal.Signals | None = None
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -17,12 +17,13 @@ from bow.data import BatchStream, Deal
 from bow.engine import OnNan, Outcome, Stacked
 from bow.engine.base import MAX_ROUNDS_TOGETHER, REMEDY
 from bow.engine.place import num_threads
-from bow.errors import DataError, DeviceMemoryError, DivergenceError, SettingError, reason
+from bow.errors import BowError, DataError, DeviceMemoryError, DivergenceError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.seeds import derive_seed
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
-from bow.training.checkpoint import save_checkpoint
+from bow.training.checkpoint import delete_checkpoints, newest_round, save_checkpoint
+from bow.training.checkpoint_timer import CheckpointTimer
 from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.interruption import Interruption
 from bow.training.learners import Learners
@@ -63,7 +64,9 @@ class Plan:
     target: Mapping[str, float]
     metrics: Mapping[str, Metric]
     on_nan: OnNan
-    checkpoint_every: int | None
+    checkpoint_every: int | Literal["auto"] | None
+    keeps_checkpoints: bool
+    """Whether they stay when the training has ended; `"auto"` deletes its own."""
     evaluate_every: float
     evaluate: Evaluator | None
     recalibrate_on: Any
@@ -139,6 +142,9 @@ class Run:
         self._seconds = 0.0
         self._watch: Watch | None = None
         self._watch_devices: WatchDevices | None = None
+        self._dealt_from: dict[str, Any] = {}
+        copies = replicas.learners_in_all + 1  # and of each, what an optimizer such as Adam remembers
+        self._timer = CheckpointTimer(3 * 4 * replicas.num_parameters * copies, time.perf_counter())
         if isinstance(replicas, Replicas):  # those of a placed strategy stay as many as they are
             self._follow_up(replicas)
 
@@ -165,6 +171,17 @@ class Run:
         self._asked_to_stop = True
 
     @property
+    def way_on(self) -> str:
+        """How to go on with a training that has not ended, in a sentence."""
+        kept, path = newest_round(self._plan.directory.checkpoints), str(self.run_dir)
+        if kept is None:
+            return "there is no checkpoint to go on from"
+        return (
+            f"there is a checkpoint of round {kept}; go on with bow train ... run_dir={path} resume=auto, "
+            f"in Python with bow.train(..., run_dir={path!r}, resume='auto')"
+        )
+
+    @property
     def run_dir(self) -> Path:
         """Where the files of the run are."""
         return self._plan.directory.path
@@ -177,6 +194,8 @@ class Run:
         except BaseException as error:
             if isinstance(error, Exception) and not self._meter.samples and self._plan.fresh and self._world.leads:
                 self._plan.directory.discard()
+            elif self._world.leads and newest_round(self._plan.directory.checkpoints) is not None:
+                error.add_note(self.way_on)
             self._close_loggers()
             raise
         finally:
@@ -203,6 +222,8 @@ class Run:
                 model_path = save_central(model, self._plan.directory)
                 if model_path != self._plan.directory.model_path:
                     self._event("not written", f"the model is not in the run directory, but in {model_path}")
+                elif self.interrupted_by is None and not self._plan.keeps_checkpoints:
+                    delete_checkpoints(self._plan.directory.checkpoints)
                 report_path = self._write(lambda: write_report(self.run_dir), "report", "bow report writes it anew")
             result = Result(
                 model=model,
@@ -260,6 +281,7 @@ class Run:
             "by_device": list(self.replicas.by_device),
             "tuned": self._plan.tuned.setting,
             "started_with": self._plan.started_with,
+            "automatic": not self._plan.keeps_checkpoints,
             "round": self.round,
             "samples": self.samples,
             "epoch": self.epoch,
@@ -321,6 +343,14 @@ class Run:
 
     def _deal(self) -> list[Deal]:
         """The batches of rounds that are handed over at once, not beyond an epoch, a checkpoint or the end."""
+        self._dealt_from = self._stream.state_dict()
+        try:
+            return self._dealt()
+        except Exception:
+            self._keep_as_it_was()
+            raise
+
+    def _dealt(self) -> list[Deal]:
         deals: list[Deal] = []
         limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:
@@ -340,7 +370,7 @@ class Run:
         limits = [self.replicas.period]
         if self._plan.steps is not None:
             limits.append(self._plan.steps - self.round)
-        if self._plan.checkpoint_every is not None:
+        if isinstance(self._plan.checkpoint_every, int):
             limits.append(self._plan.checkpoint_every - self.round % self._plan.checkpoint_every)
         if not self._world.is_one:
             limits += [self._agreement.next_round - self.round, self._rounds_to_evaluation()]
@@ -358,7 +388,13 @@ class Run:
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
         before = self.round
-        for deal, outcome in self._run_rounds(deals):
+        try:
+            ran = self._run_rounds(deals)
+        except Exception as error:
+            if self._leaves_nothing(error):
+                self._keep_as_it_was()
+            raise
+        for deal, outcome in ran:
             self._count_round(deal, outcome)
         self._record_rounds()
         if self._watch is not None and (change := self._watch.round_ended(self._meter.now, self._meter.samples)):
@@ -372,36 +408,67 @@ class Run:
             self._evaluate_within_epoch()
             self._meter.resume()
         every = self._plan.checkpoint_every
-        if every is not None and self.round // every > before // every:
-            self._meter.pause()
-            self._save_checkpoint()
-            self._meter.resume()
+        if isinstance(every, int) and self.round // every > before // every:
+            self._pause_for_checkpoint()
         self._agree_to_stop()
+
+    def _pause_for_checkpoint(self) -> None:
+        self._meter.pause()
+        self._save_checkpoint()
+        self._meter.resume()
 
     def _keep(self, number: int) -> None:
         """Keep what was trained of a training that is asked to end from outside."""
-        self._event("interrupted", f"{signal.Signals(number).name}: a checkpoint is written, and the training ends")
         self._save_checkpoint()
+        self._event("interrupted", f"{signal.Signals(number).name}: the training ends; {self.way_on}")
+
+    def _keep_as_it_was(self) -> None:
+        """Keep what was trained before rounds that have failed and left nothing behind."""
+        asked_for = self._plan.checkpoint_every is not None
+        if asked_for and self._world.is_one and 0 < self.round == self.replicas.rounds:
+            self._save_checkpoint(self._dealt_from)
+
+    def _leaves_nothing(self, error: Exception) -> bool:
+        """Whether a round that failed by this error has left the learners as they were.
+
+        A user's step that raises has moved the buffers of `eager`; one that is issued, or dealt ahead, still more.
+        """
+        if isinstance(error, BowError) or not isinstance(self.replicas, Replicas):
+            return isinstance(error, DeviceMemoryError)
+        replicas = self.replicas
+        moves = replicas.engine != "graph" and any(True for _ in replicas.central.buffers())
+        in_turn = replicas.engine in ("eager", "graph") and not replicas.has_streams and replicas.dispatch == "fixed"
+        return in_turn and not moves and type(replicas.optimizer).__module__.startswith("torch.optim.")
 
     def _agree_to_stop(self) -> None:
         asked = self._interruption.signal
+        is_due = self._plan.checkpoint_every == "auto" and self._timer.is_due(time.perf_counter())
         if self._world.is_one:
             self._stopped = self._stopped or self._asked_to_stop or asked is not None
+            if is_due and not self._stopped:
+                self._pause_for_checkpoint()
         elif self.round >= self._agreement.next_round:
             wants = self._asked_to_stop or asked is not None
-            heard = self._agreement.exchange(self._meter.now, self.round, wants, self.replicas.is_hopeless)
+            hopeless = self.replicas.is_hopeless
+            heard = self._agreement.exchange(self._meter.now, self.round, wants, hopeless, is_due)
             if heard.hopeless and not heard.stop:
                 self._gather_events()
                 raise DivergenceError(f"training diverged: every learner of every device did; {REMEDY}")
             self._stopped = self._stopped or heard.stop
+            if heard.checkpoint and not self._stopped:
+                self._pause_for_checkpoint()
             watch = self._watch_devices
             if watch is not None and (change := watch.heard(heard.seconds, self._meter.samples)):
                 self._event("learners", change)
 
-    def _save_checkpoint(self) -> None:
+    def _save_checkpoint(self, stream: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint, of another position in the data where one is given."""
+        began = time.perf_counter()
         if (state := self.state()) is not None:
+            state["stream"] = stream or state["stream"]
             folder = self._plan.directory.checkpoints
             self._write(lambda: save_checkpoint(folder, self.round, state), "checkpoint", "the training goes on")
+        self._timer.wrote(began, time.perf_counter())
 
     def _run_rounds(self, deals: Sequence[Deal]) -> list[tuple[Deal, Outcome]]:
         """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""

@@ -44,11 +44,14 @@ def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
 
 
 def _other_places(run: str) -> Iterator[Path]:
-    for folder in (Path.cwd, lambda: Path(tempfile.mkdtemp(prefix="bow_"))):
-        with contextlib.suppress(OSError):  # a current directory can have been deleted
-            there = folder()
-            names = (f"{run}{number}.safetensors" for number in itertools.chain([""], itertools.count(2)))
-            yield next(there / name for name in names if not (there / name).exists())
+    with contextlib.suppress(OSError):  # a current directory can have been deleted
+        here = Path.cwd()
+        names = (f"{run}{number}.safetensors" for number in itertools.chain([""], itertools.count(2)))
+        yield next(here / name for name in names if not (here / name).exists())
+    with contextlib.suppress(OSError):
+        there = Path(tempfile.mkdtemp(prefix="bow_"))
+        yield there / f"{run}.safetensors"
+        there.rmdir()  # it could not be written either
 
 
 def _save_whole(model: nn.Module, path: Path, like: Path | None = None) -> None:

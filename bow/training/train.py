@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -124,8 +125,9 @@ def train(
     callbacks: Sequence[object] = (),
     loggers: Sequence[Logger] = (),
     run_dir: str | Path | None = None,
-    checkpoint_every: int | None = None,
+    checkpoint_every: int | Literal["auto"] | None = "auto",
     resume: str | Path | None = None,
+    on_interrupt: Literal["raise", "return"] = "raise",
     strategy: Strategy = None,
     strategy_check: bool = True,
     compile: bool = False,
@@ -182,11 +184,15 @@ def train(
         callbacks: objects with some of the hooks of `bow.Callback`.
         loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written.
         run_dir: None is `runs/<date>_<time>_<model>`.
-        checkpoint_every: rounds between checkpoints; None writes none.
+        checkpoint_every: rounds between checkpoints, of which the last two are kept; None writes none. `"auto"` writes
+            them once a minute at most, in at most 1 % of the time, and deletes them when the training has ended.
         resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from, as
             processes do that torchrun has started again. The
             run directory is the checkpoint's own, where checkpoints of later rounds are deleted, or one without a run.
             Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
+        on_interrupt: what comes of Ctrl-C, SIGTERM or a closed terminal: the training ends behind the round, writes a
+            checkpoint, and raises `KeyboardInterrupt` or `SystemExit` (`"raise"`), or `"return"` returns the result so
+            far, with `interrupted_by`. A second Ctrl-C ends it at once.
         strategy: which executors run the operators of a learning task side by side (engine `graph` on a CPU): a
             `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: operators are profiled, policies are timed
             for some seconds, and the best is used if it clearly beats running operators one after another; the log
@@ -234,7 +240,7 @@ def train(
     check_objects("loggers", loggers, Logger)
     check_engine(engine)
     check_callbacks(callbacks)
-    check_choices(lr_interval, dispatch, tuner, checkpoint_every, evaluate_every, clip_norm)
+    check_choices(lr_interval, dispatch, tuner, checkpoint_every, evaluate_every, clip_norm, on_interrupt)
     check_bucket(bucket_mb)
     check_target(target, validation, metrics if step is None else None)
     device, count = choose_devices(devices)
@@ -358,6 +364,8 @@ def train(
             metrics={metric.name: metric for metric in metrics},
             on_nan=on_nan,
             checkpoint_every=checkpoint_every,
+            keeps_checkpoints=checkpoint_every != "auto"
+            or (goes_on and state is not None and not state.get("automatic")),
             evaluate_every=evaluate_every,
             evaluate=evaluator,
             recalibrate_on=data if buffers == "recalibrate" else None,
@@ -377,8 +385,12 @@ def train(
                 delete_checkpoints_after(directory.checkpoints, run.round)
         run.go()
         result = run.finish()
-    end_as_asked(run.asked_to_end_by)
-    return result
+    number = run.asked_to_end_by
+    if number is None:
+        return result
+    if on_interrupt == "raise":
+        end_as_asked(number, run.way_on if world.leads and run.interrupted_by is not None else None)
+    return dataclasses.replace(result, interrupted_by=signal.Signals(number))
 
 
 def _packed(count: int | None, settings: Mapping[str, Any]) -> Parcel | None:

@@ -58,7 +58,10 @@ def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
         process.stdout.readline()  # the first epoch is over: training is under way
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.stderr.read() == "bow: interrupted\n"
+        said = process.stderr.read()
+        assert said.startswith("bow: interrupted; there is a checkpoint of round ")
+        assert "resume=auto" in said
+        assert said.count("\n") == 1
     assert process.returncode == 130
 
 

@@ -305,17 +305,42 @@ def test_a_lost_network_and_a_lost_directory_do_not_end_a_training(
     wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
     vars(wandb).update(Settings=dict, init=lambda **settings: lost)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     settings: dict[str, Any] = {"loggers": [WandbLogger(), recorder], "callbacks": [TakeDirectory()]}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         result = train(tmp_path / "run", devices=2, learners=2, checkpoint_every=8, **settings)
     assert_same(result, expected)
+    assert result.model_path == tmp_path / "here" / "run.safetensors"
     assert sorted(said(told)) == ["WandbLogger failed", "the checkpoint", "the checkpoint", "the model"]
     assert lost.calls == ["log", "log", "finish"]
     kinds = [record.get("event", record["kind"]) for record in recorder.records]
     assert kinds == [record.get("event", record["kind"]) for record in records(tmp_path / "moved")]
     assert kinds.count("not written") == 3
     assert "end" in kinds
+
+
+class Checkpoints:
+    """The rounds of the checkpoints that rank 0 has seen."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def on_round_end(self, run: Any) -> None:
+        if run.replicas.world.leads:
+            self.seen |= {int(path.stem.removeprefix("round_")) for path in run.run_dir.glob("checkpoints/*.pt")}
+
+
+def test_several_devices_write_checkpoints_by_themselves_when_rank_0_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: bow.Result
+) -> None:
+    monkeypatch.setattr("bow.training.checkpoint_timer.CheckpointTimer.is_due", lambda timer, now_s: True)
+    looks = Checkpoints()
+    result = train(tmp_path / "run", devices=2, learners=2, checkpoint_every="auto", callbacks=[looks])
+    assert_same(result, expected)
+    assert looks.seen
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_a_full_disk_does_not_end_a_training(tmp_path: Path, expected: bow.Result) -> None:

@@ -163,8 +163,87 @@ def test_only_the_newest_checkpoints_are_kept(train: Train, data: tuple[Tensor, 
     assert checkpoints(tmp_path / "run") == ["round_00000011.pt", "round_00000012.pt"]
 
 
-def test_no_checkpoints_unless_asked_for(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
-    train(net(), data)
+def test_a_short_training_writes_no_checkpoints(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    class Look:
+        def on_round_end(self, run: Any) -> None:
+            seen.append((run.run_dir / "checkpoints").exists())
+
+    train(net(), data, callbacks=[Look()])
+    assert not any(seen)
+
+
+@pytest.fixture
+def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints behind every round, as if rounds took as long as it takes until one is due."""
+    monkeypatch.setattr("bow.training.checkpoint_timer.CheckpointTimer.is_due", lambda timer, now_s: True)
+
+
+@pytest.mark.usefixtures("always_due")
+def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ended(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    whole = train(net(), data, epochs=3, run_dir=tmp_path / "whole", checkpoint_every=None)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(net(), data, epochs=3, callbacks=[StopAfter(8)])
+    assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
+    assert "checkpoint of round 7; go on with bow train ... run_dir=" in caught.value.__notes__[0]
+    resumed = train(net(), data, epochs=3, resume="auto")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    for key, value in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[key], value), key
+
+
+@pytest.mark.usefixtures("always_due")
+def test_checkpoints_that_were_asked_for_stay(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    train(net(), data, checkpoint_every=3)
+    train(net(), data, epochs=2, resume="auto")
+    assert checkpoints(tmp_path / "run")
+
+
+class Sick(TensorDataset):
+    """Data of which a sample cannot be read, once."""
+
+    def __init__(self, data: tuple[Tensor, Tensor], at: int) -> None:
+        super().__init__(*data)
+        self.left = at
+
+    def __getitem__(self, index: int) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise OSError("the picture is damaged")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("where", ["data", "loader", "step"])
+def test_an_error_of_the_users_own_leaves_a_checkpoint_of_the_round_before(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, where: str
+) -> None:
+    calls = 0
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += where == "step"
+        if calls == 16:  # the second learner of round 8
+            raise OSError("the picture is damaged")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def start(run_dir: str, at: int, **more: Any) -> bow.Result:
+        torch.manual_seed(0)
+        sick = Sick(data, at)
+        samples = DataLoader(sick, batch_size=4, shuffle=True) if where == "loader" else sick
+        model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+        return train(model, samples, step=step, epochs=3, optimizer=MOMENTUM, run_dir=tmp_path / run_dir, **more)
+
+    with pytest.raises(OSError, match="the picture is damaged") as caught:
+        start("run", -1 if where == "step" else 70)
+    kept = int(checkpoints(tmp_path / "run")[0][6:14])
+    assert kept >= 7
+    assert f"checkpoint of round {kept}" in caught.value.__notes__[0]
+    calls = -1000
+    resumed, whole = start("run", -1, resume="auto"), start("whole", -1)
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -57,7 +57,8 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"dispatch": "any"}, SettingError, 'dispatch must be "fixed" or "first_come", got \'any\''),
     ({"tuner": 1}, SettingError, "must be a bow.Tuner"),
     ({"strategy": 3}, SettingError, "strategy must be a bow.Schedule, a file of one"),
-    ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be .*at least 1, or None .*, got 0"),
+    ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be .*at least 1, or .*None .*, got 0"),
+    ({"on_interrupt": "stop"}, SettingError, 'on_interrupt must be "raise" or "return", got \'stop\''),
     ({"checkpoint_every": True}, SettingError, "checkpoint_every must be a whole number .*, got True"),
     (
         {"seed": 2**64},

@@ -51,7 +51,9 @@ def train(tmp_path: Path) -> Train:
 
 
 @pytest.mark.parametrize(
-    ("number", "outcome"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+    ("number", "outcome"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 def test_a_training_that_is_asked_to_end_goes_on_later(
     train: Train, tmp_path: Path, number: int, outcome: type[BaseException]
@@ -59,7 +61,8 @@ def test_a_training_that_is_asked_to_end_goes_on_later(
     before = signal.getsignal(number)
     whole = train("whole")
     with pytest.raises(outcome) as caught:
-        train(callbacks=[Ask(number, at=5)])
+        train(callbacks=[Ask(number, at=5, times=2 if number == signal.SIGHUP else 1)])
+    assert "round 5; go on with bow train ... run_dir=" in caught.value.__notes__[0]
     assert caught.type is KeyboardInterrupt or caught.value.code == 128 + number
     assert signal.getsignal(number) is before
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round_00000005.pt"]
@@ -72,3 +75,14 @@ def test_asked_a_second_time_it_ends_at_once(train: Train, tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         train(callbacks=[Ask(signal.SIGINT, at=5, times=2)])
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_the_result_so_far_is_returned_where_that_is_asked_for(train: Train, number: int) -> None:
+    result = train(callbacks=[Ask(number, at=5)], on_interrupt="return")
+    assert result.interrupted_by == number
+    assert result.history[-1]["round"] == 5
+    assert result.model_path is not None
+    resumed = train(resume="auto", on_interrupt="return")
+    assert (resumed.interrupted_by, resumed.history[-1]["round"]) == (None, 24)
+    assert not (resumed.run_dir / "checkpoints").exists()

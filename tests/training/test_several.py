@@ -31,10 +31,10 @@ class Two(StandIn):
 
 
 def test_one_that_wants_to_stop_is_enough() -> None:
-    agreement = Agreement(Two([1.0, 10.0, 0.0, 0.0]))
+    agreement = Agreement(Two([1.0, 10.0, 0.0, 0.0, 0.0]))
     agreement.begin(0.0, 40)
     assert agreement.next_round == 40
-    assert agreement.exchange(0.025, 41, stop=False) == (True, 0.025, False)
+    assert agreement.exchange(0.025, 41, stop=False) == (True, 0.025, False, False)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,11 @@ def test_all_hear_of_a_signal(own: int | None, other: int | None, by: int | None
 
 
 def test_exchanges_come_four_times_a_second_by_the_mean_of_what_rounds_take() -> None:
-    agreement = Agreement(Two([0.0, 20.0, 0.0, 1.0]))
+    agreement = Agreement(Two([0.0, 20.0, 0.0, 1.0, 0.0]))
     agreement.begin(1.0, 0)
-    assert agreement.exchange(1.025, 1, stop=False) == (False, 1.025, False)
+    assert agreement.exchange(1.025, 1, stop=False) == (False, 1.025, False, False)
     assert agreement.exchange(1.05, 2, stop=False, hopeless=True).hopeless
+    assert agreement.exchange(1.075, 3, stop=False, checkpoint=True).checkpoint
     agreement.begin(1.0, 0)
     agreement.exchange(1.025, 1, stop=False)
     assert agreement.next_round == 1 + 15  # here 10 rounds of 25 ms, there 20
