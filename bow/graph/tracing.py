@@ -130,7 +130,7 @@ class _Recorder:
 
             def between(loss: Tensor) -> None:
                 marker.phase = "backward"
-                self.custom_functions.update(_custom_functions(loss))
+                self.custom_functions.update(custom_functions(loss))
 
             made = self._step.run(parameters, buffers, batch, between)
         leaves, self.outputs = tree_flatten(made)
@@ -276,7 +276,7 @@ def _last_sequence() -> int:
     return number - 1
 
 
-def _custom_functions(loss: Tensor) -> set[type]:
+def custom_functions(loss: Tensor) -> set[type]:
     """The user's `torch.autograd.Function` classes behind a loss."""
     found, seen, waiting = set(), set(), [loss.grad_fn]
     while waiting:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bow.errors import SettingError
 from bow.files import Expendable
-from bow.graph.learning_step import Step
+from bow.graph.learning_step import Step, step_from_loss
 from bow.observe.search_bar import measuring, watched
 from bow.planner.chains import Progress
 from bow.planner.costs import RooflineCosts
@@ -27,6 +27,7 @@ from bow.planner.search_settings import SearchSettings
 from bow.planner.task_costs import Costs
 from bow.planner.topology_files import load_topology, shipped_topologies
 from bow.replica import num_state_tensors
+from bow.tiles.agreement import check_agreement
 from bow.tiles.capturing import capture_operators
 from bow.tiles.machine import MACHINE, measure_machine
 from bow.tiles.measured import OPTIMIZER, measured_costs
@@ -104,6 +105,7 @@ def plan(
     captured = capture_operators(model, batch, loss, step=step, rules=rules)
     chosen = dataclasses.replace(settings or SearchSettings(), **changes)
     devices = topology_of(topology)
+    check_agreement(captured, model, batch, step_from_loss(loss) if step is None else step)  # type: ignore[arg-type]
     console = Console(file=cast(TextIO, Expendable(sys.stderr)))
     shown = progress is True and console.is_terminal
     own = None

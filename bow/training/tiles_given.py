@@ -11,6 +11,7 @@ from bow.errors import SettingError
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
 from bow.tiles import capture_operators
+from bow.tiles.agreement import check_agreement
 from bow.tiles.averaging import check_timing
 from bow.tiles.updating import tile_optimizer
 from bow.training.blueprint import Blueprint
@@ -92,7 +93,7 @@ def placed_step(strategy: PlacedStrategy, blueprint: Blueprint, opened: Opened, 
         num_devices: how many there are; None where it is not known before the processes have met.
 
     Raises:
-        CaptureError: the step cannot be divided into operators.
+        CaptureError: the step cannot be divided into operators, or they would compute something else.
         ScheduleError: the strategy is for another model or batch size, or not legal on so many devices.
         OptimizerError: the optimizer does not treat every element alike.
     """
@@ -100,6 +101,7 @@ def placed_step(strategy: PlacedStrategy, blueprint: Blueprint, opened: Opened, 
     modes = {module: module.training for module in model.modules()}
     try:
         captured = capture_operators(model.train(), opened.example, step=blueprint.step)
+        check_agreement(captured, model, opened.example, blueprint.step)
     finally:
         for module, training in modes.items():
             module.training = training
