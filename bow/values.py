@@ -12,6 +12,9 @@ from bow.errors import BowError, SettingError
 LARGEST = 2**63 - 1
 """The largest whole number that torch takes."""
 
+PROCESSES_PER_CORE = 4
+"""More would only wait for each other."""
+
 LONGEST_NAME = 255
 LONGEST_PATH = 4095
 """Bytes that a file's name and its path have at most on Linux and macOS."""
@@ -58,6 +61,17 @@ def whole(
         words = f"a whole number from {least} to {'2**63 - 1' if most == LARGEST else most}"
     words = words or f"a whole number of at least {least}"
     raise refusal(_refusal(name, words, also, value if given is None else given, remedy))
+
+
+def processes(name: str, value: Any, cores: int, also: str = "") -> int:
+    """A number of processes that a machine with so many cores can bear.
+
+    Example:
+        >>> processes("devices", 999, cores=2)
+        Traceback (most recent call last):
+        bow.errors.SettingError: devices must be a whole number from 1 to 8, got 999; use devices=2
+    """
+    return whole(name, value, most=PROCESSES_PER_CORE * cores, also=also, remedy=f"use {name}={cores}")
 
 
 def number(

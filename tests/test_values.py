@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bow.errors import DataError, SettingError
-from bow.values import given_path, is_finite, number, whole
+from bow.values import given_path, is_finite, number, processes, whole
 
 
 class Index:
@@ -56,6 +56,12 @@ def test_numbers_of_any_kind_become_plain_ones(value: Any) -> None:
 def test_what_is_no_finite_number_within_the_bounds_is_refused(value: Any) -> None:
     with pytest.raises(SettingError, match=r"^mu must be .*above 0 and below 1, or None, got "):
         number("mu", value, above=0, below=1, also="None")
+
+
+def test_a_machine_bears_some_processes_on_each_core() -> None:
+    assert processes("devices", 8, cores=2) == 8
+    with pytest.raises(SettingError, match="devices must be a whole number from 1 to 8, got 9; use devices=2"):
+        processes("devices", 9, cores=2)
 
 
 def test_finite() -> None:

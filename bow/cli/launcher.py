@@ -13,7 +13,9 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from bow.cluster.network import address_towards, is_ours
+from bow.device import available_cores
 from bow.errors import ClusterError, SettingError, reason
+from bow.values import processes, whole
 
 FAILED = 1
 
@@ -114,8 +116,7 @@ def _nodes(given: Any) -> tuple[int, int]:
 
 
 def _processes(given: Any, devices: Any) -> int:
+    gpus, name = torch.cuda.device_count(), "launcher.nproc_per_node"
     if given == "auto":
-        return devices if isinstance(devices, int) else max(1, torch.cuda.device_count())
-    if not isinstance(given, int) or given < 1:
-        raise SettingError(f"launcher.nproc_per_node must be a number of processes, or auto, got {given!r}")
-    return given
+        name, given = "devices", devices if isinstance(devices, int) else max(1, gpus)
+    return whole(name, given, also="auto") if gpus else processes(name, given, len(available_cores()), also="auto")

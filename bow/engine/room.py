@@ -19,6 +19,9 @@ from bow.errors import DeviceMemoryError, SettingError
 from bow.replica import OptimizerFactory, has_lazy_modules
 from bow.sync import Synchroniser
 
+MOST_LEARNERS = 4096
+"""Each is a module of its own, and takes milliseconds to make."""
+
 SPARE_SHARE = 2
 """Rows for learners that may come take at most this part of what is left: a prediction from below needs a margin."""
 
@@ -78,7 +81,7 @@ class Room:
         """As many learners as there is room for, up to those that are wanted; 0 if there is none."""
         room = self.bytes
         fitting = max(self.need(wanted).fitting(room), int(self.need(1).total_bytes <= room))
-        return min(wanted, fitting)
+        return min(wanted, fitting, MOST_LEARNERS)
 
     def check(self, learners: int) -> int:
         """Refuse learners that do not fit.
@@ -90,6 +93,11 @@ class Room:
             SettingError: one sentence with what is needed, what there is, and how many would fit.
         """
         room, need = self.bytes, self.need(learners)
+        if learners > MOST_LEARNERS:
+            raise SettingError(
+                f"learners={learners} is more than the {MOST_LEARNERS} that a device can have; "
+                f'use learners={self.most(learners)} or learners="auto"'
+            )
         if need.total_bytes <= room:
             return (room - need.total_bytes) // SPARE_SHARE
         wanted = f"learners={learners} needs {bytes_text(need.total_bytes)}"

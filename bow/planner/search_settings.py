@@ -1,5 +1,6 @@
 """How strategies are searched for."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -8,7 +9,7 @@ from bow.errors import SettingError
 from bow.planner.limits import Limits
 from bow.planner.metropolis import TEMPERATURE
 from bow.planner.moves import DeviceLists
-from bow.values import number, whole
+from bow.values import number, processes, whole
 
 Moves: TypeAlias = Literal["paper", "symmetric", "guided"]
 """What walks change next."""
@@ -78,7 +79,7 @@ class SearchSettings:
         if not self.learners:
             raise SettingError("learners must list numbers of at least 1, got none")
         object.__setattr__(self, "learners", tuple(whole("learners", count) for count in self.learners))
-        whole("processes", self.processes)
+        processes("processes", self.processes, os.cpu_count() or 1)
 
 
 def _listed(values: Any) -> tuple[Any, ...]:

@@ -17,16 +17,16 @@ from torch.utils.data import TensorDataset
 
 from bow.cluster import is_member
 from bow.data import BatchStream
-from bow.device import StreamDevice
+from bow.device import StreamDevice, available_cores
 from bow.engine import Batch, Loss, Step, check_clipping, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.graph.outside import OutsideTensors
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
-from bow.training.given import check_learners, resolve_device
+from bow.training.given import resolve_device
 from bow.training.metrics import IGNORED_LABEL, Metric
 from bow.tuner import Tuner
-from bow.values import number, whole
+from bow.values import number, processes, whole
 
 
 def check_choices(
@@ -167,7 +167,10 @@ def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | St
         return devices, None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not isinstance(devices, str):
-        devices = whole("devices", devices, also='"auto", "cpu" or "cuda"')
+        also = '"auto", "cpu" or "cuda"'
+        devices = whole("devices", devices, also=also)
+        if not gpus and not is_member():
+            processes("devices", devices, len(available_cores()), also)
         if gpus and devices > gpus and not is_member():
             raise SettingError(f"devices={devices} is more than the {gpus} GPUs here; use devices={gpus}")
         count: int | None = devices
@@ -179,17 +182,6 @@ def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | St
     if device.type == "cuda" and is_member():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % max(gpus, 1))
     return device, count
-
-
-def check_round(stream: BatchStream, learners: int) -> None:
-    """Refuse data that do not fill one round."""
-    check_learners(learners)
-    samples, batch = stream.samples_per_epoch, stream.batch_size
-    if samples is not None and batch is not None and samples < batch * learners:
-        raise DataError(
-            f"the data have {samples} samples and one round of {learners} learners with batch_size={batch} takes "
-            f"{batch * learners}; use fewer learners, smaller batches or more data"
-        )
 
 
 def all_labels(data: Any) -> Tensor | None:

@@ -13,6 +13,7 @@ from bow.engine import Batches, Stacked
 from bow.engine.eager import batch_of
 from bow.errors import DataError
 from bow.seeds import derive_seed
+from bow.tuner.setting import count_text
 
 TRIALS = 2
 """Tells the seed of the batches of trials from those of training."""
@@ -41,6 +42,7 @@ class Opened:
 
     def __init__(self, data: Any, *, batch_size: int, epochs: int, steps: int | None, seed: int) -> None:
         stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+        check_round(stream, 1)
         self._data = data
         self._seed = seed
         beginning = stream.state_dict()
@@ -127,6 +129,16 @@ class TrialFeed:
         deal = self.stream.deal(learners)
         assert deal is not None
         return Stacked(deal.batches) if deal.stacked else deal.batches, deal.num_samples
+
+
+def check_round(stream: BatchStream, learners: int) -> None:
+    """Refuse data that do not fill one round."""
+    samples, batch = stream.samples_per_epoch, stream.batch_size
+    if samples is not None and batch is not None and samples < batch * learners:
+        raise DataError(
+            f"the data have {samples} samples and one round of {count_text(learners)} with batch_size={batch} takes "
+            f"{batch * learners}; use fewer learners, smaller batches or more data"
+        )
 
 
 def copied(batch: Batch) -> Batch:

@@ -6,7 +6,7 @@ import torch
 
 from bow.cluster import is_member
 from bow.data.tensor_stream import TensorStream
-from bow.device import StreamDevice
+from bow.device import StreamDevice, available_cores
 from bow.errors import SettingError
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
@@ -17,6 +17,7 @@ from bow.tiles.updating import tile_optimizer
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened
 from bow.training.tiles import Placed
+from bow.values import processes
 
 ONLY: dict[str, tuple[Any, str]] = {
     "engine": ("auto", "its operators run in tiles, and not by an engine"),
@@ -75,7 +76,9 @@ def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, devic
         return count
     named = max((device for split in strategy.splits for device in split.devices), default=0) + 1
     needed = named * max(1, strategy.learners)
-    gpus = torch.cuda.device_count() if device.type == "cuda" else needed
+    if device.type != "cuda":
+        return processes("the number of devices of the strategy", needed, len(available_cores()))
+    gpus = torch.cuda.device_count()
     if needed > gpus:
         raise SettingError(
             f'the strategy is for {needed} devices, and here are {gpus} GPUs; use devices="cpu", or plan for {gpus}'

@@ -47,7 +47,6 @@ from bow.training.checks import (
     check_evaluate_every,
     check_first_batch,
     check_objects,
-    check_round,
     check_seed,
     check_target,
     choose_devices,
@@ -59,7 +58,7 @@ from bow.training.given import check_learners, check_step, check_sync
 from bow.training.interruption import end_as_asked
 from bow.training.learners import Learners
 from bow.training.metrics import Accuracy, Metric, check_names
-from bow.training.opened import Opened
+from bow.training.opened import Opened, check_round
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.training.result import Result
 from bow.training.resuming import learners_to_resume, optimizer_settings, restore

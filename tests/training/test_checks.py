@@ -78,6 +78,14 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"clip_norm": math.nan}, SettingError, "clip_norm must be a finite number above 0"),
     ({"clip_norm": "1"}, SettingError, "clip_norm must be a finite number above 0, or None .* of type str"),
     ({"bucket_mb": math.inf}, SettingError, "bucket_mb must be a finite number above 0"),
+    ({"devices": 10**6}, SettingError, r"devices must be a whole number from 1 to \d+, .* use devices=\d+"),
+    (
+        {"learners": 10**6, "batch_size": 1, "steps": 1, "data": (X[:1].expand(10**7, 5), Y[:1].expand(10**7))},
+        SettingError,
+        r"learners=1000000 is more than the 4096 that a device can have; use learners=4096 or learners=.auto.",
+    ),
+    ({"batch_size": 10**9, "learners": "auto", "steps": 2}, DataError, "48 samples .* of 1 learner .* batch_size=10"),
+    ({"batch_size": 10**9}, DataError, "48 samples and one round of 1 learner with batch_size=1000000000"),
     ({"devices": 1.5}, SettingError, "devices must be a whole number .*got 1.5"),
     ({"target": {"accuracy": math.nan}, "validation": (X, Y)}, SettingError, "accuracy must be a finite number"),
     ({"run_dir": 7}, SettingError, "run_dir must be a path .*got 7"),
@@ -179,7 +187,7 @@ def test_wrong_settings_are_refused_and_leave_nothing_behind(
 ) -> None:
     before = model.weight.clone()
     with pytest.raises(error, match=message) as caught:
-        train(model, (X, Y), **settings)
+        train(model, **{"data": (X, Y), **settings})
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(model.weight, before)
