@@ -19,6 +19,9 @@ CACHE = "BOW_CACHE"
 """Environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default."""
 
 
+SCRATCH = "making-"
+
+
 def cache_folder() -> Path:
     """Where compiled code is kept."""
     given, general = os.environ.get(CACHE), os.environ.get("XDG_CACHE_HOME")
@@ -35,8 +38,8 @@ def cache_folder() -> Path:
 def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
     """The file `name` of a folder in the cache; where it is not there yet, `make` writes it.
 
-    One process makes it while others wait for it; a file appears whole or not at all, and a process that dies leaves
-    neither a part of it nor a lock.
+    One process makes it while others wait for it, and a file appears whole or not at all. What a process has left that
+    died meanwhile, the next one deletes.
 
     Args:
         folder: in the cache, named after the content.
@@ -50,10 +53,13 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path.with_suffix(".lock")):
             if not path.exists():
-                with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                for left in path.parent.glob(f"{SCRATCH}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+                with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=path.parent) as scratch:
                     made = Path(scratch) / name
                     make(made)
                     made.replace(path)
+            path.with_suffix(".lock").unlink(missing_ok=True)  # whoever waits for it finds the file
     except OSError as error:
         raise RuntimeUnavailableError(
             f"compiled code cannot be kept in {path.parent} ({error.strerror or error}); set {CACHE} to a folder "

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bow.device import available_cores
 from bow.errors import SettingError
+from bow.forking import begin_to_compute
 from bow.graph.learning_step import Step
 from bow.profiler.cache import Cache, hardware, signature
 from bow.profiler.profile import OperatorTime, Profile
@@ -63,6 +64,7 @@ def profile(
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
     """
+    begin_to_compute("bow.profile")
     subject = Subject.of(model, batch, loss, step=step)
     return measure(subject, threads=threads, repeats=repeats, cache=cache, progress=progress)
 

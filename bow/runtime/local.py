@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bow.errors import BowError, GraphError, reason
+from bow.forking import begin_to_compute
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import failure, inputs_of, lent_generator, outputs_of, run_operator
 from bow.graph.kinds import is_update
@@ -66,6 +67,7 @@ class LocalRuntime:
         use_native: bool | None = None,
         cores: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        begin_to_compute("bow.LocalRuntime")
         operators = [op for op in graph.operators if not is_update(op.kind)]
         schedule = schedule or Schedule.sequential(len(operators))
         dependencies = dependencies_of(operators)

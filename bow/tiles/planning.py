@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bow.errors import SettingError
 from bow.files import Expendable
+from bow.forking import begin_to_compute
 from bow.graph.learning_step import Step, step_from_loss
 from bow.observe.search_bar import measuring, watched
 from bow.planner.chains import Progress
@@ -110,6 +111,7 @@ def plan(
     shown = progress is True and console.is_terminal
     own = None
     if costs == "measured":
+        begin_to_compute("bow.plan")
         with measuring(console) if shown else nullcontext() as tell:
             own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, tell=tell)
     problem = problem_of(captured.graph, devices, rules, own, optimizer)

@@ -34,6 +34,7 @@ from bow.engine.memory import bytes_text
 from bow.engine.room import Room
 from bow.engine.swap import Memory, check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
+from bow.forking import begin_to_compute
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
 from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
@@ -143,6 +144,7 @@ class Replicas(nn.Module):
         world: World = ALONE,
     ) -> None:
         super().__init__()
+        begin_to_compute("bow.Replicas")
         check_engine(engine)
         check_sync(sync)
         settings = TaskSettings(

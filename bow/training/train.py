@@ -30,6 +30,7 @@ from bow.engine import EngineName, Loss, OnNan, Step, check_engine, choose_learn
 from bow.engine.swap import Memory
 from bow.errors import RunDirectoryError
 from bow.files import save_text
+from bow.forking import begin_to_compute
 from bow.observe import Logger, Progress, RunDirectory, RunLock
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.search import Found
@@ -229,6 +230,7 @@ def train(
         Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019.
     """
     settings = dict(locals())
+    begin_to_compute("bow.train")
     seed = check_seed(seed)
     run_dir = None if run_dir is None else given_path("run_dir", run_dir)
     resume = resume if resume in (None, "auto") else given_path("resume", resume)

@@ -74,7 +74,7 @@ def test_of_several_processes_one_makes_it_and_the_others_wait(
     assert (tmp_path / "log").read_text().splitlines() == ["made"]
 
 
-def test_a_process_that_is_killed_while_it_builds_blocks_nobody(
+def test_a_process_that_is_killed_while_it_builds_blocks_nobody_and_leaves_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
@@ -85,6 +85,7 @@ def test_a_process_that_is_killed_while_it_builds_blocks_nobody(
         first.kill()
     done = subprocess.run([sys.executable, "-c", BUILDER, "0"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "half and half"
+    assert [path.name for path in (cache / "thing-1").iterdir()] == ["thing.so"]
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

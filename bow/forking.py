@@ -1,0 +1,38 @@
+"""Processes that are forked from one that has computed: torch would wait there, for ever, for threads they lack."""
+
+import functools
+import os
+
+import torch
+
+from bow.errors import SettingError
+
+_is_stranded = False
+
+
+def begin_to_compute(what: str) -> None:
+    """Called where bow begins to compute on tensors: forks are watched from then on.
+
+    Args:
+        what: begins, such as `bow.train`, for the refusal.
+
+    Raises:
+        SettingError: this process was forked after bow had computed on several threads.
+    """
+    if _is_stranded:
+        raise SettingError(
+            f"{what} would hang in this process: it was forked from one in which torch has computed, and lacks its "
+            'threads; fork before the first training, or start processes with multiprocessing.get_context("spawn")'
+        )
+    _watch_forks()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_look)
+
+
+def _look() -> None:
+    """OpenMP has no pool of threads where torch computes on one."""
+    global _is_stranded
+    _is_stranded = _is_stranded or torch.get_num_threads() > 1
