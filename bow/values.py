@@ -74,6 +74,15 @@ def processes(name: str, value: Any, cores: int, also: str = "") -> int:
     return whole(name, value, most=PROCESSES_PER_CORE * cores, also=also, remedy=f"use {name}={cores}")
 
 
+def whole_seed(value: Any) -> int:
+    """A seed as an `int`: any whole number that torch's generators take.
+
+    Raises:
+        SettingError: it is none.
+    """
+    return whole("seed", value, least=-(2**63), most=2**64 - 1, words="a whole number from -2**63 to 2**64 - 1")
+
+
 def number(
     name: str,
     value: Any,

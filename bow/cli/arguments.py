@@ -15,9 +15,9 @@ from bow.cluster import is_leader
 from bow.data import DataSplits
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
-from bow.training.checks import check_seed
 from bow.training.given import check_learners
 from bow.training.metrics import Accuracy
+from bow.values import whole_seed
 
 AUTO = "auto"
 LAUNCHER = "launcher"
@@ -40,6 +40,9 @@ def recipe(name: str, *overrides: str) -> dict[str, Any]:
         >>> arguments["learners"]
         2
     """
+    for each in overrides:
+        if not isinstance(each, str):
+            raise SettingError(f"an override is a string such as 'learners=2', got {each!r}")
     return build(compose([f"recipe={name}", *overrides]))
 
 
@@ -77,7 +80,7 @@ def check_values(composition: Composition) -> None:
         raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
     settings = {key: value for key, value in composition.settings.items() if key not in (*OBJECTS, LAUNCHER)}
     check_arguments(bow.train, settings)
-    check_seed(settings["seed"])
+    whole_seed(settings["seed"])
     if settings["learners"] != AUTO:
         check_learners(settings["learners"])
 

@@ -168,6 +168,8 @@ def _check_choice(group: str, override: Override) -> None:
         raise SettingError(f"{line} chooses several options of {group}, which takes one; choose one of them")
     if value is None:
         raise SettingError(f"{line} chooses nothing; choose one of {', '.join(_options(group))}")
+    if not isinstance(value, str | list):
+        raise SettingError(f"{line} does not exist; choose one of {', '.join(_options(group))}")
 
 
 def _line(override: Override) -> str:

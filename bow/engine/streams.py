@@ -1,6 +1,7 @@
 """Learners that run at the same time, each on a thread of Python with cores of its own."""
 
 import contextlib
+import contextvars
 import dataclasses
 import itertools
 import threading
@@ -137,12 +138,13 @@ class Streams(Engine):
             ahead: in so many of them, from the first on, learners step alone and take what comes next.
         """
         period = _Period(self, batches, ahead)
+        context = contextvars.copy_context()
         scheduler = TaskScheduler(len(self.group), len(self._crew), self.settings.dispatch)
         runs = scheduler.start([_present(each, len(self.group)) for each in batches], synchronise=ahead < len(batches))
         with task_random(self.group.device) as generator:
             before = generator.get_state()
             with uncompiled() if self._draws else contextlib.nullcontext():
-                self._crew.run(scheduler, runs, period.execute)
+                self._crew.run(scheduler, runs, lambda run: context.copy().run(period.execute, run))
             untouched = torch.equal(generator.get_state(), before)
         if not untouched:
             self._drew_unseen()

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from bow.errors import LossError, ModelError
+from bow.errors import LossError
 from bow.graph import tracing
 from bow.graph.assembly import assemble, with_updates
 from bow.graph.batches import batch_tensors
-from bow.graph.learning_step import LearningStep, Step, step_from_loss
+from bow.graph.learning_step import LearningStep, Step, checked_model, step_from_loss
 from bow.graph.refusal import refusal
 from bow.graph.side_effects import python_state, refuse_changes
 from bow.graph.step_graph import StepGraph
@@ -62,24 +61,13 @@ def capture(
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018.
     """
     tracing.check_version()
-    model = _checked(model)
+    model = checked_model(model)
     names = list(batch_tensors(batch))
     learning_step = LearningStep(model, _chosen_step(loss, step))
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     trace = _trace(learning_step, parameters, buffers, batch)
     graph = assemble(trace, list(parameters), list(buffers), names, str(next(iter(parameters.values())).device))
     return graph if optimizer is None else with_updates(graph, optimizer, model)
-
-
-def _checked(model: Any) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"model must be an nn.Module, got {type(model).__name__}; build the model first")
-    module: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-        raise ModelError("the model has lazy modules without shapes; run one batch through it first")
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ModelError("the model has no trainable parameters (0 with requires_grad=True); there is nothing to train")
-    return module
 
 
 def _chosen_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:

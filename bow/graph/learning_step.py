@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from bow.errors import LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
@@ -116,6 +117,22 @@ def refuse_parameter_hooks(model: nn.Module) -> None:
                 "the rows that are trained in its place would not have; remove it, and change the gradient in the "
                 "module's forward (a parametrization, an autograd function) or by requires_grad_(False)"
             )
+
+
+def checked_model(model: Any) -> nn.Module:
+    """The module that is captured, out of what torch.compile wraps.
+
+    Raises:
+        ModelError: no module, one without trainable parameters, or a lazy one.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be an nn.Module, got {type(model).__name__}; build the model first")
+    module: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise ModelError("the model has lazy modules without shapes; run one batch through it first")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ModelError("the model has no trainable parameters (0 with requires_grad=True); there is nothing to train")
+    return module
 
 
 def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:

@@ -9,7 +9,7 @@ from bow.errors import SettingError
 from bow.planner.limits import Limits
 from bow.planner.metropolis import TEMPERATURE
 from bow.planner.moves import DeviceLists
-from bow.values import number, processes, whole
+from bow.values import number, processes, whole, whole_seed
 
 Moves: TypeAlias = Literal["paper", "symmetric", "guided"]
 """What walks change next."""
@@ -80,6 +80,7 @@ class SearchSettings:
             raise SettingError("learners must list numbers of at least 1, got none")
         object.__setattr__(self, "learners", tuple(whole("learners", count) for count in self.learners))
         processes("processes", self.processes, os.cpu_count() or 1)
+        object.__setattr__(self, "seed", whole_seed(self.seed))
 
 
 def _listed(values: Any) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from bow.errors import BowError, LossError
 from bow.graph.batches import batch_tensors
-from bow.graph.learning_step import LearningStep, Step, step_from_loss
+from bow.graph.learning_step import LearningStep, Step, checked_model, step_from_loss
 from bow.graph.quiet import quiet
 from bow.graph.side_effects import python_state, refuse_changes
 from bow.planner.operator_graph import OperatorGraph
@@ -71,6 +71,7 @@ def capture_operators(
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
     batch_tensors(batch)
+    model = checked_model(model)
     learning_step = LearningStep(model, functools.partial(_without_changes, chosen))
     program = _exported(learning_step, batch)
     translation = _Translation(learning_step.model, program, tree_leaves(batch))

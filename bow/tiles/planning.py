@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeAlias, cast
@@ -103,8 +103,10 @@ def plan(
     """
     if costs not in COSTS:
         raise SettingError(f"costs must be one of {', '.join(COSTS)}, got {costs!r}")
+    chosen = _settings(settings, changes)
+    if not isinstance(rules, Rules):
+        raise SettingError(f"rules must be a Rules, got {type(rules).__name__}; leave it out for those of bow")
     captured = capture_operators(model, batch, loss, step=step, rules=rules)
-    chosen = dataclasses.replace(settings or SearchSettings(), **changes)
     devices = topology_of(topology)
     check_agreement(captured, model, batch, step_from_loss(loss) if step is None else step)  # type: ignore[arg-type]
     console = Console(file=cast(TextIO, Expendable(sys.stderr)))
@@ -119,6 +121,16 @@ def plan(
         return search(problem, chosen, None if isinstance(progress, bool) else progress)
     with watched(chosen.budget_s, console) as tell:
         return search(problem, chosen, tell)
+
+
+def _settings(settings: SearchSettings | None, changes: Mapping[str, Any]) -> SearchSettings:
+    if settings is not None and not isinstance(settings, SearchSettings):
+        raise SettingError(f"settings must be SearchSettings, got {type(settings).__name__}; or name its fields")
+    names = [field.name for field in dataclasses.fields(SearchSettings)]
+    unknown = next((name for name in changes if name not in names), None)
+    if unknown is not None:
+        raise SettingError(f"bow.plan has no setting {unknown!r}; those of the search are {', '.join(names)}")
+    return dataclasses.replace(settings or SearchSettings(), **changes)
 
 
 def topology_of(topology: DeviceTopology | str | Path, count: int | None = None) -> DeviceTopology:

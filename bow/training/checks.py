@@ -78,15 +78,6 @@ def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None
         )
 
 
-def check_seed(seed: Any) -> int:
-    """The seed as a plain integer.
-
-    Raises:
-        SettingError: it is none, or one that torch's generators do not take.
-    """
-    return whole("seed", seed, least=-(2**63), most=2**64 - 1, words="a whole number from -2**63 to 2**64 - 1")
-
-
 def check_target(target: Mapping[str, float] | None, validation: object, metrics: Sequence[Metric] | None) -> None:
     """Refuse a target that cannot be reached.
 

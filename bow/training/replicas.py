@@ -50,6 +50,7 @@ from bow.training.given import (
     engine_for,
     resolve_device,
 )
+from bow.values import whole_seed
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -147,6 +148,9 @@ class Replicas(nn.Module):
         begin_to_compute("bow.Replicas")
         check_engine(engine)
         check_sync(sync)
+        seed = whole_seed(seed)
+        if not isinstance(world, World):
+            raise SettingError(f"world must be what bow.cluster.join gives, got {type(world).__name__}; leave it out")
         settings = TaskSettings(
             check_step(loss, step),
             precision,

@@ -48,7 +48,6 @@ from bow.training.checks import (
     check_evaluate_every,
     check_first_batch,
     check_objects,
-    check_seed,
     check_target,
     choose_devices,
     make_scheduler,
@@ -80,7 +79,7 @@ from bow.training.tuning import (
     tuned_before,
 )
 from bow.tuner import Tuner
-from bow.values import given_path
+from bow.values import given_path, whole_seed
 
 DEFAULT_METRICS = (Accuracy(),)
 
@@ -231,7 +230,7 @@ def train(
     """
     settings = dict(locals())
     begin_to_compute("bow.train")
-    seed = check_seed(seed)
+    seed = whole_seed(seed)
     run_dir = None if run_dir is None else given_path("run_dir", run_dir)
     resume = resume if resume in (None, "auto") else given_path("resume", resume)
     check_sync(sync)

@@ -15,6 +15,7 @@ LBFGS = [
 ]
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    "recipe that is a number": (["recipe=7"], ["recipe=7", "choose one of lenet"]),
     "unknown recipe": (["recipe=lenett"], ["recipe=lenett", "did you mean lenet?"]),
     "misspelt key": (["lerners=4"], ["lerners=4", "did you mean learners?"]),
     "misspelt nested key": (["optimizer.momentun=0.5"], ["optimizer.momentun=0.5", "did you mean momentum?"]),

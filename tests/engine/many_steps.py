@@ -158,8 +158,11 @@ def course_and_bound(case: Case) -> tuple[Course, float]:
 
 def outcomes(case: Case) -> dict[str, str]:
     """What came of a case, by engine."""
-    expected, bound = course_and_bound(case)
-    engines = [engine for engine in ENGINES if not (engine == "fused" and case.is_random)]  # draws numbers of its own
+    try:
+        expected, bound = course_and_bound(case)
+    except RuntimeError:
+        return {"plain PyTorch": "no such derivative"}
+    engines = ENGINES[:2] if case.is_random else ENGINES  # the others draw numbers of their own
     return {engine: outcome(case, engine, expected, bound) for engine in engines}
 
 
@@ -176,12 +179,7 @@ def main(count: int = 200, first: int = 0) -> int:
     with torch.compiler.set_stance("force_eager"):
         for seed in range(first, first + count):
             case = Case.drawn(seed)
-            try:
-                found = outcomes(case)
-            except Exception as error:
-                print(seed, case, "PLAIN", type(error).__name__, error, flush=True)
-                continue
-            for engine, what in found.items():
+            for engine, what in outcomes(case).items():
                 counts[f"{engine}: {what}"[:110]] += 1
                 if what.startswith("wrong"):
                     print(seed, engine, what[:300], shrunk(case, engine), flush=True)

@@ -577,7 +577,7 @@ def in_random() -> State:
     return numbers.random, lambda value: None
 
 
-# Losses: `(read) -> (loss or module, step)`; one of the two is None.
+# Losses and steps: `(read) -> loss`, `(read, model) -> step`; the last one looks at the model that it was not given.
 
 LOSSES: dict[str, Callable[[Callable[[], float]], Any]] = {
     "cross_entropy": lambda read: F.cross_entropy,
@@ -590,10 +590,15 @@ LOSSES: dict[str, Callable[[Callable[[], float]], Any]] = {
     "margin": lambda read: nn.MultiMarginLoss(),
     "temperature": lambda read: Temperature(),
 }
-STEPS: dict[str, Callable[[Callable[[], float]], Any]] = {
-    "metrics": lambda read: functools.partial(step_with_metrics, read),
-    "penalty": lambda read: functools.partial(step_with_penalty, read),
-    "twice": lambda read: functools.partial(step_twice, read),
+STEPS: dict[str, Callable[[Callable[[], float], nn.Module], Any]] = {
+    "metrics": lambda read, model: functools.partial(step_with_metrics, read),
+    "penalty": lambda read, model: functools.partial(step_with_penalty, read),
+    "twice": lambda read, model: functools.partial(step_twice, read),
+    "outer": lambda read, outer: (
+        lambda model, batch: (
+            F.cross_entropy(model(batch[0]), batch[1]) + 0.01 * sum(each.square().sum() for each in outer.parameters())
+        )
+    ),
 }
 
 
@@ -717,7 +722,7 @@ class Case:
         read, write = STATES[self.state]()
         write(0.0)
         model = Model(self.blocks, (lambda: read()) if self.in_model else None).double()  # a copy reads the same
-        chosen = {**LOSSES, **STEPS}[self.loss](read)
+        chosen = STEPS[self.loss](read, model) if self.loss in STEPS else LOSSES[self.loss](read)
         chosen = chosen.double() if isinstance(chosen, nn.Module) else chosen
         return Program(model, *((None, chosen) if self.loss in STEPS else (chosen, None)), write)
 

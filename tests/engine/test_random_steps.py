@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from tests.engine.many_steps import ENGINES, course_and_bound, outcome
+from tests.engine.many_steps import ENGINES, course_and_bound, outcome, outcomes
 from tests.engine.random_steps import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
@@ -33,6 +35,37 @@ def test_engines_train_as_plain_pytorch_does_or_say_why_not(name: str, engine: s
     what = outcome(case, engine, *course_and_bound(case))
     assert not what.startswith("wrong"), what
     assert what == "equal" or (name, engine) not in AS_ASKED, what
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_learners_on_threads_have_the_callers_context_variables() -> None:
+    case = Case(("dense",), "in_context", True, "state", "sgd", 2)
+    assert outcome(case, "streams", *course_and_bound(case)) == "equal"
+
+
+CHUNK, CHUNKS = 20, 12
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_engines_train_steps_at_random_as_plain_pytorch_does_or_say_why_not(chunk: int) -> None:
+    wrong = {}
+    for seed in range(CHUNK * chunk, CHUNK * (chunk + 1)):
+        case = Case.drawn(seed)
+        wrong |= {(seed, engine): what for engine, what in outcomes(case).items() if what.startswith("wrong")}
+    assert not wrong
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_unchecked_shapes")
+@pytest.mark.parametrize("seed", range(8))
+def test_compiled_tasks_train_steps_at_random_as_plain_pytorch_does_or_say_why_not(seed: int) -> None:
+    case = dataclasses.replace(Case.drawn(1000 + seed), blocks=Case.drawn(1000 + seed).blocks[:1])
+    expected, bound = course_and_bound(case)
+    engines = ENGINES if not case.is_random else ENGINES[:1]
+    found = {engine: outcome(case, engine, expected, bound, compile=engine != "fused") for engine in engines}
+    assert not [what for what in found.values() if what.startswith("wrong")], found
 
 
 @pytest.mark.usefixtures("_unchecked_shapes")

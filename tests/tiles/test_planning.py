@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.errors import BowError, ScheduleError
+from bow.errors import BowError, ModelError, ScheduleError, SettingError
 from bow.planner.device_topology import GIB, Device, DeviceKind, DeviceTopology
 from bow.tiles import measuring, planning
 from bow.tiles.machine import read_devices
@@ -30,6 +30,26 @@ def small(**settings: Any) -> Any:
 
 def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
     assert small(learners=2).strategy.learners == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"settings": "fast"}, "settings must be SearchSettings, got str"),
+        ({"rules": 0}, "rules must be a Rules, got int"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"budget": 3}, "no setting 'budget'.*budget_s"),
+    ],
+)
+def test_what_is_no_setting_gets_one_sentence(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        small(**settings)
+
+
+@pytest.mark.parametrize("model", [nn.Linear, "lenet", nn.LazyLinear(3), nn.ReLU()])
+def test_what_is_no_model_gets_one_sentence(model: Any) -> None:
+    with pytest.raises(ModelError):
+        bow.plan(model, (torch.randn(2, 4), torch.zeros(2, dtype=torch.long)), cross_entropy, **SHORT)
 
 
 @pytest.mark.parametrize("topology", [3, {"devices": {}}, None])

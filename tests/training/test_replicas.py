@@ -286,6 +286,8 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
         ({"on_nan": "ignore"}, 'on_nan must be "restart", "continue" or "error"'),
         ({"precision": "float16"}, 'precision must be "bfloat16" or None'),
         ({"clip_norm": 0.0}, "clip_norm must be above 0"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"world": "all"}, "world must be what bow.cluster.join gives, got str"),
         ({"buffers": "sum"}, "buffers must be one of average, recalibrate, first"),
     ],
     ids=lambda given: given if isinstance(given, str) else next(iter(given)),
