@@ -12,13 +12,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bow.cluster import World
 from bow.engine import Batch, Event, Outcome, Stacked, Step
 from bow.engine.eager import batch_of
+from bow.engine.frozen import FrozenValues
 from bow.errors import CheckpointError, DivergenceError
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.scheduler import Dispatch
 from bow.seeds import derive_seed
 from bow.strategy import Timeline
 from bow.sync import Synchroniser
-from bow.tiles import CapturedStep, Team, TileRuntime
+from bow.tiles import CapturedStep, Team, TileRuntime, capture_operators
+from bow.tiles.agreement import CPU, check_agreement
+from bow.tiles.refusing import refusal
 from bow.tiles.team import wait_for
 from bow.training.blueprint import Blueprint
 
@@ -36,11 +39,37 @@ class Placed:
         captured: the step.
         strategy: how its operators are split and placed.
         alike: whether all devices read the same batches from the data by themselves.
+        example: the batch that the step was captured on.
     """
 
     captured: CapturedStep
     strategy: PlacedStrategy
     alike: bool
+    example: Batch
+
+
+def captured_step(blueprint: Blueprint, batch: Batch) -> CapturedStep:
+    """The operators of the learners' step, compared with plain autograd.
+
+    Raises:
+        CaptureError: it cannot be divided into operators, they would compute something else, or it changes values in
+            Python, which they would not.
+    """
+    model, step = blueprint.model, blueprint.step
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        for _ in range(2):  # what is computed once and kept is there the second time
+            frozen = FrozenValues(step, model)
+            captured = capture_operators(model, batch, step=step)
+            check_agreement(captured, model, batch, step)
+            if (name := frozen.changed()) is None:
+                return captured
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    what = f"changes {name!r} in Python, which its operators would not"
+    raise refusal(type(model).__name__, what, "keep what changes in the batch")
 
 
 class TileLearners:
@@ -78,6 +107,7 @@ class TileLearners:
         self._placed = placed
         self._team = team
         self._world = world
+        self._frozen = FrozenValues(blueprint.step, blueprint.model)
         self._events = [] if note is None else [Event(0, "strategy", note)]
         model = copy.deepcopy(blueprint.model).train()
         self._runtime = TileRuntime(
@@ -153,9 +183,11 @@ class TileLearners:
             batches: by round, a list of one batch, or one of which the tensors are `[1, batch, ...]`.
 
         Raises:
+            CaptureError: a value in Python has changed that was captured.
             DivergenceError: the only learner's loss is not finite, and so neither are its weights. Where there are
                 several learners, their devices ask each other now and then.
         """
+        self._check_frozen()
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
         if self._team.count == 1 and self.last is not None and self.is_hopeless:
@@ -246,6 +278,23 @@ class TileLearners:
             return Outcome(loss, torch.ones_like(loss, dtype=torch.bool), [False])
         loss = self._runtime.step(given, index).detach().reshape(1)
         return Outcome(loss, loss.isfinite(), [True])
+
+    def _check_frozen(self) -> None:
+        """Capture the step anew where a value in Python has changed that it can reach, and refuse it if it differs."""
+        name, captured = self._frozen.changed(), self._placed.captured
+        if name is None:
+            return
+        model = self._blueprint.model
+        again = captured_step(self._blueprint, self._placed.example)
+        values = zip(captured.constants(model, CPU).items(), again.constants(model, CPU).items(), strict=False)
+        if again.graph != captured.graph or any(
+            one != two or not mine.equal(other) for (one, mine), (two, other) in values
+        ):
+            what = (
+                f"reads {name!r}, which has changed in Python in round {self.rounds}: a placed strategy keeps its value"
+            )
+            raise refusal(type(model).__name__, what, "keep what changes in the batch")
+        self._frozen = FrozenValues(self._blueprint.step, model)
 
     def _for_all(self, batch: Batch) -> Batch:
         """What all devices of the learner train on: the first one's batch, where they may have read others.

@@ -10,13 +10,11 @@ from bow.device import StreamDevice, available_cores
 from bow.errors import SettingError
 from bow.planner.plan_strategy import PlacedStrategy
 from bow.planner.rules import RULES
-from bow.tiles import capture_operators
-from bow.tiles.agreement import check_agreement
 from bow.tiles.averaging import check_timing
 from bow.tiles.updating import tile_optimizer
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened
-from bow.training.tiles import Placed
+from bow.training.tiles import Placed, captured_step
 from bow.values import processes
 
 ONLY: dict[str, tuple[Any, str]] = {
@@ -101,14 +99,8 @@ def placed_step(strategy: PlacedStrategy, blueprint: Blueprint, opened: Opened, 
         OptimizerError: the optimizer does not treat every element alike.
     """
     model = blueprint.model
-    modes = {module: module.training for module in model.modules()}
-    try:
-        captured = capture_operators(model.train(), opened.example, step=blueprint.step)
-        check_agreement(captured, model, opened.example, blueprint.step)
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    captured = captured_step(blueprint, opened.example)
     if num_devices is not None:
         strategy.check(captured.graph, num_devices, RULES)
     tile_optimizer(blueprint.optimizer, model, {}, {})  # only to see whether it treats every element alike
-    return Placed(captured, strategy, isinstance(opened.stream, TensorStream))
+    return Placed(captured, strategy, isinstance(opened.stream, TensorStream), opened.example)

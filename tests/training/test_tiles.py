@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import bow
 from bow.cluster import World
-from bow.errors import CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
+from bow.errors import CaptureError, CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
 from bow.planner.baselines import data_parallel
 from bow.planner.device_topology import Device, DeviceKind, DeviceTopology
 from bow.planner.plan_strategy import PlacedStrategy
@@ -272,6 +272,51 @@ def test_a_batch_of_another_size_is_left_out_with_an_event(train: Callable[..., 
     records = [json.loads(line) for line in (tmp_path / "6" / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records if record.get("event") == LEFT_OUT] == [1]
     assert int(results[0].model.get_buffer("1.num_batches_tracked")) == 1
+
+
+class Changes(bow.Callback):
+    """Changes a value in Python behind the second round."""
+
+    def __init__(self, values: dict[str, float], name: str) -> None:
+        self.values, self.name = values, name
+
+    def on_round_end(self, run: Any) -> None:
+        if run.round == 2:
+            self.values[self.name] *= 2
+
+
+@pytest.mark.parametrize("name", ["beta", "unread"])
+def test_a_strategy_goes_on_only_with_the_values_that_it_has_captured(name: str, tmp_path: Path) -> None:
+    values = {"beta": 1.5, "unread": 1.0}
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1]) * values["beta"]
+
+    graph = capture_operators(model(), tuple(each[:BATCH] for each in data()), step=step).graph
+    train = functools.partial(
+        bow.train,
+        *(model(), data()),
+        step=step,
+        strategy=PlacedStrategy(graph.hash, everything_on(graph)),
+        callbacks=[Changes(values, name)],
+        **{"devices": "cpu", "run_dir": tmp_path / "run", **COMMON},
+    )
+    if name == "unread":
+        assert len(train().history) == 2
+    else:
+        with pytest.raises(CaptureError, match=r"reads .values., which has changed in Python in round 2: .* keeps"):
+            train()
+
+
+def test_a_strategy_refuses_a_step_that_changes_values() -> None:
+    counts = [0]
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        counts[0] += 1
+        return cross_entropy(model(batch[0]), batch[1]) * counts[0]
+
+    with pytest.raises(CaptureError, match=r"changes .*counts.* in Python.*, or train without a strategy"):
+        bow.train(model(), data(), step=step, strategy=strategy(1), devices="cpu", **COMMON)
 
 
 def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Callable[..., bow.Result], tmp_path: Path) -> None:
