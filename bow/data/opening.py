@@ -25,7 +25,7 @@ DEFAULT_EVALUATION_BATCH_SIZE = 256
 def open_stream(
     data: Any,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | None = None,
     epochs: int = 1,
     steps: int | None = None,
     seed: int = 0,
@@ -35,7 +35,7 @@ def open_stream(
     Args:
         data: a pytree of tensors `[samples, ...]`, a `TensorDataset`, a map-style `Dataset`, a `DataLoader`,
             or an `IterableDataset`. Tensors are the fastest: a round is one `index_select` per tensor.
-        batch_size: samples per learner and round. A `DataLoader` keeps its own.
+        batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
         epochs: passes over the data before the stream ends.
         steps: rounds that the caller will take: the stream is endless, and `epochs` ignored.
         seed: shuffling depends on it and on the epoch only.
@@ -54,14 +54,17 @@ def open_stream(
         >>> [None if batch is None else len(batch[0]) for batch in stream.deal(learners=4).batches]
         [16, 16, 4, None]
     """
-    batch_size = whole("batch_size", batch_size)
+    given = None if batch_size is None else whole("batch_size", batch_size)
     passes = whole("epochs", epochs) if steps is None else None
     if steps is not None:
         whole("steps", steps)
     if is_iterable(data) and steps is None:
         raise SettingError("an IterableDataset has no epochs, got steps=None; set steps to the number of rounds")
     if isinstance(data, DataLoader):
-        return LoaderStream(_with_batch_size(data, batch_size), passes, seed)
+        if given is not None and given != data.batch_size:
+            raise _batch_size_conflict("batch_size", given, data)
+        return LoaderStream(data, passes, seed)
+    batch_size = given or DEFAULT_BATCH_SIZE
     if isinstance(data, IterableDataset):
         return LoaderStream(DataLoader(data, batch_size=batch_size), passes, seed)
     if (tensors := _tensors(data)) is not None:
@@ -125,12 +128,6 @@ def _map_dataset(data: Any) -> Any:
         f"got {type(data).__name__}{where}; "
         "convert arrays with torch.as_tensor, or wrap the data in a torch.utils.data.Dataset"
     )
-
-
-def _with_batch_size(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
-    if batch_size not in (DEFAULT_BATCH_SIZE, loader.batch_size):
-        raise _batch_size_conflict("batch_size", batch_size, loader)
-    return loader
 
 
 def _batch_size_conflict(setting: str, batch_size: int, loader: DataLoader[Any]) -> SettingError:

@@ -24,7 +24,7 @@ from bow.graph.outside import OutsideTensors
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
 from bow.training.given import resolve_device
-from bow.training.metrics import IGNORED_LABEL, Metric
+from bow.training.metrics import IGNORED_LABEL, Metric, reached
 from bow.tuner import Tuner
 from bow.values import number, processes, whole
 
@@ -92,11 +92,16 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
         raise SettingError(f'target must be values by name such as {{"accuracy": 0.99}}, got {target!r}')
     if validation is None:
         raise SettingError(f"target={dict(target)!r} needs validation data to be measured on; give validation=")
-    names = None if metrics is None else ["loss", *(metric.name for metric in metrics)]
+    by_name = {metric.name: metric for metric in metrics or ()}
+    bests = {name: getattr(metric, "best", None) for name, metric in by_name.items()}
+    names = None if metrics is None else ["loss", *by_name]
     for name, value in target.items():
         if names is not None and name not in names:
             raise SettingError(f"target names {name!r}, which is not measured; choose from {', '.join(names)}")
         number(f"the target for {name}", value)
+        best = bests.get(name)
+        if best is not None and value != best and reached({name: value}, {name: best}, by_name):
+            raise SettingError(f"the target for {name} can never be reached, got {value:g}; the best value is {best:g}")
 
 
 def check_objects(setting: str, values: Any, kind: type) -> None:

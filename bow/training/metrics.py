@@ -40,10 +40,12 @@ class Metric(abc.ABC):
     Attributes:
         name: its name in records, and in `target`.
         higher_is_better: which way a `target` is reached.
+        best: the best value that there is, which a target must not exceed; None: there is none.
     """
 
     name: str
     higher_is_better: bool = True
+    best: float | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -82,6 +84,7 @@ class Accuracy(Metric):
     """
 
     name = "accuracy"
+    best = 1.0
 
     def __init__(self, ignore: int = IGNORED_LABEL) -> None:
         self.ignore = ignore

@@ -40,7 +40,7 @@ class Opened:
         DataError: as `open_stream`, and where there is no batch at all.
     """
 
-    def __init__(self, data: Any, *, batch_size: int, epochs: int, steps: int | None, seed: int) -> None:
+    def __init__(self, data: Any, *, batch_size: int | None, epochs: int, steps: int | None, seed: int) -> None:
         stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
         check_round(stream, 1)
         self._data = data

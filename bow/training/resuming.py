@@ -1,6 +1,7 @@
 """Going on from a checkpoint: learners, stream and scheduler as they were."""
 
 import contextlib
+import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,12 +9,30 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 
 from bow.cluster import World
 from bow.data import BatchStream
-from bow.errors import BowError, CheckpointError, reason
+from bow.data.tensor_stream import TensorStream
+from bow.errors import BowError, CheckpointError, SettingError, reason
+from bow.observe.records import plain
 from bow.training.learners import Learners
+from bow.training.opened import Opened
 from bow.training.replicas import part_of
+
+COMPARED = (
+    "loss",
+    "step",
+    "sync",
+    "lr_scheduler",
+    "lr_interval",
+    "precision",
+    "clip_norm",
+    "buffers",
+    "on_nan",
+    "dispatch",
+)
+"""Arguments of `bow.train` that may differ where a training goes on, but not in silence."""
 
 
 def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
@@ -33,12 +52,27 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
     return part_of(by_device, world)
 
 
+def trajectory(settings: Mapping[str, Any], opened: Opened) -> dict[str, Any]:
+    """What the weights of a training depend on, as plain values, as far as nothing else compares it.
+
+    Args:
+        settings: the arguments of `bow.train`.
+        opened: the data.
+    """
+    values = {name: plain(settings[name]) for name in COMPARED} | {"batch_size": opened.stream.batch_size}
+    if isinstance(opened.stream, TensorStream):  # other data may draw what they give from random numbers of their own
+        sample = [leaf[0].cpu().clone() for leaf in tree_leaves(opened.example)]
+        values["data"] = hashlib.sha256(b"".join(bytes(leaf.untyped_storage()) for leaf in sample)).hexdigest()[:8]
+    return {name: value for name, value in values.items() if " at 0x" not in str(value)}
+
+
 def restore(
     state: Mapping[str, Any],
     learned: Mapping[str, Any] | None,
     replicas: Learners,
     stream: BatchStream,
     scheduler: LRScheduler | None,
+    given: Mapping[str, Any],
 ) -> None:
     """Put learners, stream and scheduler where a checkpoint's training was.
 
@@ -49,19 +83,27 @@ def restore(
             central model.
         stream: over the same data.
         scheduler: of the same kind.
+        given: the `trajectory` of this training.
 
     Warns:
-        UserWarning: the optimizer was made with other settings than the checkpoint's; those of the checkpoint, which
-            scheduler and callbacks may have changed since, are used.
+        UserWarning: the optimizer or the scheduler was made with other settings than the checkpoint's; those of the
+            checkpoint, which scheduler and callbacks may have changed since, are used. Or another setting differs that
+            the weights depend on, and that of this training is used.
 
     Raises:
-        BowError: the checkpoint is of another model, optimizer, synchroniser, seed or data.
+        BowError: the checkpoint is of another model, optimizer, scheduler, synchroniser, seed or data.
     """
-    given = optimizer_settings(replicas.optimizer)
+    optimizer_given = optimizer_settings(replicas.optimizer)
     with _damage_explained():
+        kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]
+        if None not in kinds and kinds[0] != kinds[1]:
+            raise SettingError(
+                f"the checkpoint was made with lr_scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
+            )
         replicas.load_training_state(learned, replicas.learners)
-        _warn_of_other_settings(state["started_with"], given)
+        _warn_of_other_settings(state["started_with"], optimizer_given)
         stream.load_state_dict(state["stream"])
+        _warn_of_another_trajectory(state.get("settings", {}), given, None not in kinds)
         if scheduler is not None and state["scheduler"] is not None:
             scheduler.load_state_dict(state["scheduler"])
 
@@ -85,6 +127,23 @@ def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
         values = {k: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for k, v in group.items()}
         settings.append({k: v for k, v in values.items() if isinstance(v, (int, float, str, tuple))})
     return settings
+
+
+def scheduler_type(scheduler: LRScheduler | None) -> str | None:
+    """The name of its class."""
+    return None if scheduler is None else type(scheduler).__name__
+
+
+def _warn_of_another_trajectory(saved: Mapping[str, Any], given: Mapping[str, Any], keeps_scheduler: bool) -> None:
+    for name in sorted(saved.keys() & given.keys()):
+        if saved[name] == given[name]:
+            continue
+        if name == "data":
+            said = "is given other data than it was started with; it goes on with the new ones"
+        else:
+            its = "that of its checkpoint" if name == "lr_scheduler" and keeps_scheduler else "the new one"
+            said = f"was started with {name}={saved[name]!r}, got {name}={given[name]!r}; it goes on with {its}"
+        warnings.warn(f"the training to be resumed {said}", stacklevel=4)
 
 
 def _warn_of_other_settings(saved: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:

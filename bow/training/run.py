@@ -32,6 +32,7 @@ from bow.training.metrics import Metric, check_names, mean_of, reached
 from bow.training.opened import dealt_again
 from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
 from bow.training.result import Result
+from bow.training.resuming import scheduler_type
 from bow.training.saving import save_central
 from bow.training.tuning import Tuned
 from bow.training.watch import Watch
@@ -83,6 +84,8 @@ class Plan:
     """Torch's threads for evaluation: learning tasks may have been given fewer."""
     started_with: list[dict[str, Any]]
     """The optimizer's settings when training began, before any resume."""
+    trajectory: Mapping[str, Any]
+    """What else the weights depend on."""
 
 
 class Run:
@@ -281,6 +284,8 @@ class Run:
             "by_device": list(self.replicas.by_device),
             "tuned": self._plan.tuned.setting,
             "started_with": self._plan.started_with,
+            "settings": dict(self._plan.trajectory),
+            "scheduler_type": scheduler_type(self._scheduler),
             "automatic": not self._plan.keeps_checkpoints,
             "round": self.round,
             "samples": self.samples,

@@ -61,7 +61,7 @@ from bow.training.metrics import Accuracy, Metric, check_names
 from bow.training.opened import Opened, check_round
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.training.result import Result
-from bow.training.resuming import learners_to_resume, optimizer_settings, restore
+from bow.training.resuming import learners_to_resume, optimizer_settings, restore, trajectory
 from bow.training.run import MOST_LOST, Plan, Run
 from bow.training.strategy import Strategy, decide, engine_with, read_strategy
 from bow.training.tiles import TileLearners
@@ -102,7 +102,7 @@ def train(
     optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
     lr_scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     lr_interval: Literal["epoch", "round"] = "epoch",
-    batch_size: int = 16,
+    batch_size: int | None = None,
     epochs: int = 1,
     steps: int | None = None,
     learners: int | Literal["auto"] = "auto",
@@ -148,7 +148,7 @@ def train(
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         lr_scheduler: makes a `torch.optim.lr_scheduler` from the optimizer.
         lr_interval: when the scheduler is stepped.
-        batch_size: samples per learner and round.
+        batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
         learners: per device; `"auto"` is found by timed trials before the training, and followed up while it goes on.
@@ -188,7 +188,8 @@ def train(
         resume: a checkpoint, a run directory, or `"auto"`: go on in `run_dir` if there is something to go on from, as
             processes do that torchrun has started again. The
             run directory is the checkpoint's own, where checkpoints of later rounds are deleted, or one without a run.
-            Settings of optimizer and scheduler are the checkpoint's; if the optimizer's differ, a warning says so.
+            Settings of optimizer and scheduler are the checkpoint's, all others those of this call; where one differs
+            that the weights depend on, a warning says so.
         on_interrupt: what comes of Ctrl-C, SIGTERM or a closed terminal: the training ends behind the round, writes a
             checkpoint, and raises `KeyboardInterrupt` or `SystemExit` (`"raise"`), or `"return"` returns the result so
             far, with `interrupted_by`. A second Ctrl-C ends it at once.
@@ -347,9 +348,9 @@ def train(
         at_the_end.callback(replicas.close)
         warn_of_first_come(dispatch, sync, tuned.learners)
         scheduler = make_scheduler(lr_scheduler, replicas.optimizer)
-        started_with = optimizer_settings(replicas.optimizer)
+        started_with, given_trajectory = optimizer_settings(replicas.optimizer), trajectory(settings, opened)
         if state is not None:
-            restore(state, learned, replicas, stream, scheduler)
+            restore(state, learned, replicas, stream, scheduler, given_trajectory)
             started_with = state["started_with"]
         directory, fresh = _made_directory(path, type(template).__name__.lower(), goes_on, settings, world, lock)
         if checked is not None and world.leads:
@@ -377,6 +378,7 @@ def train(
             seed=seed,
             threads=threads,
             started_with=started_with,
+            trajectory=given_trajectory,
         )
         run = Run(replicas, stream, scheduler, plan, loggers, shown, Hooks(callbacks))
         if state is not None:

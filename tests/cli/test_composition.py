@@ -8,6 +8,7 @@ import yaml
 
 import bow
 from bow.cli.composition import compose, options, sweep
+from bow.data.opening import DEFAULT_BATCH_SIZE
 from bow.errors import SettingError
 
 NOT_PLAIN = ("model", "data", "loss", "optimizer", "sync", "validation", "metrics", "callbacks", "loggers", "tuner")
@@ -25,7 +26,7 @@ def test_keys_are_the_arguments_of_train() -> None:
 def test_plain_defaults_are_those_of_train() -> None:
     parameters = inspect.signature(bow.train).parameters
     plain = {name: value for name, value in settings("recipe=none").items() if name not in (*NOT_PLAIN, "launcher")}
-    assert plain == {name: parameters[name].default for name in plain}
+    assert plain == {name: parameters[name].default for name in plain} | {"batch_size": DEFAULT_BATCH_SIZE}
 
 
 def test_default_recipe_is_lenet_on_the_digits() -> None:

@@ -199,8 +199,8 @@ def test_contradicting_batch_size_is_refused() -> None:
         open_stream(_loader(), batch_size=8)
 
 
-@pytest.mark.parametrize("batch_size", [4, 16], ids=["its own", "the default"])
-def test_agreeing_batch_size_is_accepted(batch_size: int) -> None:
+@pytest.mark.parametrize("batch_size", [4, None], ids=["its own", "none"])
+def test_agreeing_batch_size_is_accepted(batch_size: int | None) -> None:
     assert open_stream(_loader(), batch_size=batch_size).batch_size == 4
 
 

@@ -90,3 +90,9 @@ def test_evaluation_batch_size_that_contradicts_the_loader_is_refused() -> None:
 def test_evaluation_batch_size_below_one_is_refused() -> None:
     with pytest.raises(SettingError, match="eval_batch_size must be"):
         evaluation_batches(torch.zeros(3), 0)
+
+
+def test_the_default_batch_size_contradicts_a_loader_where_it_is_given() -> None:
+    with pytest.raises(SettingError, match="batch_size=16 contradicts the DataLoader's own batch_size=3"):
+        open_stream(DataLoader(_Numbers(), batch_size=3), batch_size=16)
+    assert open_stream((torch.zeros(40, 2),)).batch_size == 16

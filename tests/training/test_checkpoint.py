@@ -144,7 +144,7 @@ def test_a_training_that_reached_its_target_does_not_go_on(train: Train, data: t
     assert [record["round"] for record in again.history] == [record["round"] for record in first.history] == [6]
     assert again.time_to_target == pytest.approx(first.time_to_target, abs=0.5)
     assert torch.equal(again.model[0].weight, first.model[0].weight)
-    higher = train(net(), data, resume="auto", **{**settings, "target": {"accuracy": 2.0}})
+    higher = train(net(), data, resume="auto", **{**settings, "target": {"loss": 1e-9}})
     assert len(higher.history) == 5
 
 
@@ -407,6 +407,48 @@ def test_a_checkpoint_of_another_training_is_refused_and_nothing_is_written(
     with pytest.raises(error, match=message):
         resume(train, data, resume=run, run_dir=tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "batch size": ({"batch_size": 8}, "started with batch_size=4, got batch_size=8; it goes on with the new one"),
+    "precision": ({"precision": "bfloat16"}, "precision=None, got precision='bfloat16'; it goes on with the new one"),
+    "loss": ({"loss": nn.functional.multi_margin_loss}, "loss='cross_entropy', got loss='multi_margin_loss'; it goes"),
+    "averaging": (
+        {"sync": bow.SMA(mu=0.9)},
+        'started with sync="SMA.*mu=0.5.*, got sync="SMA.*mu=0.9.*; it goes on with the',
+    ),
+    "clipping": ({"clip_norm": 1.0}, "clip_norm=None, got clip_norm=1.0; it goes on with the new one"),
+    "decay": (
+        {"lr_scheduler": functools.partial(StepLR, step_size=2)},
+        r"lr_scheduler='StepLR\(step_size=1\)', got .*; it goes on with that of its checkpoint",
+    ),
+    "no decay": ({"lr_scheduler": None}, "got lr_scheduler=None; it goes on with the new one"),
+    "data": ({}, "is given other data than it was started with"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_the_weights_does_not_change_in_silence(
+    train: Train, data: tuple[Tensor, Tensor], change: str
+) -> None:
+    settings: dict[str, Any] = {
+        "lr_scheduler": functools.partial(StepLR, step_size=1),
+        "loss": nn.functional.cross_entropy,
+    }
+    train(net(), data, checkpoint_every=6, **settings)
+    changed, message = CHANGES[change]
+    data = (data[0] + 1, data[1]) if change == "data" else data
+    with pytest.warns(UserWarning, match=message) as said:
+        resumed = train(net(), data, epochs=2, resume="auto", **{**settings, **changed})
+    assert len(said) == 1
+    assert resumed.history[-1]["samples"] == 96
+
+
+def test_a_scheduler_of_another_kind_is_refused(train: Train, data: tuple[Tensor, Tensor]) -> None:
+    train(net(), data, checkpoint_every=6, lr_scheduler=functools.partial(StepLR, step_size=1))
+    cosine = functools.partial(CosineAnnealingLR, T_max=4)
+    with pytest.raises(SettingError, match="with lr_scheduler StepLR, got CosineAnnealingLR; resume with the same one"):
+        train(net(), data, epochs=2, resume="auto", lr_scheduler=cosine)
 
 
 def test_resuming_from_nowhere_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:

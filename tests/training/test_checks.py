@@ -58,6 +58,11 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"tuner": 1}, SettingError, "must be a bow.Tuner"),
     ({"strategy": 3}, SettingError, "strategy must be a bow.Schedule, a file of one"),
     ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be .*at least 1, or .*None .*, got 0"),
+    (
+        {"target": {"accuracy": 2}, "validation": (X, Y)},
+        SettingError,
+        "accuracy can never be reached, got 2; the best .* 1",
+    ),
     ({"on_interrupt": "stop"}, SettingError, 'on_interrupt must be "raise" or "return", got \'stop\''),
     ({"checkpoint_every": True}, SettingError, "checkpoint_every must be a whole number .*, got True"),
     (
