@@ -18,9 +18,12 @@ A record has a `kind` and the `time_s` since training began. The kinds, and what
 import functools
 import json
 import math
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeGuard
+
+from bow.errors import RunDirectoryError
 
 Record = Mapping[str, Any]
 """One JSON object: numbers, strings, None, and lists and mappings of them."""
@@ -31,6 +34,9 @@ OUTCOME = ("seconds", "time_to_target_s", "learner_restarts")
 FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "rows", *POSITION, *SPEED, *OUTCOME))
 """Fields that are not the value of a metric."""
 
+TEXTS = frozenset(("kind", "event", "message", "model", "summary", "status", "why"))
+NUMBERS = (FIELDS - TEXTS - {"rows"}) | {"parameters", "low", "high", "compile_s"}
+"""Fields of one type in all kinds of records."""
 
 VALIDATION = ("epoch", "evaluation")
 """Kinds of records that hold values of the validation data."""
@@ -110,19 +116,48 @@ def call_text(function: Callable[..., Any]) -> str:
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """Read the records of a `metrics.jsonl`, without the lines that a crash cut off."""
-    with Path(path).open(encoding="utf-8", errors="replace") as lines:
-        return list(_parsed(lines))
+    """Read the records of a `metrics.jsonl`, without the lines that a crash cut off.
+
+    Raises:
+        RunDirectoryError: a record has a field of another type than records have.
+    """
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as lines:
+            return list(_parsed(path, lines))
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read ({error.strerror or error}); make it readable") from error
 
 
-def _parsed(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
+def _parsed(path: str | Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and "kind" in record:
-            yield record
+        if not isinstance(record, dict) or "kind" not in record:
+            continue
+        if (wrong := _wrong_field(record)) is not None:
+            what = reprlib.repr(record[wrong])
+            raise RunDirectoryError(f"{path}, line {number}: {wrong} cannot be {what}; correct or remove the line")
+        yield record
+
+
+def _wrong_field(record: Record) -> str | None:
+    """The name of a field that has another type than it has to have; None where there is none."""
+    of_numbers = record.get("kind") in ("rounds", "end", *VALIDATION)
+    for name, value in record.items():
+        if name in TEXTS:
+            is_right = isinstance(value, str)
+        elif name == "rows":
+            is_right = isinstance(value, list) and all(isinstance(row, dict) and not _wrong_field(row) for row in value)
+        elif name in ("time_s", "round"):
+            is_right = is_number(value)
+        else:
+            is_any = not (of_numbers or name in NUMBERS)
+            is_right = is_any or value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        if not is_right:
+            return name
+    return None
 
 
 def continuous(records: Sequence[Record]) -> list[Record]:

@@ -49,6 +49,32 @@ def test_the_result_is_on_top(run):
         assert first < words.index(text) < words.index("Curves")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "start", "time_s": "x"}',
+        '{"kind": "start", "time_s": 0, "learners": "two"}',
+        '{"kind": "start", "time_s": 0, "model": 7, "parameters": 8}',
+        '{"kind": "epoch", "time_s": 0, "epoch": "one"}',
+        '{"kind": "epoch", "time_s": [], "epoch": 1}',
+        '{"kind": "epoch", "time_s": 0, "epoch": 1, "accuracy": "high"}',
+        '{"kind": "epoch", "time_s": 0, "round": null}',
+        '{"kind": "event", "time_s": 0, "event": {"a": 1}}',
+        '{"kind": ["epoch"]}',
+        '{"kind": "calibration", "rows": 3}',
+        '{"kind": "calibration", "rows": [{"samples_per_s": "fast"}]}',
+        '{"kind": "end", "seconds": "long"}',
+    ],
+)
+def test_records_of_wrong_types_are_refused_with_their_line(run, line):
+    directory = run()
+    count = len(directory.metrics_path.read_text().splitlines())
+    with directory.metrics_path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RunDirectoryError, match=rf"line {count + 1}: \w+ cannot be .*; correct or remove"):
+        write_report(directory.path)
+
+
 def test_the_page_is_self_contained(run):
     text = write_report(run().path).read_text(encoding="utf-8")
     shown = Page(text)
