@@ -12,6 +12,7 @@ import bow
 from bow.cli.arguments import build, check_values
 from bow.cli.composition import Composition, compose, options, sweep
 from bow.cluster import is_leader, is_member
+from bow.data import SyntheticSamples
 from bow.errors import SettingError
 from bow.observe import RunDirectory
 from bow.observe.text import metric_text, rate_text
@@ -57,14 +58,17 @@ def run(words: Sequence[str]) -> int:
         status: int = launcher.launch(compositions[0].settings, compositions[0].overrides)
         return status
     elif len(compositions) == 1:
-        return _report(_train(compositions[0]))
+        return _train(compositions[0])[1]
     else:
         return _sweep(compositions)
     return 0
 
 
-def _train(composition: Composition) -> "Result":
-    return bow.train(**build(composition))
+def _train(composition: Composition) -> tuple["Result", int]:
+    """What came out, and the exit status."""
+    arguments = build(composition)
+    result = bow.train(**arguments)
+    return result, _report(result, isinstance(arguments["data"], SyntheticSamples))
 
 
 def _sweep(compositions: Sequence[Composition]) -> int:
@@ -72,8 +76,9 @@ def _sweep(compositions: Sequence[Composition]) -> int:
     for number, composition in enumerate(compositions, 1):
         if is_leader():
             print(f"[{number}/{len(compositions)}] {' '.join(composition.overrides)}", flush=True)
-        results.append(_train(composition))
-        status = max(status, _report(results[-1]))
+        result, own = _train(composition)
+        results.append(result)
+        status = max(status, own)
     if not is_leader():
         return status
     width = max(len(" ".join(composition.overrides)) for composition in compositions)
@@ -83,12 +88,13 @@ def _sweep(compositions: Sequence[Composition]) -> int:
     return status
 
 
-def _report(result: "Result") -> int:
+def _report(result: "Result", is_synthetic: bool) -> int:
     """Say what came out; the status is that of a failure where the model is not in the run directory."""
     if not is_leader():
         return 0
     restarts = f"; learners restarted {result.num_restarts} times" if result.num_restarts else ""
-    print(f"central model: {_outcome(result)}{restarts}")
+    on = " on synthetic data" if is_synthetic else ""
+    print(f"central model{on}: {_outcome(result)}{restarts}")
     if result.report_path is not None:
         print(f"report: {_shown(result.report_path)}", flush=True)
     return 0 if result.model_path == RunDirectory(result.run_dir).model_path else NOT_SAVED

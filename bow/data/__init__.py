@@ -9,6 +9,7 @@ from bow.data.opening import evaluation_batches as evaluation_batches
 from bow.data.opening import open_stream as open_stream
 from bow.data.scikit_digits import digits as digits
 from bow.data.splits import DataSplits as DataSplits
+from bow.data.splits import SyntheticSamples as SyntheticSamples
 from bow.data.stream import Batch as Batch
 from bow.data.stream import BatchStream as BatchStream
 from bow.data.stream import Deal as Deal

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from bow.data.dataset import DatasetStream, num_samples, read_batch
 from bow.data.loader import LoaderStream, is_iterable, one_pass
 from bow.data.randomness import PrivateRandom
+from bow.data.splits import SyntheticSamples
 from bow.data.stream import Batch, BatchStream
 from bow.data.tensor_stream import TensorStream
 from bow.data.tensors import TensorSamples
@@ -109,6 +110,7 @@ def _tensors(data: Any) -> TensorSamples | None:
     # Subclasses of TensorDataset may transform their samples, so only the class itself is unwrapped.
     if type(data) is TensorDataset:
         return TensorSamples(data.tensors)
+    data = tuple(data) if isinstance(data, SyntheticSamples) else data
     leaves = tree_leaves(data)
     if leaves and all(isinstance(leaf, Tensor) for leaf in leaves):
         return TensorSamples(data)

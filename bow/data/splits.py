@@ -1,11 +1,20 @@
 """A data set in two parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from bow.values import whole
+
+
+class SyntheticSamples(NamedTuple):
+    """A pair of tensors that are made up: trainings on them say so."""
+
+    inputs: Tensor
+    targets: Tensor
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,7 @@ class DataSplits:
         if limit is None:
             return self
         limit = whole("limit", limit)
-        inputs, targets = self.train
-        return DataSplits((inputs[:limit], targets[:limit]), self.validation, self.classes, self.name)
+        return replace(self, train=tree_map(lambda tensor: tensor[:limit], self.train))
 
 
 def standardize(train: Tensor, validation: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from bow.data.splits import DataSplits
+from bow.data.splits import DataSplits, SyntheticSamples
 from bow.errors import SettingError
 from bow.values import number, whole
 
@@ -47,10 +46,10 @@ def synthetic_images(
     coarse = torch.randn(classes, channels, _COARSE, _COARSE, generator=generator)
     prototypes = contrast * F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)
 
-    def draw(count: int) -> tuple[Tensor, Tensor]:
+    def draw(count: int) -> SyntheticSamples:
         labels = torch.randint(classes, (count,), generator=generator)
         noise = torch.randn(count, *shape, generator=generator)
-        return noise.add_(prototypes[labels]), labels
+        return SyntheticSamples(noise.add_(prototypes[labels]), labels)
 
     train, validation = draw(samples), draw(max(1, samples // 5))
     return DataSplits(train, validation, classes, "synthetic_images").limited(limit)

@@ -28,6 +28,9 @@ from bow.errors import RunDirectoryError
 Record = Mapping[str, Any]
 """One JSON object: numbers, strings, None, and lists and mappings of them."""
 
+SYNTHETIC = "synthetic data"
+"""The event of a training on data that are made up."""
+
 POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")
 OUTCOME = ("seconds", "time_to_target_s", "learner_restarts")

@@ -13,7 +13,7 @@ from bow.errors import RunDirectoryError, disk_reason
 from bow.files import write_whole
 from bow.observe.charts import Chart
 from bow.observe.curves import charts
-from bow.observe.records import POSITION, Record, continuous, is_number, metrics, read_records
+from bow.observe.records import POSITION, SYNTHETIC, Record, continuous, is_number, metrics, read_records
 from bow.observe.run_directory import RunDirectory
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
 from bow.values import given_path
@@ -121,7 +121,8 @@ class Report:
             model += f", {count_text(start['parameters'])} parameters"
         engine = " on ".join(str(start[name]) for name in ("engine", "device") if start.get(name))
         began = f"{self._stamp[1]} {self._stamp[2]}:{self._stamp[3]}" if self._stamp else ""
-        return [str(text) for text in (began, model, start.get("sync"), engine) if text]
+        synthetic = "synthetic data" if any(event.get("event") == SYNTHETIC for event in self._events) else ""
+        return [str(text) for text in (began, model, start.get("sync"), engine, synthetic) if text]
 
     @property
     def tiles(self) -> list[Tile]:

@@ -19,6 +19,7 @@ from bow.engine.base import MAX_ROUNDS_TOGETHER, REMEDY
 from bow.engine.place import num_threads
 from bow.errors import BowError, DataError, DeviceMemoryError, DivergenceError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
+from bow.observe.records import SYNTHETIC
 from bow.seeds import derive_seed
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
@@ -65,6 +66,8 @@ class Plan:
     target: Mapping[str, float]
     metrics: Mapping[str, Metric]
     on_nan: OnNan
+    is_synthetic: bool
+    """Whether the data are made up."""
     checkpoint_every: int | Literal["auto"] | None
     keeps_checkpoints: bool
     """Whether they stay when the training has ended; `"auto"` deletes its own."""
@@ -320,6 +323,8 @@ class Run:
         self._began = time.perf_counter()
         rounds = self._rounds_left()
         self._log({"kind": "start", "rounds": rounds, **self._description()})
+        if self._plan.is_synthetic:
+            self._event(SYNTHETIC, "the data are synthetic: what is reached says nothing about real ones")
         if self._plan.tuned.source != "given":
             self._log(self._plan.tuned.record)
         self._hooks.call("on_train_start", self)

@@ -25,6 +25,7 @@ from bow.cluster import (
     start,
     was_restarted,
 )
+from bow.data import SyntheticSamples
 from bow.device import StreamDevice
 from bow.engine import EngineName, Loss, OnNan, Step, check_engine, choose_learners
 from bow.engine.swap import Memory
@@ -364,6 +365,7 @@ def train(
             target=dict(target or {}),
             metrics={metric.name: metric for metric in metrics},
             on_nan=on_nan,
+            is_synthetic=isinstance(data, SyntheticSamples),
             checkpoint_every=checkpoint_every,
             keeps_checkpoints=checkpoint_every != "auto"
             or (goes_on and state is not None and not state.get("automatic")),

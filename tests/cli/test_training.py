@@ -157,3 +157,21 @@ def test_a_model_that_is_not_in_the_run_directory_is_a_failure(
         "the model cannot be written to sub/here/model.safetensors (the disk is full); it is" in capsys.readouterr().err
     )
     assert list(Path().glob("*.safetensors"))
+
+
+def test_a_training_on_synthetic_data_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [
+        "data=synthetic",
+        "data.samples=32",
+        "data.shape=[1,8,8]",
+        "data.limit=16",
+        "learners=1",
+        "batch_size=8",
+    ]
+    assert main(["train", *settings, "engine=eager", "learners=1", "run_dir=here"]) == 0
+    shown = capsys.readouterr().out
+    assert "the data are synthetic" in shown
+    assert "central model on synthetic data: accuracy" in shown
+    assert "<span>synthetic data</span>" in Path("here/report.html").read_text()
+    assert main(["train", *SMALL, "run_dir=digits"]) == 0
+    assert "synthetic" not in capsys.readouterr().out + Path("digits/report.html").read_text().partition("</main>")[0]

@@ -1,12 +1,13 @@
 import pytest
 import torch
 
-from bow.data import synthetic_images
+from bow.data import SyntheticSamples, synthetic_images
 from bow.errors import SettingError
 
 
 def test_shapes_follow_the_arguments() -> None:
     splits = synthetic_images(samples=20, shape=(1, 8, 6), classes=3)
+    assert isinstance(splits.limited(10).train, SyntheticSamples)
     assert splits.train[0].shape == (20, 1, 8, 6)
     assert splits.validation[0].shape == (4, 1, 8, 6)
     assert set(splits.train[1].tolist()) <= {0, 1, 2}
