@@ -242,7 +242,7 @@ WRONG_DATA: list[tuple[Any, type[BowError], str]] = [
 def test_wrong_data_are_refused_and_leave_nothing_behind(
     train: Train, model: nn.Module, tmp_path: Path, data: Any, error: type[BowError], message: str
 ) -> None:
-    settings = {"batch_size": 16} if isinstance(data, DataLoader) else {}
+    settings = {"batch_size": None} if isinstance(data, DataLoader) else {}
     with pytest.raises(error, match=message):
         train(model, data, **settings)
     assert list(tmp_path.iterdir()) == []

@@ -122,7 +122,7 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     found["read"] = Outcome.of(train("read", one, Offset(world.rank)))
     for name, rank in (("even", 0), ("uneven", world.rank)):
         batches = DataLoader(Batches(rank), batch_size=None)
-        found[name] = Outcome.of(train(name, one, batches, batch_size=16))  # its own count
+        found[name] = Outcome.of(train(name, one, batches, batch_size=None))
     drops = {"lr_scheduler": DROPS, "lr_interval": "round"}
     for name, placed in (("one", one), ("two", two)):
         train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Stop()], **drops)

@@ -147,7 +147,7 @@ def test_tensors_and_data_sets_of_the_same_samples_train_the_same_model(
 
 def test_a_loader_keeps_its_batch_size(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     loader = DataLoader(TensorDataset(*data), batch_size=6, shuffle=True)
-    result = train(model, loader, batch_size=16, epochs=4, validation=DataLoader(TensorDataset(*data), batch_size=48))
+    result = train(model, loader, batch_size=None, epochs=4, validation=DataLoader(TensorDataset(*data), batch_size=48))
     assert [record["round"] for record in result.history] == [4, 8, 12, 16]
     assert result.metrics["accuracy"] > 0.8
 
