@@ -25,7 +25,7 @@ help:
 	@echo 'make check   all of the above but train'
 	@echo 'make stress  the native runtime on 100,000 random graphs, under a thread sanitizer'
 	@echo 'make soak    ten minutes of training per engine while learners come and go'
-	@echo 'make killed  kill a training 30 times, alone and under torchrun, and compare what it ends with'
+	@echo 'make killed  end trainings 200 times by signals, full disks and closed pipes, and kill one under torchrun'
 	@echo 'make gpu     tests and benchmark on a GPU, with what python3 has, into build/gpu (OUT=DIR)'
 	@echo 'make image-test  build the container image without a container engine, and run bow inside it'
 	@echo 'make wheel   build the wheel into dist/'
@@ -66,8 +66,8 @@ soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak $(ARGS)
 
 killed: $(VENV)/.dev
+	@$(BIN)/python -m tests.endings $(or $(ARGS),200)
 	@$(BIN)/python -m tests.cluster.killed $(or $(ARGS),30)
-	@$(BIN)/python -m tests.cluster.killed $(or $(ARGS),30) 2
 
 # On a machine that is lent: nothing is installed, and what is not there is done without. ARGS go to the benchmark,
 # TESTS to the tests: make gpu TESTS=budget_s=240 ARGS=budget_s=300

@@ -16,6 +16,9 @@ from bow.errors import RunDirectoryError, disk_reason
 from bow.observe.records import plain
 from bow.observe.run_lock import NAME as LOCK
 
+PART = ".tmp"
+"""Ends the names of files that are being written."""
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -68,7 +71,8 @@ class RunDirectory:
 
     def remove_leftovers(self) -> None:
         """Delete what a training was writing when it was killed."""
-        for part in (*self.path.glob("*.safetensors.tmp"), *self.checkpoints.glob("round_*.tmp")):
+        parts = self.config_path.with_suffix(PART), *self.path.glob(f"*.safetensors{PART}")
+        for part in (*parts, *self.checkpoints.glob(f"round_*{PART}")):
             with contextlib.suppress(OSError):
                 part.unlink()
 
@@ -109,12 +113,18 @@ class RunDirectory:
         """Write the settings; what YAML has no word for, such as a function, is written as readable text.
 
         Raises:
-            RunDirectoryError: the file cannot be written.
+            RunDirectoryError: the file cannot be written; a directory that held no run does not hold one now.
         """
         text = yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
+        is_new, part = not self.holds_run, self.config_path.with_suffix(PART)
         try:
-            self.config_path.write_text(text, encoding="utf-8")
+            self.metrics_path.touch()  # by its records a run is known, and goes on, however soon it ends
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.config_path)
         except OSError as error:
+            part.unlink(missing_ok=True)
+            if is_new:
+                self.discard()
             raise _unusable(self.path, error) from error
 
     def read_config(self) -> Mapping[str, Any]:

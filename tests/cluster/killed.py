@@ -1,7 +1,6 @@
 """Kills a training again and again, and looks at what becomes of it.
 
-    python -m tests.cluster.killed 30          # one process
-    python -m tests.cluster.killed 30 2        # two, of torchrun
+    python -m tests.cluster.killed 30          # two processes of torchrun; `tests.endings` ends a single one
 
 Each time the training goes on from its last checkpoint. At the end the central model must be that of a training that
 nobody has killed, bit for bit, and none may have gone back behind its last checkpoint.
@@ -28,6 +27,7 @@ import bow
 EVERY = 3
 STEPS = 150
 SEED = 7
+PROCESSES = 2
 
 
 class Tell:
@@ -68,12 +68,10 @@ def train(folder: Path) -> None:
     )
 
 
-def start(folder: Path, processes: int) -> subprocess.Popen[str]:
+def start(folder: Path) -> subprocess.Popen[str]:
     """Begin or go on, in a process group of its own."""
-    command = [sys.executable, "-m", "tests.cluster.killed", "train", str(folder)]
-    if processes > 1:
-        runner = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command = [sys.executable, *runner, *command[1:]]
+    runner = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
+    command = [sys.executable, *runner, "-m", "tests.cluster.killed", "train", str(folder)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
@@ -115,7 +113,7 @@ def kill(process: subprocess.Popen[str], chosen: random.Random) -> None:
         time.sleep(0.05)
 
 
-def check(kills: int, processes: int) -> None:
+def check(kills: int) -> None:
     """Carry it out.
 
     Raises:
@@ -125,7 +123,7 @@ def check(kills: int, processes: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         whole, parts = Path(name) / "whole", Path(name) / "parts"
         begun = time.monotonic()
-        process = start(whole, processes)
+        process = start(whole)
         began_with(process)
         began = time.monotonic()
         assert process.wait() == 0
@@ -134,7 +132,7 @@ def check(kills: int, processes: int) -> None:
         killed = 0
         while True:
             behind = last_checkpoint(parts)
-            process = start(parts, processes)
+            process = start(parts)
             first = began_with(process)
             assert first == behind, f"it went on from round {first}, and there was a checkpoint of round {behind}"
             if killed == kills:
@@ -159,4 +157,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "train":
         train(Path(sys.argv[2]))
     else:
-        check(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+        check(int(sys.argv[1]))

@@ -73,6 +73,28 @@ def test_settings_are_written_as_yaml_that_people_read(tmp_path):
     assert list(directory.read_config()) == ["optimizer", "sync", "shape"]
 
 
+def test_settings_for_which_there_is_no_room_leave_what_was_there(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", "run")
+    part = directory.path / "config.tmp"
+    part.symlink_to("/dev/full")
+    with pytest.raises(RunDirectoryError, match="the disk is full"):
+        directory.write_config({"seed": 1})
+    assert not directory.path.exists()
+    directory = RunDirectory.create(tmp_path / "run", "run")
+    directory.write_config({"seed": 1})
+    part.symlink_to("/dev/full")
+    with pytest.raises(RunDirectoryError, match="the disk is full"):
+        directory.write_config({"seed": 2})
+    assert directory.read_config() == {"seed": 1}
+
+
+def test_a_run_that_ends_behind_its_settings_is_a_run(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", "run")
+    directory.write_config({"seed": 1})
+    directory.check(resume=True)
+    assert directory.holds_run
+
+
 @pytest.mark.parametrize("text", [b"a: [", b"\xff\xfe\x00", b"only words", None])
 def test_settings_that_cannot_be_read_are_empty(tmp_path, text):
     directory = RunDirectory(tmp_path)
