@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bow.errors import RuntimeUnavailableError
+from bow.errors import RuntimeUnavailableError, disk_reason
 
 CACHE = "BOW_CACHE"
 """Environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default."""
@@ -62,7 +62,7 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
             path.with_suffix(".lock").unlink(missing_ok=True)  # whoever waits for it finds the file
     except OSError as error:
         raise RuntimeUnavailableError(
-            f"compiled code cannot be kept in {path.parent} ({error.strerror or error}); set {CACHE} to a folder "
+            f"compiled code cannot be kept in {path.parent} ({disk_reason(error)}); set {CACHE} to a folder "
             "that can be written to"
         ) from error
     return path

@@ -1,6 +1,9 @@
 """Writing text: files that appear whole, and streams that may be lost."""
 
+import contextlib
+import itertools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -62,6 +65,23 @@ def write_whole(path: Path, text: str) -> None:
         part = Path(scratch) / path.name
         part.write_text(text, encoding="utf-8")
         part.replace(path)
+
+
+def spare_files(stem: str, suffix: str) -> Iterator[Path]:
+    """New files for what its own place cannot take: in the current directory, then in a temporary one.
+
+    Args:
+        stem: of the name.
+        suffix: of the name, with its dot.
+    """
+    with contextlib.suppress(OSError):  # a current directory can have been deleted
+        here = Path.cwd()
+        names = (f"{stem}{number}{suffix}" for number in itertools.chain([""], itertools.count(2)))
+        yield next(here / name for name in names if not (here / name).exists())
+    with contextlib.suppress(OSError):
+        there = Path(tempfile.mkdtemp(prefix="bow_"))
+        yield there / f"{stem}{suffix}"
+        there.rmdir()  # it could not be written either
 
 
 def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = SettingError) -> None:

@@ -1,5 +1,6 @@
 """The files of `bow plan`: a strategy with what it was planned for, and its simulated timeline."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bow.cli.planning_settings import Settings
-from bow.errors import SettingError
+from bow.errors import SettingError, disk_reason
+from bow.files import spare_files, write_whole
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.moves import DeviceLists
 from bow.planner.plan_strategy import PlacedStrategy
@@ -51,7 +53,7 @@ def save(
         What was written.
 
     Raises:
-        SettingError: it cannot be written.
+        SettingError: it cannot be written; says where the strategy is instead, which a long search may have found.
     """
     text = strategy_text(
         strategy,
@@ -66,16 +68,27 @@ def save(
     is_file = settings.out.suffix == ".json"
     folder = settings.out.parent if is_file else settings.out
     file = settings.out if is_file else folder / STRATEGY
+    written: Path | None = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        write_whole(file, text)
+        written = file
         if is_file:
             return (file,)
         result.timeline.save(folder / TIMELINE)
         (folder / PICTURE).write_text(timeline_svg(result.timeline, "simulated"), encoding="utf-8")
     except OSError as error:
-        raise SettingError(f"out={settings.out} cannot be written ({error.strerror or error}); give another") from error
+        written = written or _written_elsewhere(text)
+        kept = "give another" if written is None else f"the strategy is in {written}"
+        raise SettingError(f"out={settings.out} cannot be written ({disk_reason(error)}); {kept}") from error
     return tuple(folder / name for name in (STRATEGY, TIMELINE, PICTURE))
+
+
+def _written_elsewhere(text: str) -> Path | None:
+    for path in spare_files("strategy", ".json"):
+        with contextlib.suppress(OSError):
+            write_whole(path, text)
+            return path
+    return None
 
 
 def load(path: Path, settings: Settings) -> Loaded:

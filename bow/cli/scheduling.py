@@ -14,7 +14,7 @@ from rich.console import Console
 from bow.cli.subject import parts
 from bow.cli.suggestion import suggestion
 from bow.device import available_cores
-from bow.errors import RuntimeUnavailableError, SettingError
+from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
 from bow.profiler import Comparison, Policy, Profile, Subject, compare, make_policies, policies_here, symmetric
 from bow.profiler.profiling import REPEATS, measure, under
 from bow.profiler.report import (
@@ -165,7 +165,9 @@ def _told(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SettingError(f"{file} cannot be written ({error.strerror}); give another folder with out=...") from error
+        raise SettingError(
+            f"{file} cannot be written ({disk_reason(error)}); give another folder with out=..."
+        ) from error
 
 
 def _check_runtime(action: str) -> None:
@@ -210,7 +212,7 @@ def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"out={out} cannot be made ({error.strerror}); give another folder") from error
+        raise SettingError(f"out={out} cannot be made ({disk_reason(error)}); give another folder") from error
     if not os.access(out, os.W_OK):
         raise SettingError(f"out={out} cannot be written; give another folder")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bow.errors import CheckpointError, reason
+from bow.errors import CheckpointError, disk_reason, reason
 from bow.placement.findings import Findings, Found
 from bow.placement.learning_settings import LearningSettings
 from bow.placement.policy import PlacementPolicy
@@ -69,7 +69,7 @@ class PolicyCheckpoint:
         except (OSError, RuntimeError) as error:  # torch's writer raises the latter where the disk is full
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-            why = getattr(error, "strerror", None) or reason(error)
+            why = disk_reason(error)
             raise CheckpointError(f"{self._path} cannot be written ({why}); free space or use another file") from error
 
     def load(self, updater: Updater, findings: Findings) -> dict[int, dict[str, Any]]:
@@ -107,7 +107,9 @@ class PolicyCheckpoint:
                     raise ValueError(f"the checksum of {part} is wrong")
             content = torch.load(self._path, weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, ValueError) as error:
-            raise CheckpointError(f"{self._path} is damaged ({reason(error)}); delete it to begin anew") from error
+            foreign = isinstance(error, pickle.UnpicklingError)  # torch would advise to trust the file
+            why = "it holds other things than tensors and plain values" if foreign else reason(error)
+            raise CheckpointError(f"{self._path} is damaged ({why}); delete it to begin anew") from error
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
             raise CheckpointError(f"{self._path} is no checkpoint of a placement policy; give another file")
         return content

@@ -18,7 +18,7 @@ from torch import nn
 
 from bow.compiling import cache_folder
 from bow.device import processor
-from bow.errors import BowError, SettingError
+from bow.errors import BowError, SettingError, disk_reason
 from bow.planner.measured_costs import TileTime, TileTimes, scaled
 from bow.planner.moves import SplitSpace
 from bow.planner.operator_graph import OperatorGraph, PlanOperator
@@ -146,7 +146,7 @@ def kept_times(
             times.save(path)
         except OSError as error:
             raise SettingError(
-                f"what was measured cannot be kept in {path.parent} ({error.strerror or error}); set BOW_CACHE to a "
+                f"what was measured cannot be kept in {path.parent} ({disk_reason(error)}); set BOW_CACHE to a "
                 "folder that can be written to"
             ) from error
     return times

@@ -1,12 +1,9 @@
 """The central model on disk: whole or not at all, and in another place where the run directory cannot take it."""
 
 import contextlib
-import itertools
 import os
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,6 +11,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from bow.errors import disk_reason
+from bow.files import spare_files
 from bow.observe import RunDirectory
 
 
@@ -32,7 +30,7 @@ def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
         return wanted
     except (OSError, SafetensorError) as error:
         problem = f"the model cannot be written to {wanted} ({disk_reason(error)})"
-    for path in _other_places(directory.path.name):
+    for path in spare_files(directory.path.name, wanted.suffix):
         try:
             _save_whole(model, path)
         except (OSError, SafetensorError):
@@ -41,17 +39,6 @@ def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
         return path
     warnings.warn(f"{problem}, nor to the current directory or a temporary one; free space", stacklevel=3)
     return None
-
-
-def _other_places(run: str) -> Iterator[Path]:
-    with contextlib.suppress(OSError):  # a current directory can have been deleted
-        here = Path.cwd()
-        names = (f"{run}{number}.safetensors" for number in itertools.chain([""], itertools.count(2)))
-        yield next(here / name for name in names if not (here / name).exists())
-    with contextlib.suppress(OSError):
-        there = Path(tempfile.mkdtemp(prefix="bow_"))
-        yield there / f"{run}.safetensors"
-        there.rmdir()  # it could not be written either
 
 
 def _save_whole(model: nn.Module, path: Path, like: Path | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bow.errors import BowError, SettingError
+from bow.errors import BowError, SettingError, disk_reason
 from bow.files import write_whole
 from bow.tuner.setting import Setting
 
@@ -79,11 +79,8 @@ class ChoiceCache:
         try:
             self._write(description, choice, pinned=False)
         except OSError as error:
-            reason = error.strerror or error
-            warnings.warn(
-                f"the tuner's choice cannot be kept in {self.folder} ({reason}); make it writable, or use cache=False",
-                stacklevel=2,
-            )
+            problem = f"the tuner's choice cannot be kept in {self.folder} ({disk_reason(error)})"
+            warnings.warn(f"{problem}; make it writable, or use cache=False", stacklevel=2)
             return False
         return True
 
@@ -97,7 +94,7 @@ class ChoiceCache:
             self._write(description, Choice(setting), pinned=True)
         except OSError as error:
             raise SettingError(
-                f"the pin cannot be kept in {self.folder} ({error.strerror or error}); make the folder writable"
+                f"the pin cannot be kept in {self.folder} ({disk_reason(error)}); make the folder writable"
             ) from error
 
     def _path(self, description: Mapping[str, Any], pinned: bool) -> Path:

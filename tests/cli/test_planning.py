@@ -353,6 +353,12 @@ def test_mistakes_are_one_sentence(words: list[str], message: str, capsys: pytes
     refused(["plan", *words], message, capsys)
 
 
+def test_a_strategy_that_cannot_be_written_is_kept_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(["plan", *MODEL, "method=single", "out=/dev/null/there"], "strategy.json", capsys)
+    (kept,) = Path().glob("*.json")
+    assert main(["plan", "show", str(kept)]) == 0
+
+
 def refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(words) == 2

@@ -243,6 +243,13 @@ def test_a_checkpoint_with_a_wrong_bit_is_refused(tmp_path: Path) -> None:
         trained(2, checkpoint=file)
 
 
+def test_a_checkpoint_with_objects_is_refused_without_torchs_advice_to_trust_it(tmp_path: Path) -> None:
+    torch.save({"format": print}, tmp_path / "policy.pt")
+    with pytest.raises(CheckpointError, match=r"is damaged .*; delete it") as caught:
+        trained(2, checkpoint=tmp_path / "policy.pt")
+    assert "weights_only" not in str(caught.value)
+
+
 def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
     torch.save({"format": "something else"}, tmp_path / "policy.pt")
     with pytest.raises(CheckpointError, match="no checkpoint of a placement policy"):

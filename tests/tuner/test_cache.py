@@ -103,7 +103,7 @@ def test_a_write_that_fails_leaves_the_old_choice_and_no_part(cache: ChoiceCache
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.warns(UserWarning, match=r"cannot be kept in .*choices \(No space left on device\); make it writable"):
+    with pytest.warns(UserWarning, match=r"cannot be kept in .*choices \(the disk is full\); make it writable"):
         assert not cache.store(DESCRIPTION, Choice(Setting("eager")))
     assert cache.find(DESCRIPTION) == Choice(SETTING)
     assert len(list(cache.folder.iterdir())) == 1
