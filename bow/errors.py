@@ -7,6 +7,8 @@ _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
+_PLACE_IN_TORCH = re.compile(r"^\[enforce fail at [^\]]*\]\W*(err == 0\. *)?")
+
 
 class BowError(Exception):
     """Base of bow's errors. The message is one sentence: what is wrong, the value, the remedy."""
@@ -106,7 +108,10 @@ def reason(error: BaseException) -> str:
         'Too many dimensions: 5'
         >>> reason(ValueError("\x1b[1mno such key\x1b[0m"))
         'no such key'
+        >>> reason(RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate"))
+        "DefaultCPUAllocator: can't allocate"
     """
     lines = [line.strip() for line in _TERMINAL_CODE.sub("", str(error)).splitlines()]
+    lines = [_PLACE_IN_TORCH.sub("", line) for line in lines]
     telling = [line for line in lines if line and not line.endswith("raised:")]
     return (telling or [type(error).__name__])[0].rstrip(".")

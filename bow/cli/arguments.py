@@ -17,11 +17,12 @@ from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
 from bow.training.given import check_learners
 from bow.training.metrics import Accuracy
-from bow.values import whole_seed
+from bow.values import whole, whole_seed
 
 AUTO = "auto"
 LAUNCHER = "launcher"
 """What starts the processes; no argument of `bow.train`."""
+WHOLE = ("batch_size", "epochs", "steps", "eval_batch_size")
 METRICS: dict[str, Callable[[], Any]] = {"accuracy": Accuracy}
 
 
@@ -81,6 +82,9 @@ def check_values(composition: Composition) -> None:
     settings = {key: value for key, value in composition.settings.items() if key not in (*OBJECTS, LAUNCHER)}
     check_arguments(bow.train, settings)
     whole_seed(settings["seed"])
+    for name in WHOLE:
+        if settings[name] is not None:
+            whole(name, settings[name])
     if settings["learners"] != AUTO:
         check_learners(settings["learners"])
 

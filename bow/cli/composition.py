@@ -31,6 +31,8 @@ MANY = ("logger",)
 """Groups of which several options can be chosen at once."""
 MISTAKES = (HydraException, OmegaConfBaseException, ValueError)
 """What hydra raises when it cannot carry out what the user wrote."""
+_HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")
+"""A path in somebody's home directory, which hydra takes in quotes only."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def _parse_one(override: str) -> Override:
         homes = [group for group in ("recipe", *_groups()) if override in _options(group)]
         example = f"did you mean {homes[0]}={override}?" if homes else "write NAME=VALUE, such as learners=4"
         raise SettingError(f"{override!r} is not a setting; {example}")
+    override = _HOME.sub(r"\1='\2'", override)
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     try:
         return parser.parse_overrides([override])[0]

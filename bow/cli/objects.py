@@ -78,8 +78,7 @@ def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
     except BowError:
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        why = " ".join(str(error).split())
-        raise SettingError(f"{key} cannot be made of these settings ({why}); correct them") from error
+        raise SettingError(f"{key} cannot be made of these settings ({reason(error)}); correct them") from error
 
 
 def all_made(settings: Any, key: str) -> tuple[Any, ...]:

@@ -103,7 +103,11 @@ class Timeline:
         """Write the trace events as JSON, compressed where the name ends in `.gz`."""
         path = given_path("the file of a timeline", path, TimelineError)
         text = json.dumps(self.to_chrome()).encode()
-        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        except OSError as error:
+            raise TimelineError(f"{path} cannot be written ({error.strerror or error}); give another file") from error
 
     @classmethod
     def load(cls, path: str | Path) -> "Timeline":

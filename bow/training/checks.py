@@ -23,7 +23,7 @@ from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.graph.outside import OutsideTensors
 from bow.replica import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
-from bow.training.given import resolve_device
+from bow.training.given import check_has_values, resolve_device
 from bow.training.metrics import IGNORED_LABEL, Metric, reached
 from bow.tuner import Tuner
 from bow.values import number, processes, whole
@@ -219,7 +219,7 @@ def check_first_batch(
         LossError: the loss is not a scalar, or depends on what is not in the model and requires a gradient.
         DataError: batches are no pairs, labels are out of range, or values are not finite, and neither is the loss.
     """
-    _check_has_values(batch, data)
+    check_has_values(batch, data)
     outside = OutsideTensors(step, template)
     if loss is None and not has_lazy_modules(template) and not outside.may_matter:
         return
@@ -252,11 +252,6 @@ def check_first_batch(
         for module, training in modes.items():
             module.training = training
         load_buffers(template, buffers)
-
-
-def _check_has_values(batch: Batch, data: str) -> None:
-    if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(batch)):
-        raise DataError(f"a batch of {data} is on the meta device, where tensors have no values; give it on the CPU")
 
 
 def _check_finite(batch: Batch, loss: float, data: str, most_bad: float) -> None:

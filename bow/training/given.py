@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from bow.device import StreamDevice, prepare_environment
 from bow.engine import EngineName, Loss, Step, choose_engine, step_from_loss
 from bow.engine.swap import Memory
-from bow.errors import ScheduleError, SettingError
+from bow.errors import DataError, ScheduleError, SettingError
 from bow.strategy import Schedule
 from bow.sync import Synchroniser
 from bow.values import whole
@@ -41,6 +41,12 @@ def check_step(loss: Loss | None, step: Step | None) -> Step:
         name = "step" if loss is None else "loss"
         raise SettingError(f"{name} must be a function, got the class {function.__name__}; write {function.__name__}()")
     return step_from_loss(loss) if loss is not None else step  # type: ignore[return-value]
+
+
+def check_has_values(batch: Any, data: str) -> None:
+    """Refuse tensors that have a shape only."""
+    if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(batch)):
+        raise DataError(f"a batch of {data} is on the meta device, where tensors have no values; give it on the CPU")
 
 
 def check_stacked(batches: Any, learners: int) -> None:

@@ -42,6 +42,7 @@ from bow.scheduler import Dispatch
 from bow.strategy import Schedule, Timeline
 from bow.sync import SMA, DropRule, Synchroniser, Timing
 from bow.training.given import (
+    check_has_values,
     check_learners,
     check_schedule,
     check_stacked,
@@ -50,7 +51,7 @@ from bow.training.given import (
     engine_for,
     resolve_device,
 )
-from bow.values import whole_seed
+from bow.values import whole, whole_seed
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -149,6 +150,7 @@ class Replicas(nn.Module):
         check_engine(engine)
         check_sync(sync)
         seed = whole_seed(seed)
+        expected_rounds = None if expected_rounds is None else whole("expected_rounds", expected_rounds, least=0)
         if not isinstance(world, World):
             raise SettingError(f"world must be what bow.cluster.join gives, got {type(world).__name__}; leave it out")
         settings = TaskSettings(
@@ -362,6 +364,7 @@ class Replicas(nn.Module):
         Returns:
             The losses of the rounds that were run, by batch.
         """
+        rounds = whole("rounds", rounds, least=0)
         losses: list[Tensor] = []
         batches = iter(batches)  # a loader or a list would begin anew in every round
         while len(losses) < rounds:
@@ -452,7 +455,7 @@ class Replicas(nn.Module):
         Raises:
             SettingError: averaging would be unstable with so many, or there is no room for them here.
         """
-        self._engine.resize(learners)
+        self._engine.resize(whole("learners", learners))
 
     def catch_up(self) -> None:
         """Wait until all rounds that were handed over have ended: on a GPU some are still under way."""
@@ -617,6 +620,8 @@ class Replicas(nn.Module):
 
     def _prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
         prepared = self._on_device(batches)
+        if self.last is None:
+            check_has_values(prepared.value if isinstance(prepared, Stacked) else prepared, "a round")
         if not self._is_checked:
             self._check_outside(prepared)
         return prepared

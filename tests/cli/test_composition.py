@@ -15,6 +15,11 @@ NOT_PLAIN = ("model", "data", "loss", "optimizer", "sync", "validation", "metric
 """Arguments whose values are objects in Python and descriptions of objects, or auto, in the configuration."""
 
 
+def test_a_path_in_the_home_directory_needs_no_quotes() -> None:
+    composed = settings("run_dir=~/runs/first")
+    assert composed["run_dir"] == "~/runs/first"
+
+
 def settings(*overrides: str) -> dict[str, Any]:
     return compose(overrides).settings
 

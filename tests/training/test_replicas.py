@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.errors import CheckpointError, ModelError, SettingError
+from bow.errors import CheckpointError, DataError, ModelError, SettingError
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -277,6 +278,8 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
     [
         ({"learners": 0}, 'learners must be .*at least 1, or "auto", got 0'),
         ({"learners": True}, "got True"),
+        ({"expected_rounds": "x"}, "expected_rounds must be a whole number"),
+        ({"clip_norm": math.nan}, "clip_norm must be a finite number"),
         ({"learners": 2.0}, "got 2.0"),
         ({"engine": "eagre"}, "engine must be one of auto, eager, fused, .*, got 'eagre'"),
         ({"sync": bow.SMA}, r"sync must be a synchroniser such as bow.SMA\(\)"),
@@ -295,6 +298,25 @@ def test_auto_is_four_learners_on_a_cpu() -> None:
 def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         replicas(**settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: r.run(iter([]), "2"), "rounds must be a whole number"),
+        (lambda r: r.run(iter([]), math.nan), "rounds must be a whole number"),
+        (lambda r: r.resize("3"), "learners must be a whole number"),
+        (lambda r: r.resize(2.0), "learners must be a whole number"),
+    ],
+)
+def test_counts_are_whole_numbers(call: Callable[[bow.Replicas], Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        call(replicas(2))
+
+
+def test_batches_have_values() -> None:
+    with pytest.raises(DataError, match="meta device"):
+        replicas(2).round([tuple(tensor.to("meta") for tensor in batch(0)) for _ in range(2)])
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
