@@ -104,7 +104,8 @@ def _by_autograd(
 
     def between(loss: Tensor) -> None:
         if suspects is not None:
-            suspects.extend(f"the backward pass of {each.__qualname__}" for each in custom_functions(loss))
+            own = (each for each in custom_functions(loss) if not each.__module__.startswith("torch."))
+            suspects.extend(f"the backward pass of {each.__qualname__}" for each in own)
 
     drops = any(operator.kind == "dropout" for operator in captured.graph.operators)
     weights = {name: moved(weight.detach()) for name, weight in model.named_parameters()}

@@ -37,6 +37,12 @@ class CapturedStep:
         buffers = dict(model.named_buffers())
         return {number: make(buffers).detach().to(device) for number, make in self.makers.items()}
 
+    def equals(self, other: "CapturedStep", model: nn.Module) -> bool:
+        """Whether another capture of a model's step computes the same, with the same numbers and constants."""
+        cpu = torch.device("cpu")
+        pairs = zip(self.constants(model, cpu).values(), other.constants(model, cpu).values(), strict=False)
+        return self.graph == other.graph and all(mine.equal(theirs) for mine, theirs in pairs)
+
     def fits(self, batch: Any) -> bool:
         """Whether the tensors of a batch are of the shapes that were captured."""
         shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(batch)]

@@ -169,7 +169,8 @@ class _Translation:
             made = self._values[source]
             return made[place] if isinstance(made, tuple) and place < len(made) else self._missing(source)
         if not isinstance(node.target, torch._ops.OpOverload):
-            what = f"calls {node.target}, which is no operator but runs a part of the step in its own way"
+            target = getattr(node.target, "__name__", node.target)
+            what = f"calls {target}, which is no operator but runs a part of the step in its own way"
             raise refusal(self._name, what, "leave out torch.no_grad(), autocast, checkpointing and torch.cond")
         if node.meta.get("val") is None:
             return None

@@ -1,7 +1,9 @@
 """Learners whose operators run in tiles on several devices, as a training wants them."""
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +22,20 @@ from bow.seeds import derive_seed
 from bow.strategy import Timeline
 from bow.sync import Synchroniser
 from bow.tiles import CapturedStep, Team, TileRuntime, capture_operators
-from bow.tiles.agreement import CPU, check_agreement
+from bow.tiles.agreement import check_agreement
 from bow.tiles.refusing import refusal
 from bow.tiles.team import wait_for
 from bow.training.blueprint import Blueprint
 
 STATE_VERSION = "placed strategy 1"
+
+REMEDY = "keep what changes in the batch"
+
+SHARE = 0.01
+"""So much of the time the first process captures the step anew, to see whether it is the same."""
+
+FIRST_CHECK_S = 60
+"""When it does so first."""
 
 LEFT_OUT = "batch left out"
 """The event of a batch of another size than those that the strategy is for."""
@@ -56,20 +66,40 @@ def captured_step(blueprint: Blueprint, batch: Batch) -> CapturedStep:
             Python, which they would not.
     """
     model, step = blueprint.model, blueprint.step
+    before = captured_again(blueprint, batch)
+    for _ in range(2):  # what is computed once and kept is there the second time
+        frozen = FrozenValues(step, model)
+        captured = captured_again(blueprint, batch)
+        name = frozen.changed()
+        if name is None and captured.equals(before, model):
+            with _training(model):
+                check_agreement(captured, model, batch, step)
+            return captured
+        before = captured
+    what = f"changes {_quoted(name)} in Python, which its operators would not"
+    raise refusal(type(model).__name__, what, REMEDY)
+
+
+def _quoted(name: str | None) -> str:
+    return "something" if name is None else repr(name)
+
+
+def captured_again(blueprint: Blueprint, batch: Batch) -> CapturedStep:
+    """The operators of the learners' step as it is now."""
+    with _training(blueprint.model):
+        return capture_operators(blueprint.model, batch, step=blueprint.step)
+
+
+@contextlib.contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Have a model in training mode."""
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
-        for _ in range(2):  # what is computed once and kept is there the second time
-            frozen = FrozenValues(step, model)
-            captured = capture_operators(model, batch, step=step)
-            check_agreement(captured, model, batch, step)
-            if (name := frozen.changed()) is None:
-                return captured
+        yield
     finally:
         for module, training in modes.items():
             module.training = training
-    what = f"changes {name!r} in Python, which its operators would not"
-    raise refusal(type(model).__name__, what, "keep what changes in the batch")
 
 
 class TileLearners:
@@ -108,6 +138,8 @@ class TileLearners:
         self._team = team
         self._world = world
         self._frozen = FrozenValues(blueprint.step, blueprint.model)
+        self._check_at = time.perf_counter() + FIRST_CHECK_S
+        self._equal_until = 0
         self._events = [] if note is None else [Event(0, "strategy", note)]
         model = copy.deepcopy(blueprint.model).train()
         self._runtime = TileRuntime(
@@ -187,7 +219,7 @@ class TileLearners:
             DivergenceError: the only learner's loss is not finite, and so neither are its weights. Where there are
                 several learners, their devices ask each other now and then.
         """
-        self._check_frozen()
+        self._check_step()
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
         if self._team.count == 1 and self.last is not None and self.is_hopeless:
@@ -279,22 +311,23 @@ class TileLearners:
         loss = self._runtime.step(given, index).detach().reshape(1)
         return Outcome(loss, loss.isfinite(), [True])
 
-    def _check_frozen(self) -> None:
-        """Capture the step anew where a value in Python has changed that it can reach, and refuse it if it differs."""
-        name, captured = self._frozen.changed(), self._placed.captured
-        if name is None:
+    def _check_step(self) -> None:
+        """Capture the step anew where a value in Python has changed that it can reach, and now and then; compare.
+
+        What changes unseen (a context variable, an iterator) is found by the first process, in `SHARE` of the time.
+        """
+        name, began = self._frozen.changed(), time.perf_counter()
+        if name is None and not (self._world.leads and began >= self._check_at):
             return
         model = self._blueprint.model
-        again = captured_step(self._blueprint, self._placed.example)
-        values = zip(captured.constants(model, CPU).items(), again.constants(model, CPU).items(), strict=False)
-        if again.graph != captured.graph or any(
-            one != two or not mine.equal(other) for (one, mine), (two, other) in values
-        ):
-            what = (
-                f"reads {name!r}, which has changed in Python in round {self.rounds}: a placed strategy keeps its value"
-            )
-            raise refusal(type(model).__name__, what, "keep what changes in the batch")
+        if not captured_again(self._blueprint, self._placed.example).equals(self._placed.captured, model):
+            what = f"reads {_quoted(name)}, which has changed in Python, in round {self.rounds}"
+            since = f" (it was the same in round {self._equal_until})"
+            raise refusal(type(model).__name__, f"{what}{since}, and a placed strategy keeps what it was", REMEDY)
+        self._equal_until = self.rounds
         self._frozen = FrozenValues(self._blueprint.step, model)
+        now = time.perf_counter()
+        self._check_at = now + (now - began) / SHARE
 
     def _for_all(self, batch: Batch) -> Batch:
         """What all devices of the learner train on: the first one's batch, where they may have read others.

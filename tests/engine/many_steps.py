@@ -17,8 +17,18 @@ import torch
 from torch import Tensor, nn
 
 import bow
+from bow.cluster import ALONE
+from bow.planner.plan_strategy import PlacedStrategy
+from bow.planner.split import everything_on
 from bow.seeds import derive_seed
+from bow.tiles import Team
+from bow.training.given import check_step
+from bow.training.tiles import Placed, TileLearners, captured_step
 from tests.engine.random_steps import Case, Program
+from tests.training.blueprints import blueprint
+
+PLACED = "tiles"
+"""A placed strategy, of one learner, in the place of an engine."""
 
 ENGINES = ("eager", "streams", "graph", "fused")
 VALUES = (0.0, 0.0, 0.0, 0.5, 0.5, 1.5, 0.0, 0.25)
@@ -104,6 +114,8 @@ def by_pytorch(case: Case, change: float = 0.0) -> Course:
 def by_bow(case: Case, engine: str, **settings: Any) -> tuple[Course, str]:
     """The training in an engine, and which it was in the end."""
     program = case.build()
+    if engine == PLACED:
+        return by_strategy(case, program), engine
     sync = bow.SMA() if case.learners == 1 else bow.SMA(alpha=ALPHA, mu=MU)
     replicas = bow.Replicas(
         program.model,
@@ -125,6 +137,25 @@ def by_bow(case: Case, engine: str, **settings: Any) -> tuple[Course, str]:
         states = [replicas.learner(j).state_dict() for j in range(case.learners)]
         central = {name: each for name, each in replicas.central.named_parameters() if each.requires_grad}
         return Course(torch.stack(losses), states, central), replicas.engine
+
+
+def by_strategy(case: Case, program: Program) -> Course:
+    """The training by the operators of a placed strategy, all of them whole and on one device."""
+    dealt = [each[0] for each in case.batches(len(VALUES))]
+    step = check_step(program.loss, program.step)
+    made = blueprint(model=program.model, step=step, optimizer=case.optimizer_over)
+    captured = captured_step(made, dealt[0])
+    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    team = Team(made.device, is_alone=True)
+    learners = TileLearners(made, Placed(captured, strategy, True, dealt[0]), team, ALONE)
+    losses = []
+    for value, batch in zip(VALUES, dealt, strict=True):
+        program.write(value)
+        learners._check_at = 0.0  # the step is looked at in every round
+        losses += [outcome.losses for outcome in learners.rounds_at_once([[batch]])]
+    central = learners.export()
+    weights = {name: each for name, each in central.named_parameters() if each.requires_grad}
+    return Course(torch.stack(losses), [central.state_dict()], weights)
 
 
 def outcome(case: Case, engine: str, expected: Course, bound: float, **settings: Any) -> str:
@@ -163,6 +194,10 @@ def outcomes(case: Case) -> dict[str, str]:
     except RuntimeError:
         return {"plain PyTorch": "no such derivative"}
     engines = ENGINES[:2] if case.is_random else ENGINES  # the others draw numbers of their own
+    # Rows decay a parameter that nothing depends on, operators have none.
+    decays_idle = "frozen_and_unused" in case.blocks and case.optimizer in ("adamw", "momentum")
+    if not case.is_random and case.learners == 1 and case.clip_norm is None and not decays_idle:
+        engines = (*engines, PLACED)
     return {engine: outcome(case, engine, expected, bound) for engine in engines}
 
 

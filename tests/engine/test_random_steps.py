@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from tests.engine.many_steps import ENGINES, course_and_bound, outcome, outcomes
+from tests.engine.many_steps import ENGINES, PLACED, course_and_bound, outcome, outcomes
 from tests.engine.random_steps import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
@@ -35,6 +35,22 @@ def test_engines_train_as_plain_pytorch_does_or_say_why_not(name: str, engine: s
     what = outcome(case, engine, *course_and_bound(case))
     assert not what.startswith("wrong"), what
     assert what == "equal" or (name, engine) not in AS_ASKED, what
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_placed_strategies_train_as_plain_pytorch_does_or_say_why_not(name: str) -> None:
+    case = dataclasses.replace(EXAMPLES[name], learners=1, clip_norm=None)
+    what = outcome(case, PLACED, *course_and_bound(case))
+    assert not what.startswith("wrong"), what
+    assert what == "equal" or name not in ("complex", "checkpoint"), what
+
+
+@pytest.mark.parametrize("state", ["in_context", "in_iterator"])
+def test_placed_strategies_find_changes_that_cannot_be_watched(state: str) -> None:
+    case = Case(("dense",), state, True, "state", "sgd", 1)
+    what = outcome(case, PLACED, *course_and_bound(case))
+    assert what.startswith("refused: CaptureError")
+    assert "something" in what
 
 
 @pytest.mark.usefixtures("_uncompiled")

@@ -94,8 +94,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "tensor hook": (lambda: Net(hooked), "lose a hook behind operator 'first'.*'first.weight'"),
     "saved tensors": (lambda: Net(forgotten), "lose a hook behind operator 'first'"),
-    "backward hook": (lambda: with_hook("register_full_backward_hook"), "lose the backward hook of module '1'"),
-    "backward pre-hook": (lambda: with_hook("register_full_backward_pre_hook"), "lose the backward hook of module '1'"),
+    "backward hook": (lambda: with_hook("register_full_backward_hook"), "lose the backward hook of module '1': "),
+    "backward pre-hook": (
+        lambda: with_hook("register_full_backward_pre_hook"),
+        "lose the backward hook of module '1': ",
+    ),
 }
 
 

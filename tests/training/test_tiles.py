@@ -304,7 +304,7 @@ def test_a_strategy_goes_on_only_with_the_values_that_it_has_captured(name: str,
     if name == "unread":
         assert len(train().history) == 2
     else:
-        with pytest.raises(CaptureError, match=r"reads .values., which has changed in Python in round 2: .* keeps"):
+        with pytest.raises(CaptureError, match=r"reads .values., which has changed in Python, in round 2 .* keeps"):
             train()
 
 
