@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +28,9 @@ GRACE_S = 5.0
 HOST = "127.0.0.1"
 
 JOB = "job"
+
+FILES, FILES_OF_PROCESS = 32, 4
+"""Files and connections that a training opens, and those for each process: its input, two to the store, one of Gloo."""
 
 CONSEQUENCE = 3
 """Exit status of a process that ends since another one has ended."""
@@ -78,11 +82,19 @@ class Workers:
         parcel: what each of them calls.
         remedy: what helps where one has gone, such as `go on with ...`.
 
+    Raises:
+        SettingError: so many cannot be started here.
+
     Attributes:
         on_failure: called, from another thread, when one of them has ended before its time.
     """
 
     def __init__(self, size: int, parcel: Parcel, remedy: str = "") -> None:
+        try:
+            _check_open_files(size)
+        except SettingError:
+            parcel.discard()
+            raise
         self._remedy = remedy
         self.on_failure: Callable[[], None] | None = None
         self._parcel = parcel
@@ -101,9 +113,11 @@ class Workers:
                 command = [sys.executable, *flags, "-m", "bow.cluster.worker", str(parcel.path), str(rank)]
                 # Its standard input ends when this process does, however that may come.
                 self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
-        except BaseException:
+        except BaseException as error:
             self.close(in_peace=False)
-            raise
+            if not isinstance(error, OSError):
+                raise
+            raise SettingError(f"process {rank} of {size} cannot be started ({reason(error)}); use fewer") from error
 
     def connect(self) -> Store:
         """A further connection to where all meet."""
@@ -173,6 +187,22 @@ class Workers:
             return f"rank {rank}: {self._message(rank).read_text(encoding='utf-8')}"
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         return f"rank {rank} ended with {how}; {advice(self._remedy)}"
+
+
+def _check_open_files(size: int) -> None:
+    """Refuse what cannot work before torch finds out.
+
+    Raises:
+        SettingError: this process may not open as many files as so many processes take.
+    """
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    folder = Path("/dev/fd")
+    needed = (len(list(folder.iterdir())) if folder.is_dir() else 0) + FILES + FILES_OF_PROCESS * size
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise SettingError(
+            f"{size} processes need about {needed} open files and connections, and {allowed} are allowed; allow more "
+            f"(ulimit -n {needed}), or use fewer devices"
+        )
 
 
 def failed(workers: Workers, error: BowError) -> BowError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -106,6 +108,22 @@ def test_the_callers_own_error_ends_the_others() -> None:
     with pytest.raises(KeyError):
         in_world(3, leave_rank_0)
     assert time.monotonic() - began < 240
+
+
+def test_too_few_open_files_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(SettingError, match=r"2 processes need about \d+ open files .* and 24 are allowed"):
+        in_world(2, compute)
+
+
+def test_a_process_that_cannot_be_started_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(SettingError, match=r"process 1 of 2 cannot be started .*temporarily unavailable"):
+        in_world(2, compute)
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:
