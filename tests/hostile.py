@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import inspect
 import json
@@ -36,6 +37,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.cli import COMMANDS, main
+from bow.observe.report import write_report
+from bow.training.strategy import read_strategy
 
 LIMIT_S = 90.0
 MEMORY = 6 * 2**30
@@ -117,6 +120,69 @@ def one_round(*arguments: Any, **settings: Any) -> Any:
         return replicas.round([(X[:4], Y[:4])] * replicas.learners)
 
 
+def records() -> list[Any]:
+    result = bow.train(**STEP, **TRAIN, validation=(X, Y), learners=2, run_dir="trained")
+    return [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def reported(made: Any) -> None:
+    Path("run").mkdir()
+    lines = made if isinstance(made, list) else [made]
+    Path("run/metrics.jsonl").write_text("\n".join(json.dumps(line, default=str) for line in lines))
+    write_report(Path("run"))
+
+
+def state() -> Any:
+    with contextlib.closing(bow.Replicas(**STEP, learners=2, engine="eager")) as replicas:
+        replicas.round([(X[:4], Y[:4])] * 2)
+        return replicas.training_state()
+
+
+def resumed(state: Any) -> None:
+    with contextlib.closing(bow.Replicas(**STEP, learners=2, engine="eager")) as replicas:
+        replicas.load_training_state(state)
+
+
+def loaded(path_or_text: Callable[[Any], Any], is_path: bool) -> Callable[[Any], Any]:
+    def read(made: Any) -> Any:
+        text = json.dumps(made, default=str)
+        Path("file").write_text(text)
+        return path_or_text(Path("file") if is_path else text)
+
+    return read
+
+
+DAMAGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "records": (records, reported),
+    "state": (state, resumed),
+    "schedule": (
+        lambda: json.loads(bow.Schedule((1, 1), ((0,), (1,))).to_json()),
+        loaded(bow.Schedule.from_json, False),
+    ),
+    "graph": (lambda: json.loads(bow.capture(**BATCH).to_json()), loaded(bow.StepGraph.from_json, False)),
+    "strategy": (lambda: json.loads(strategy().to_json()), loaded(read_strategy, True)),
+}
+"""What can be kept, and what reads it."""
+
+
+def strategy() -> Any:
+    return bow.plan(**BATCH, budget_s=None, proposals=1, progress=False).strategy
+
+
+def damaged(kind: str, place: int, value: Any) -> Any:
+    """Read something that was kept, in which one value is another one."""
+    make, read = DAMAGED[kind]
+    made = [copy.deepcopy(make())]
+    places = [(made, 0)]
+    for holder, key in places:
+        inner = holder[key]
+        if isinstance(inner, dict | list):
+            places += [(inner, each) for each in (inner if isinstance(inner, dict) else range(len(inner)))]
+    holder, key = places[place % len(places)]
+    holder[key] = value
+    return read(made[0])
+
+
 # fmt: off
 STEP: dict[str, Any] = {"model": nn.Linear(4, 3), "loss": F.cross_entropy}
 BATCH: dict[str, Any] = {**STEP, "batch": (X[:4], Y[:4])}
@@ -131,10 +197,10 @@ CALLED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Schedule": (bow.Schedule, {"threads": (1,)}),
     "TwoLevel": (bow.TwoLevel, {"inner": bow.SMA(), "outer": bow.SMA()}),
     **{each.__name__: (each, {}) for each in (bow.SMA, bow.EASGD, bow.LocalSGD, bow.DiLoCo, bow.Tuner, bow.Accuracy)},
-    "TraceRounds": (bow.TraceRounds, {}),
+    "TraceRounds": (bow.TraceRounds, {}), "damaged": (damaged, {"kind": "state", "place": 0}),
 }
 # fmt: on
-WEIGHTS = {"train": 14, "Replicas": 8, "capture": 3, "plan": 4}
+WEIGHTS = {"train": 14, "damaged": 14, "Replicas": 8, "capture": 3, "plan": 4}
 
 
 def parameters(name: str) -> list[str]:
@@ -151,6 +217,12 @@ def parameters(name: str) -> list[str]:
 def calls(draw: Any) -> tuple[str, dict[str, Any]]:
     """A call, one to three arguments of which are not those that it is usually given."""
     name = draw(st.sampled_from([name for name in CALLED for _ in range(WEIGHTS.get(name, 1))]))
+    if name == "damaged":
+        return name, {
+            "kind": draw(st.sampled_from(list(DAMAGED))),
+            "place": draw(st.integers(0, 999)),
+            "value": draw(VALUES),
+        }
     names = draw(st.lists(st.sampled_from(parameters(name)), min_size=1, max_size=3, unique=True))
     usual = {each: st.sampled_from(USUAL[each]) if each in USUAL else VALUES for each in names}
     return name, {each: draw(st.one_of(usual[each], VALUES)) for each in names}
@@ -223,6 +295,11 @@ def call(name: str, changes: dict[str, Any]) -> str:
         if isinstance(error, MemoryError):
             return "MemoryError: "
         frames = traceback.extract_tb(error.__traceback__)
+        if (
+            any(frame.name == "step" and frame.filename.endswith("engine/task.py") for frame in frames)
+            and name != "train"
+        ):
+            return "result"  # what the user's own model or loss raises, he gets
         where = next(
             (
                 f"{frame.filename.split('/bow/')[-1]}:{frame.lineno}"

@@ -7,13 +7,14 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-from bow.errors import CheckpointError, SettingError, disk_reason
+from bow.errors import BowError, CheckpointError, SettingError, disk_reason, reason
 
 KEEP = 2
 """Checkpoints that are kept; older ones are deleted."""
@@ -141,6 +142,21 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in _PARTS.items()):
         raise CheckpointError(f"{path} is not a checkpoint of bow; {_REMEDY}")
     return state
+
+
+@contextlib.contextmanager
+def refusing_damage() -> Iterator[None]:
+    """Refuse a state whose parts are not of the kinds that are needed, whatever fails on them.
+
+    Raises:
+        CheckpointError: something did.
+    """
+    try:
+        yield
+    except (BowError, torch.OutOfMemoryError):
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"the state to go on from is damaged ({reason(error)}); {_REMEDY}") from error
 
 
 def delete_checkpoints_after(directory: Path, round_index: int) -> None:

@@ -41,6 +41,7 @@ from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffe
 from bow.scheduler import Dispatch
 from bow.strategy import Schedule, Timeline
 from bow.sync import SMA, DropRule, Synchroniser, Timing
+from bow.training.checkpoint import refusing_damage
 from bow.training.given import (
     check_has_values,
     check_learners,
@@ -513,6 +514,7 @@ class Replicas(nn.Module):
             "group": group,
         }
 
+    @refusing_damage()
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
         """Continue from `training_state()`.
 
@@ -526,7 +528,8 @@ class Replicas(nn.Module):
                 highest numbers are left out where it has more.
 
         Raises:
-            CheckpointError: the state is of another model, optimizer or synchroniser; nothing has changed by then.
+            CheckpointError: the state is of another model, optimizer or synchroniser, and nothing has changed by then;
+                or it is damaged.
         """
         world = self.world
         problem = None if state is None else self._mismatch(state)

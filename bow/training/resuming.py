@@ -16,6 +16,7 @@ from bow.data import BatchStream
 from bow.data.tensor_stream import TensorStream
 from bow.errors import BowError, CheckpointError, SettingError, reason
 from bow.observe.records import plain
+from bow.training.checkpoint import refusing_damage
 from bow.training.learners import Learners
 from bow.training.opened import Opened
 from bow.training.replicas import part_of
@@ -66,6 +67,7 @@ def trajectory(settings: Mapping[str, Any], opened: Opened) -> dict[str, Any]:
     return {name: value for name, value in values.items() if " at 0x" not in str(value)}
 
 
+@refusing_damage()
 def restore(
     state: Mapping[str, Any],
     learned: Mapping[str, Any] | None,

@@ -319,6 +319,15 @@ def test_batches_have_values() -> None:
         replicas(2).round([tuple(tensor.to("meta") for tensor in batch(0)) for _ in range(2)])
 
 
+@pytest.mark.parametrize("part", ["group", "drop"])
+def test_a_damaged_training_state_is_refused(part: str) -> None:
+    trained = replicas()
+    state = trained.training_state()
+    assert state is not None
+    with pytest.raises(CheckpointError, match="damaged"):
+        trained.load_training_state({**state, part: {**state[part], next(iter(state[part])): None, "more": 1}})
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_replicas_say_that_they_cannot_be_copied(copied: Callable[[Any], Any]) -> None:
     with pytest.raises(SettingError, match=r"use export\(\) for the central model"):
