@@ -151,7 +151,7 @@ def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) ->
     Example:
         >>> given_path("run_dir", 7)
         Traceback (most recent call last):
-        bow.errors.SettingError: run_dir must be a path such as 'runs/first', got 7 of type int
+        bow.errors.SettingError: run_dir must be a path such as 'runs/first', got 7
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
