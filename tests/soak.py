@@ -24,6 +24,7 @@ import bow
 MOST_LEARNERS = 6
 ROUNDS_BETWEEN_CHANGES = 5
 REPORT_S = 30.0
+LEAST_CHANGES = 20
 SLACK_MIB = 16
 VARIANTS: dict[str, dict[str, Any]] = {
     "graph": {"engine": "graph"},
@@ -69,7 +70,7 @@ def network() -> nn.Module:
 
 
 def soak(seconds: float, tell: Callable[[str], None] = lambda line: None, **settings: Any) -> Soaked:
-    """Train for some time, and add or remove a learner every few rounds."""
+    """Train for so long, on a slow machine longer, and add or remove a learner every few rounds."""
     draw = random.Random(0)
     with training(engine="eager") as replicas:  # torch's own threads and caches come with the first training
         replicas.round([batch() for _ in range(replicas.learners)])
@@ -77,14 +78,14 @@ def soak(seconds: float, tell: Callable[[str], None] = lambda line: None, **sett
     with training(**settings) as replicas:
         changes, warm, told, rounds = 0, None, time.monotonic(), 0
         began = told
-        while (elapsed := time.monotonic() - began) < seconds:
+        while (elapsed := time.monotonic() - began) < seconds or changes < LEAST_CHANGES:
             for _ in range(ROUNDS_BETWEEN_CHANGES):
                 assert replicas.round([batch() for _ in range(replicas.learners)]).isfinite().all()
                 rounds += 1
             grow = replicas.learners == 1 or (replicas.learners < MOST_LEARNERS and draw.random() < 0.5)
             (replicas.add_learner if grow else replicas.remove_learner)()
             changes += 1
-            if warm is None and elapsed > seconds / 5:
+            if warm is None and elapsed > seconds / 5 and changes >= LEAST_CHANGES / 5:
                 warm = Footprint.now()
             if time.monotonic() - told > REPORT_S:
                 told = time.monotonic()
@@ -110,7 +111,6 @@ def batch() -> tuple[Tensor, Tensor]:
 
 def check(soaked: Soaked) -> None:
     """Nothing grows, and nothing is left."""
-    assert soaked.changes > 20
     assert soaked.end.memory_mib < soaked.warm.memory_mib + SLACK_MIB, soaked
     assert soaked.closed.threads == soaked.before.threads, soaked
     assert soaked.closed.files == soaked.before.files, soaked

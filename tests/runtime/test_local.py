@@ -330,7 +330,9 @@ def test_an_operator_on_several_executors_has_them_to_itself() -> None:
     with runtime:
         for seed in range(5):
             made = runtime.run(*state(model), batch, seed=seed, record=True)
-            assert_same(made, graph.run(*state(model), batch, seed=seed))
+            expected = graph.run(*state(model), batch, seed=seed)
+            torch.testing.assert_close(made.loss, expected.loss)  # products round by the number of threads
+            torch.testing.assert_close(made.gradients, expected.gradients)
     assert runtime.timeline is not None
     ran = {int(span.details["operator"]): span for span in runtime.timeline.spans}
     assert len(ran) == len(dependencies)
