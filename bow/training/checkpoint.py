@@ -132,9 +132,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         is_whole = _is_whole(path)
-        state = torch.load(path, map_location="cpu", weights_only=True) if is_whole else None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True) if is_whole else None
     except Exception as error:  # torch's words would advise to trust the file
         raise CheckpointError(f"{path} is {_UNREADABLE} (it is damaged, or of another program); {_REMEDY}") from error
     if not is_whole:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -62,8 +63,9 @@ def trajectory(settings: Mapping[str, Any], opened: Opened) -> dict[str, Any]:
     """
     values = {name: plain(settings[name]) for name in COMPARED} | {"batch_size": opened.stream.batch_size}
     if isinstance(opened.stream, TensorStream):  # other data may draw what they give from random numbers of their own
-        sample = [leaf[0].cpu().clone() for leaf in tree_leaves(opened.example)]
-        values["data"] = hashlib.sha256(b"".join(bytes(leaf.untyped_storage()) for leaf in sample)).hexdigest()[:8]
+        dense = [leaf[0].cpu() for leaf in tree_leaves(opened.example) if leaf.layout == torch.strided]
+        sample = b"".join(leaf.resolve_conj().reshape(-1).view(torch.uint8).numpy().tobytes() for leaf in dense)
+        values["data"] = hashlib.sha256(sample).hexdigest()[:8]
     return {name: value for name, value in values.items() if " at 0x" not in str(value)}
 
 
