@@ -597,7 +597,7 @@ def test_other_optimizer_settings_on_resuming_are_the_checkpoints_and_a_warning_
         assert [record["lr"] for record in result.history] == [0.1] * 3
 
 
-@pytest.mark.filterwarnings("ignore:the training to be resumed was started with loss")
+@pytest.mark.filterwarnings("ignore:the training to be resumed was started with")
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_first_round_that_fails_leaves_nothing_in_a_new_directory_and_everything_in_that_of_a_run(
     train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, resume: str | None
