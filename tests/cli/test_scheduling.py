@@ -201,7 +201,7 @@ MISTAKES = {
     ),
     "unknown recipe": (["profile", "recipe=lenett"], "did you mean lenet?"),
     "no word": (["compare", "turns=some"], "turns must be a whole number of at least 1, got 'some'"),
-    "no turns": (["compare", "turns=0"], "turns must be a whole number of at least 1, got '0'"),
+    "no turns": (["compare", "turns=0"], "turns must be a whole number of at least 1, got 0"),
     "maybe": (["profile", "fresh=maybe"], "fresh must be true or false, got 'maybe'"),
     "a file in the place of the folder": (["profile", "out=occupied"], "out=occupied cannot be made (File exists)"),
     "a file in the way": (["profile", "out=occupied/there"], "out=occupied/there cannot be made (Not a directory)"),
