@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from bow.engine.frozen import FrozenValues
 from bow.engine.task import Step
@@ -37,6 +37,10 @@ class CaptureCache(Generic[Captured]):
         self._seen: dict[Hashable, int] = {}  # in which round first
         self._frozen: FrozenValues | None = None
         self._num_changes = 0
+        self.num_captures = 0
+        """How often something has been captured."""
+        self.newest: Hashable = None
+        """The shape that was captured last."""
         self.refused: str | None = None
         """Why nothing is captured any more."""
 
@@ -58,6 +62,11 @@ class CaptureCache(Generic[Captured]):
     def generators(self) -> list[Any]:
         """Random generators of the step's own."""
         return self._frozen.generators if self._frozen is not None else []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Tensors that the step reads and that are neither of the batch nor the model's parameters and buffers."""
+        return self._frozen.tensors if self._frozen is not None else []
 
     def clear(self) -> None:
         """Forget what was captured; shapes that have come before are captured at once."""
@@ -98,6 +107,8 @@ class CaptureCache(Generic[Captured]):
         if name := frozen.changed():
             raise CaptureError(f"the step changes {name!r} in Python, which a graph would not repeat; use a buffer")
         self._captured[shape] = captured
+        self.newest = shape
+        self.num_captures += 1
         self._frozen = self._frozen or frozen
 
     def refuse(self, shape: Hashable, error: Exception) -> None:

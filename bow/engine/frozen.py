@@ -71,6 +71,8 @@ class FrozenValues:
             names |= walk.names
         self.generators = walk.generators
         """Random generators of the step's own."""
+        self.tensors = walk.tensors
+        """Tensors that are neither parameters nor buffers of the model."""
         self._labels = [label for *_, label in walk.places]
         self._reads = [read for read, *_ in walk.places]
         self._arguments = [argument for _, argument, *_ in walk.places]
@@ -123,9 +125,12 @@ class _Walk:
         self.containers: list[tuple[Any, Any, str]] = []
         self.empty: list[Any] = []
         self.generators: list[Any] = []
+        self.tensors: list[Tensor] = []
         self._followed = followed
         self._seen: dict[int, Any] = {}
         self._waiting: deque[tuple[Any, str]] = deque()
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._seen[id(tensor)] = tensor
         self._visit(step, "step")
         self._visit(model, "model")
         limit = MAX_PLACES
@@ -137,8 +142,12 @@ class _Walk:
                 limit += len(self.places) + len(self.containers) - before
 
     def _visit(self, value: Any, label: str) -> None:
-        if not issubclass(type(value), (*PLAIN, Tensor)) and id(value) not in self._seen:
-            self._seen[id(value)] = value
+        if issubclass(type(value), PLAIN) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if issubclass(type(value), Tensor):
+            self.tensors.append(value)
+        else:
             self._waiting.append((value, label))
 
     def _watch(self, read: Callable[[Any], Any], argument: Any, label: str) -> None:
@@ -203,8 +212,9 @@ class _Walk:
         entries = vars(module)
         for name, value in entries.items():
             if name in ("_parameters", "_buffers"):
-                continue
-            if name == "_modules" and value:
+                for tensor in value.values():
+                    self._visit(tensor, name)
+            elif name == "_modules" and value:
                 self.containers.append((value, value.copy(), name))
                 for child, submodule in value.items():
                     self._visit(submodule, child)
@@ -212,7 +222,7 @@ class _Walk:
                 self._container(value, name)
             elif name in _HOOKS:
                 self.empty.append(value)
-            elif name in self._followed or (name[0] != "_" and issubclass(type(value), (*PLAIN, tuple))):
+            elif name in self._followed or (name[0] != "_" and issubclass(type(value), (*PLAIN, tuple, Tensor))):
                 self._watch(entries.get, name, name)
         self._visit(type(module), type(module).__name__)
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,10 @@ from bow.engine.eager import Eager, InTurn, batch_of
 from bow.engine.graph_ahead import Period
 from bow.engine.graph_round import GraphRound
 from bow.engine.lanes import Lanes
+from bow.engine.live_check import LiveCheck
 from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
+from bow.engine.place import num_threads
+from bow.engine.random import NumbersOfGraph, task_random
 from bow.engine.sgd_state import SgdState, fits
 from bow.engine.task import Batch, out_of_range
 from bow.errors import GraphError, RuntimeUnavailableError, ScheduleError, reason
@@ -54,6 +57,7 @@ class Graph(Engine):
         super().__init__(group, sync, settings)
         self._in_turn = InTurn(group, dataclasses.replace(settings, compile=False))
         self._tasks = CapturedTasks(group, settings, self._tell)
+        self._live = LiveCheck(group, settings, self._tasks)
         self._rounds: dict[tuple[Any, ...], GraphRound] = {}
         self._alone: dict[tuple[int, Shape, bool], GraphRound] = {}
         self._usual: GraphRound | None = None  # what ran last
@@ -83,6 +87,7 @@ class Graph(Engine):
     def resized(self) -> None:
         """Build the jobs anew for the learners that there are now."""
         self._in_turn.resized()
+        self._live.resized()
         self._forget_rounds()
         stepping = self._can_step() and self.group.matrix.z.dtype != torch.bfloat16
         self._sgd = SgdState(self.group, cast(SMA, self.sync)) if stepping else None
@@ -133,7 +138,7 @@ class Graph(Engine):
     def rounds_ahead(self, batches: Sequence[Batches]) -> int:
         """Rounds whose learning tasks have been captured."""
         together = batches[: super().rounds_ahead(batches)]
-        if self._failed or self._forgot_stale():
+        if self._failed or self._forgot_stale() or self._live.is_due(self.round_index):
             return 1
         return max(1, sum(1 for _ in itertools.takewhile(self._is_captured, together)))
 
@@ -213,14 +218,44 @@ class Graph(Engine):
         self._forgot_stale()
         mode = (self._lanes(), torch.is_autocast_enabled("cpu"), self._stepping is not None)
         usual = self._usual
-        if usual is not None and self._usual_mode == mode and usual.feed(batches, self._seeds(usual)):
-            return usual
-        found = self._round_for(batches)
-        if found is not None:
-            fed = found.feed(batches, self._seeds(found))
+        if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
+            usual = self._round_for(batches)
+            if usual is None:
+                return None
+            fed = usual.feed(batches, self._seeds(usual))
             assert fed
-            self._usual, self._usual_mode = found, mode
-        return found
+            self._usual, self._usual_mode = usual, mode
+        if self._live.is_due(self.round_index):
+            self._compare(batches)
+        return None if self._failed else usual
+
+    def _compare(self, batches: Batches) -> None:
+        """Hold one learner's step graph against the step; nothing of the training has changed behind it."""
+        dealt = [batch_of(batches, learner) for learner in range(len(self.group))]
+        shapes = [None if batch is None else shape_of(batch) for batch in dealt]
+        learner = self._live.choose(shapes)
+        if learner is None:
+            return
+        batch, task = dealt[learner], self._tasks[shapes[learner]]
+        seed = derive_seed(self.settings.seed, self.round_index, self.group.first + learner)
+        draws = [operator.index for operator in task.graph.operators if operator.is_random]
+
+        @contextlib.contextmanager
+        def numbers() -> Iterator[Callable[[], bool]]:
+            with task_random(self.group.device), NumbersOfGraph(seed, draws) as drawn:
+                yield lambda: drawn.num_draws == len(draws)
+
+        with self._live.undone(learner), _indices_are_data():
+            running = GraphRound(self.group, [learner], [task], [batch], Lanes(1, (1,)), None)
+            fed = running.feed([batch], [seed])
+            assert fed
+            outcome = running.run(self._team)
+            metrics = {name: value[0] for name, value in outcome.metrics.items()}
+            made = self._live.run_of(learner, outcome.losses[0], metrics)
+        with num_threads(1):  # as above, so that the two are equal bit for bit where nothing is compiled
+            expected = self._live.expect(learner, batch, numbers)
+        if difference := self._live.verdict(made, expected, self.round_index):
+            self._fall_back(difference)
 
     @property
     def _stepping(self) -> SgdState | None:

@@ -4,13 +4,15 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from bow.seeds import derive_seed
 
 DEFAULT_GENERATOR = threading.Lock()
 """Held while operators of learning tasks use the one default generator that all threads share."""
@@ -66,6 +68,33 @@ class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             finally:
                 self._generator.set_state(default.get_state())
                 default.set_state(state)
+
+
+class NumbersOfGraph(OwnNumbers):  # type: ignore[no-untyped-call]
+    """Within it, operators draw what those of a step graph draw, which have a stream each.
+
+    Args:
+        seed: of the learning task.
+        operators: the graph's random operators by index, in the order of capture.
+
+    Attributes:
+        num_draws: operators that have drawn so far.
+    """
+
+    def __init__(self, seed: int, operators: Sequence[int]) -> None:
+        super().__init__(seed)
+        self._seed = seed
+        self._operators = operators
+        self.num_draws = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if is_random(func) and given_generator(func, args, kwargs or {}) is None:
+            if self.num_draws < len(self._operators):
+                self._generator.manual_seed(derive_seed(self._seed, self._operators[self.num_draws]))
+            self.num_draws += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:

@@ -59,7 +59,7 @@ class LearnersAhead(StreamEngine):
             given = scheduler.finished(ended)
 
     def _rounds_without_order(self, rounds: int) -> int:
-        if self.settings.dispatch == "fixed" or len(self.group) == 1:
+        if self.settings.dispatch == "fixed" or len(self.group) == 1 or self.check_is_due():
             return 0
         together = min(self.period, rounds)
         return together - self._due(self.round_index + together - 1)

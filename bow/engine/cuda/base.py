@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias, cast
+from typing import ClassVar, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,18 @@ from bow.engine.base import Engine
 from bow.engine.capture_cache import CaptureCache
 from bow.engine.cuda.feed import Fed, Feed, Given
 from bow.engine.cuda.learner import Made, StreamLearner
-from bow.engine.cuda.results import SLOTS, Results
+from bow.engine.cuda.results import LOSS, METRICS, SLOTS, Results
 from bow.engine.cuda.rounds import Heard, Issued, UnderWay
 from bow.engine.cuda.step import SgdStep
 from bow.engine.eager import LearningTasks
+from bow.engine.live_check import Expected, LiveCheck
 from bow.engine.outcome import Batches, Outcome, Stacked, TaskSettings
 from bow.engine.room import out_of_memory_explained
 from bow.engine.sgd_state import fits
 from bow.engine.swap import swapped_tasks
 from bow.errors import BowError, CaptureError, reason
 from bow.replica import LearnerGroup
+from bow.seeds import derive_seed
 from bow.sync import EASGD, SMA, Synchroniser, Timing
 
 ROUNDS_TOGETHER = 8
@@ -59,6 +61,8 @@ class StreamEngine(Engine):
     """
 
     brings_batches = True
+    replays: ClassVar[bool] = True
+    """Whether what is captured runs without Python, so that it has to be held against the step now and then."""
 
     def __init__(
         self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
@@ -85,6 +89,7 @@ class StreamEngine(Engine):
         self.stepping: SgdStep | None = None
         """What steps on the learners' streams, if optimizer and synchroniser are of the kind."""
         self._captures: CaptureCache[None] = CaptureCache(settings.step, lambda: group.learners[0].module)
+        self._live = LiveCheck(group, settings, self._captures)
         self._bind()
 
     # What differs between them
@@ -181,6 +186,7 @@ class StreamEngine(Engine):
         due = self._due(self.round_index)
         self._observe_learning_rate()
         began = time.perf_counter_ns()
+        expected = self._expected(batches) if self.check_is_due() else None
         fed = self.feed.put(slot, batches, len(self.group))
         active = fed.active
         stepping = self.stepping
@@ -190,6 +196,7 @@ class StreamEngine(Engine):
         self.issue_learning(slot, fed, due)
         self.gate = None
         with self.device.on(self.sync_stream):
+            difference = None if expected is None else self._difference(expected, slot)
             if stepping is None:
                 self._step_all(slot, active, due)
             if self.sync.follows(self.num_learners):
@@ -201,7 +208,56 @@ class StreamEngine(Engine):
         self.under_way.append(UnderWay(self.round_index, slot, active, restarted=stepping is not None))
         self.round_index += 1
         self.record("issued", "round", began)
+        if difference is not None:
+            self._uncapture(difference)
         return Issued(active)
+
+    # The captured task beside the step itself
+
+    def check_is_due(self) -> bool:
+        """Whether the coming round is to be held against the step, should it be replayed."""
+        return self.replays and self._live.is_due(self.round_index)
+
+    @property
+    def draws_as_eager(self) -> bool:
+        """Whether a learner's captured task draws the random numbers that it draws uncaptured."""
+        return False
+
+    def _expected(self, batches: Batches) -> Expected | None:
+        """What the user's own step makes of one learner's batch; the host waits for all rounds first."""
+        if isinstance(batches, Stacked):
+            whole = Given.of(batches.value, stacked=True)
+            dealt: list[Given | None] = [whole.of_learner(index) for index in range(len(self.group))]
+        else:
+            dealt = [None if batch is None else Given.of(batch) for batch in batches]
+        index = self._live.choose([None if given is None else given.shape for given in dealt])
+        given = None if index is None else dealt[index]
+        if index is None or given is None:
+            return None
+        while self.under_way:
+            self.hear()
+        self._join()
+        self.fork()
+        learner = self.learners[index]
+        seed = derive_seed(self.settings.seed, self.round_index, self.group.first + index)
+        expected = learner.expect(self._live, given, self.issued, seed, self.draws_as_eager)
+        learner.through.synchronize()  # what comes next is issued behind it
+        return expected
+
+    def _difference(self, expected: Expected, slot: int) -> str | None:
+        """How a round that has been issued differs from the step; the host waits for its learning tasks."""
+        row = self.results.rows_of_learners(slot)[expected.learner].clone()
+        metrics = {name: row[METRICS + index] for index, name in enumerate(self.results.metrics)}
+        made = self._live.run_of(expected.learner, row[LOSS], metrics)
+        return self._live.verdict(made, expected, self.round_index)
+
+    def _uncapture(self, why: str) -> None:
+        """Replay nothing any more."""
+        self.catch_up()
+        self._captures.refused = why
+        self._bind()
+        self.fork()
+        self._tell(f"{why}; running {self.description}")
 
     def _step_all(self, slot: int, active: list[bool], due: bool) -> None:
         """Optimizer and synchroniser in PyTorch, for all learners behind all of them."""
@@ -419,6 +475,7 @@ class StreamEngine(Engine):
 
     def _bind(self) -> None:
         self._tasks.resized()
+        self._live.resized()
         for learner in self.learners:
             learner.forget()
         self._captures.clear()

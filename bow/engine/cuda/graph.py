@@ -31,6 +31,11 @@ class CudaGraphs(LearnersAhead):
 
     name = "graph"
 
+    @property
+    def draws_as_eager(self) -> bool:
+        """Unless operators are issued in another order."""
+        return self.settings.schedule is None
+
     def capture(self, given: Given) -> None:
         """Capture the learning task of every learner."""
         self.fork()

@@ -1,7 +1,7 @@
 """One learner on a device with streams: its stream, its random numbers, its learning task as a graph."""
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from bow.device import CapturedGraph, Event, Kernels, StreamDevice
 from bow.engine.cuda.feed import Given
 from bow.engine.cuda.spread import SpreadTask
 from bow.engine.eager import LearningTasks
+from bow.engine.live_check import Expected, LiveCheck
 from bow.engine.random import DEFAULT_GENERATOR
 from bow.engine.task import Batch, Step
 from bow.errors import CaptureError
@@ -171,6 +172,31 @@ class StreamLearner:
         """Run the learning task once, undo it, and say what metrics the step returns."""
         with self._trying(behind), self._device.drawing_from(self._generator):
             return self.run(self.inputs_like(given)).metrics
+
+    def expect(self, live: LiveCheck, given: Given, behind: Event, seed: int, draws_as_eager: bool) -> Expected:
+        """Run the user's own step on the learner's stream, and undo it.
+
+        Args:
+            live: what compares it with what was captured.
+            given: a batch, of the host or the device.
+            behind: when the batch, and what the learner is, can be read.
+            seed: of its random numbers.
+            draws_as_eager: whether a captured task draws the same.
+        """
+        drew: list[bool] = []
+
+        @contextlib.contextmanager
+        def numbers() -> Iterator[Callable[[], bool]]:
+            with self._drawing(seed):
+                before = state_of(self._generator)
+                yield lambda: draws_as_eager or not any(drew)
+            drew.append(state_of(self._generator) != before)
+
+        self.stream.wait(behind)
+        with self._device.on(self.stream), torch.autograd.set_multithreading_enabled(False):
+            expected = live.expect(self.index, gathered(self.inputs_like(given).batch, self._kernels), numbers)
+            self.stream.record(self.through)
+        return expected
 
     def inputs_like(self, given: Given) -> Given:
         """Tensors of the current stream, at addresses that stay, with a batch in them."""

@@ -34,6 +34,7 @@ class CudaStreams(LearnersAhead):
     """
 
     name = "streams"
+    replays = False
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from bow.data import Indexed, open_stream
 from bow.device.fake import FakeDevice
 from bow.engine import Stacked
 from bow.engine.cuda.results import SLOTS
+from bow.engine.live_check import LiveCheck
 from bow.errors import DivergenceError, LossError
 from tests.engine.cuda.trainings import ADAMW, ENGINES, LEARNERS, SGD, batch, model, round_of, training
 
@@ -58,7 +59,10 @@ def test_rounds_together_are_the_rounds_one_by_one(engine: str, optimizer: Any) 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_rounds_of_one_call_have_no_barrier_between_them(engine: str, device: FakeDevice) -> None:
+def test_rounds_of_one_call_have_no_barrier_between_them(
+    engine: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, round_index: False)  # for which the host waits
     replicas = training(engine, device)
     replicas.round(round_of(0))
     before = Counter({wait: count for wait, count in device.waits.items() if wait.waiting == "caller"})
@@ -272,8 +276,9 @@ def test_it_goes_on_exactly_from_a_state(engine: str) -> None:
 @pytest.mark.parametrize("engine", AHEAD)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_learners_that_take_batches_as_they_come_take_each_once(
-    engine: str, optimizer: Any, device: FakeDevice
+    engine: str, optimizer: Any, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, round_index: False)  # such a round has the fixed order
     seen: list[float] = []
 
     def step(learner: nn.Module, given: Any) -> Any:
@@ -300,7 +305,8 @@ def test_learners_that_keep_step_say_that_first_come_has_no_effect(engine: str, 
         training(engine, device, dispatch="first_come").close()
 
 
-def test_the_averaging_hides_behind_the_learning_tasks(device: FakeDevice) -> None:
+def test_the_averaging_hides_behind_the_learning_tasks(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, round_index: False)  # in which a learner comes first
     replicas = training("graph", device)
     for t in range(3):
         replicas.round(round_of(t))
