@@ -228,7 +228,7 @@ class Run:
                 model_path = save_central(model, self._plan.directory)
                 if model_path != self._plan.directory.model_path:
                     self._event("not written", f"the model is not in the run directory, but in {model_path}")
-                elif self.interrupted_by is None and not self._plan.keeps_checkpoints:
+                elif self._meter.samples and self.interrupted_by is None and not self._plan.keeps_checkpoints:
                     delete_checkpoints(self._plan.directory.checkpoints)
                 report_path = self._write(lambda: write_report(self.run_dir), "report", "bow report writes it anew")
             result = Result(

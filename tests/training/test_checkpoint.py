@@ -189,6 +189,8 @@ def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ende
         train(net(), data, epochs=3, callbacks=[StopAfter(8)])
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
     assert "checkpoint of round 7; go on with bow train ... run_dir=" in caught.value.__notes__[0]
+    train(net(), data, epochs=1, resume="auto")  # over before it has begun: nothing was trained
+    assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
     resumed = train(net(), data, epochs=3, resume="auto")
     assert not (tmp_path / "run" / "checkpoints").exists()
     for key, value in whole.model.state_dict().items():
