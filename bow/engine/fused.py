@@ -19,7 +19,8 @@ from bow.engine.sgd_round import SgdRound
 from bow.engine.sgd_state import fits
 from bow.engine.task import Batch, compiled
 from bow.engine.together import StackedBuffers, TogetherTask, vectorised, writing_results
-from bow.errors import BowError, reason
+from bow.errors import BowError, ModelError, reason
+from bow.graph.side_effects import changed, python_state
 from bow.replica import LearnerGroup
 from bow.sync import SMA, Synchroniser
 
@@ -43,6 +44,8 @@ class Fused(Engine):
         self._levels: list[tuple[str, TogetherTask]] = []
         self._whole_round: SgdRound | None = None
         self._failed: set[str] = set()
+        self._has_run = False
+        self._python: dict[str, str] = {}
         self._build()
 
     @property
@@ -58,6 +61,8 @@ class Fused(Engine):
 
     def learn_and_step(self, batches: Batches, due: bool) -> Outcome:
         """Run the whole round in one region where optimizer and synchroniser are of the kind that fits."""
+        if not self._has_run:
+            self._python = python_state(self.group.learners[0].module)
         stacked = stack_batches(batches) if self._whole_round is not None else None
         if stacked is None or self._whole_round is None:
             return super().learn_and_step(batches, due)
@@ -73,6 +78,7 @@ class Fused(Engine):
             self._failed.add(WHOLE)
             self._note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
         else:
+            self._has_run = True
             self.record(WHOLE, "round", began)
         return outcome
 
@@ -84,11 +90,21 @@ class Fused(Engine):
         for name, run in self._levels if stacked is not None else []:
             try:
                 outcome = self._learn_together(run, stacked)
+                self._has_run = True
                 break
             except BowError:
                 raise
             except Exception as error:
                 failures[name] = f"{name} does not work for this model ({type(error).__name__}: {reason(error)})"
+        if (
+            failures
+            and not self._has_run
+            and (names := changed(self._python, python_state(self.group.learners[0].module)))
+        ):
+            raise ModelError(
+                f"{next(iter(failures.values()))}, and has changed {names[0]} by then; "
+                'keep what changes in a buffer, or use engine="eager"'
+            )
         if outcome is None:
             self._buffers.moved()
             outcome = self._in_turn.learn(batches, self.round_index)  # an error that comes again here is the user's
@@ -121,6 +137,7 @@ class Fused(Engine):
         whole = WHOLE not in self._failed and fits(group, self.sync, self.settings)
         self._whole_round = SgdRound(group, cast(SMA, self.sync), together) if whole else None
         self._buffers = StackedBuffers(group)
+        self._has_run = False
 
 
 def stack_batches(batches: Batches) -> Batch | None:

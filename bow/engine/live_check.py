@@ -39,6 +39,9 @@ ROUNDING = 64
 NOISE, NOISY_RUNS, SPREADS = 4, 8, 4
 """Units of rounding that operators are off by; in how many runs; how many times the largest effect is allowed."""
 
+REPEATED = 1e-3
+"""A step whose loss differs by a larger part when it is run again on the same batch reads what every run changes."""
+
 MAX_UNDONE_BYTES = 2**26
 """Tensors that are no buffers are put back, if the step writes to them, up to so many bytes."""
 
@@ -146,6 +149,10 @@ class LiveCheck:
                 self._comparable = False
             if not comparable or not bool(torch.isfinite(run.loss) & torch.isfinite(run.gradient.sum())):
                 return Expected(learner, None)
+            if self._closely:
+                again = self._run(learner, batch, numbers, noise=None)[0].loss
+                if _norm(again, run.loss) > REPEATED * _norm(run.loss):
+                    return Expected(learner, None, failure="its loss is another one each time that it is run")
             spread = self._spread(learner, batch, numbers, run) if self._closely else None
         except torch.OutOfMemoryError:
             return Expected(learner, None)

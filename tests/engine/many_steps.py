@@ -34,6 +34,9 @@ ENGINES = ("eager", "streams", "graph", "fused")
 VALUES = (0.0, 0.0, 0.0, 0.5, 0.5, 1.5, 0.0, 0.25)
 """What the value in Python is, by round."""
 
+UNSEEN = ("in_context", "in_environment", "in_iterator", "in_random")
+"""What a capture cannot watch: that it has changed is found and told when the step itself is run beside it."""
+
 ALPHA, MU = 0.4, 0.3
 EPSILON, COARSE = 1e-11, 2**-8
 """Relative changes of the first weights, the latter of steps in bfloat16. What they make of a training is the bound of
@@ -159,7 +162,7 @@ def by_strategy(case: Case, program: Program) -> Course:
 
 
 def outcome(case: Case, engine: str, expected: Course, bound: float, **settings: Any) -> str:
-    """What came of a training: "equal", "refused: ...", "told: ..." or, which must not be, "wrong: ..."."""
+    """What came of a training: "equal", "refused: ...", "told: ...", or "wrong: ...", which must not be."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -172,6 +175,8 @@ def outcome(case: Case, engine: str, expected: Course, bound: float, **settings:
     told = "; ".join(
         str(each.message) for each in caught if engine in str(each.message) or "eager" in str(each.message)
     )
+    if not off <= bound and case.state in UNSEEN and "the captured step does not do" in told:
+        return f"told behind it: {told}"
     if not off <= bound:
         return f"wrong: off by {off:.2g}, bound {bound:.2g}, ran {ran}, told {told!r}"
     if ran.split(" ")[0] != engine:

@@ -23,6 +23,7 @@ EXAMPLES = {
     "derivatives": Case(("functional_derivative", "double_backward"), "in_dict", False, "module", "momentum", 2),
     "generator": Case(("noise", "loop_until"), "in_dict", False, "module", "sgd", 2),
 }
+EXAMPLES["counter that cannot be fused"] = Case(("memory", "straight_through"), "in_dict", False, "module", "sgd", 2)
 AS_ASKED = {("complex", "graph"), ("checkpoint", "graph"), ("complex", "fused"), ("derivatives", "graph")}
 """What an engine is known to run itself."""
 
@@ -51,6 +52,12 @@ def test_placed_strategies_find_changes_that_cannot_be_watched(state: str) -> No
     what = outcome(case, PLACED, *course_and_bound(case))
     assert what.startswith("refused: CaptureError")
     assert "something" in what
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_a_capture_of_what_every_call_changes_is_told_of() -> None:
+    case = Case((), "in_iterator", False, "metrics", "sgd", 1)
+    assert outcome(case, "graph", *course_and_bound(case)).startswith("told behind it")
 
 
 @pytest.mark.usefixtures("_uncompiled")
