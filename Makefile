@@ -76,7 +76,7 @@ OUT ?= build/gpu
 
 gpu:
 	@$(GPU_PYTHON) -m tests.gpu out='$(OUT)' $(TESTS); tests=$$?; \
-	 $(GPU_PYTHON) -m bow.bench.gpu out='$(OUT)' $(ARGS); exit $$((tests | $$?))
+	 $(GPU_PYTHON) -m benchmarks gpu out='$(OUT)' $(ARGS); exit $$((tests | $$?))
 
 wheel: $(VENV)/.dev
 	@$(BIN)/python -m build

@@ -7,7 +7,7 @@ Each benchmark is a module with a dataclass `Settings`, whose fields are what th
 import importlib
 from collections.abc import Sequence
 
-from bow.bench.arguments import describe, parse
+from benchmarks.arguments import describe, parse
 from bow.errors import SettingError
 
 NAMES = (
@@ -47,9 +47,9 @@ def main(name: str, arguments: Sequence[str]) -> int:
     """
     if name not in NAMES:
         raise SettingError(f"{name!r} is not a benchmark; choose one of {', '.join(NAMES)}")
-    module = importlib.import_module(f"bow.bench.{name}")
+    module = importlib.import_module(f"benchmarks.{name}")
     if any(argument in HELP for argument in arguments):
         print(describe(name, module.Settings))
         return 0
-    status: int = module.run(parse(module.Settings, arguments), " ".join(["bow bench", name, *arguments]))
+    status: int = module.run(parse(module.Settings, arguments), " ".join(["python -m benchmarks", name, *arguments]))
     return status

@@ -1,4 +1,4 @@
-"""`bow bench accuracy`: how far LeNet gets on real images, epoch by epoch.
+"""`python -m benchmarks accuracy`: how far LeNet gets on real images, epoch by epoch.
 
 The whole of `bow.train` runs, as a user would run it: four learners of batch 16 on Fashion-MNIST, averaged by `SMA`
 in every round, the central model evaluated on the 10,000 test images after every epoch. The
@@ -19,10 +19,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from bow.bench.accuracy_report import Training, markdown, table
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.accuracy_report import Training, markdown, table
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from bow.data import DataSplits, digits, fashion_mnist, mnist
 from bow.models import LeNet
 from bow.sync import SMA

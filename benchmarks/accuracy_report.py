@@ -1,11 +1,11 @@
-"""The trainings of `bow bench accuracy`, and what is told of them."""
+"""The trainings of `python -m benchmarks accuracy`, and what is told of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench.environment import Environment
-from bow.bench.results import Table
+from benchmarks.environment import Environment
+from benchmarks.results import Table
 
 
 @dataclass(frozen=True)

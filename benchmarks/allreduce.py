@@ -1,4 +1,4 @@
-"""`bow bench allreduce`: what the sum between devices costs, and whether the learning tasks hide it.
+"""`python -m benchmarks allreduce`: what the sum between devices costs, and whether the learning tasks hide it.
 
 Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns
 within the same processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets,
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.leader import ByLeader
-from bow.bench.measure import Spread
-from bow.bench.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
-from bow.bench.workloads import WORKLOADS
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.leader import ByLeader
+from benchmarks.measure import Spread
+from benchmarks.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
+from benchmarks.workloads import WORKLOADS
 from bow.cluster import Bucket, Parcel, Pending, Processes, World, join, start
 from bow.engine import Engine, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.errors import SettingError

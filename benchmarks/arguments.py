@@ -43,7 +43,7 @@ def parse(settings: type[T], words: Sequence[str]) -> T:
 
 def describe(name: str, settings: type[Any]) -> str:
     """The help text of a benchmark: each setting with its default and its meaning."""
-    lines = [f"usage: bow bench {name} [KEY=VALUE ...]", ""]
+    lines = [f"usage: python -m benchmarks {name} [KEY=VALUE ...]", ""]
     for field in dataclasses.fields(settings):
         given = f"{field.name}={_shown(field.default)}"
         lines.append(f"  {given:<44} {field.metadata['text']}")

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from bow.bench.contestants import SGD
-from bow.bench.group import Group
-from bow.bench.line_up import GRAPH, Lane
-from bow.bench.measure import Spread
-from bow.bench.operator_cost import PYTHON, RUNTIME
-from bow.bench.workloads import WORKLOADS
+from benchmarks.contestants import SGD
+from benchmarks.group import Group
+from benchmarks.line_up import GRAPH, Lane
+from benchmarks.measure import Spread
+from benchmarks.operator_cost import PYTHON, RUNTIME
+from benchmarks.workloads import WORKLOADS
 from bow.graph import capture
 from bow.graph.kinds import is_update
 

@@ -1,4 +1,4 @@
-"""What `bow bench engines` lets compete: plain PyTorch, the same compiled, and bow.
+"""What `python -m benchmarks engines` lets compete: plain PyTorch, the same compiled, and bow.
 
 All of them train the same model on the same tensors in memory by SGD with momentum, and feed themselves: one
 `index_select` per batch (or round) and tensor, in an order that is drawn anew each epoch.
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from bow.bench.line_up import COMPILED, COMPILED_STEP, Lane
-from bow.bench.workloads import Data, Workload
+from benchmarks.line_up import COMPILED, COMPILED_STEP, Lane
+from benchmarks.workloads import Data, Workload
 from bow.data import BatchStream, open_stream
 from bow.engine import EngineName, Loss, Stacked
 from bow.sync import SMA

@@ -1,4 +1,4 @@
-"""`bow bench costs`: how well cost models know what operators take, on a machine made up and on this one.
+"""`python -m benchmarks costs`: how well cost models know what operators take, on a machine made up and on this one.
 
 Four parts. `papers`: the made-up machine, `bow.costs.Saturation`, against what two papers measured on the one that it
 stands for. `climbing`: hill climbing on it, by interval, on the operators of three networks (Liu et al., Table V).
@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bow.bench import costs_report
-from bow.bench.arguments import check_positive, setting
-from bow.bench.costs_climbing import climb_all, variants
-from bow.bench.costs_here import measure_network, summarise
-from bow.bench.costs_population import drawn, population, several
-from bow.bench.costs_regressions import MISCOUNT, compare_families, compare_others
-from bow.bench.environment import inspect_environment
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks import costs_report
+from benchmarks.arguments import check_positive, setting
+from benchmarks.costs_climbing import climb_all, variants
+from benchmarks.costs_here import measure_network, summarise
+from benchmarks.costs_population import drawn, population, several
+from benchmarks.costs_regressions import MISCOUNT, compare_families, compare_others
+from benchmarks.environment import inspect_environment
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from bow.costs import ESTIMATORS, Saturation
 from bow.costs.counters import source
 from bow.costs.evidence import compare

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from bow.bench.costs_population import is_worth_measuring, key_of, works_of
-from bow.bench.costs_regressions import Operators, score_family, scored
-from bow.bench.measure import Spread
+from benchmarks.costs_population import is_worth_measuring, key_of, works_of
+from benchmarks.costs_regressions import Operators, score_family, scored
+from benchmarks.measure import Spread
 from bow.costs import Case, HillClimb, Roofline, Sample, Work, computed_events
 from bow.costs.counters import count, why_not
 from bow.graph.execution import inputs_of, run_operator

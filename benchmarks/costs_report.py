@@ -1,10 +1,10 @@
-"""`bow bench costs` for people."""
+"""`python -m benchmarks costs` for people."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench.results import Table
+from benchmarks.results import Table
 from bow.models import NETWORKS
 
 TABLE_V: Mapping[str, Mapping[str, float]] = {

@@ -1,4 +1,4 @@
-"""`bow bench engines`: samples per second of PyTorch, plain and compiled, and of bow's engines, side by side.
+"""Samples per second of PyTorch, plain and compiled, and of bow's engines, side by side.
 
 For every model and batch size, PyTorch and bow with each engine and several numbers of learners take turns within one
 process. What follows: the best of bow against the best of PyTorch, what a second learner on a second core brings, and
@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.bounds import RULE, Bound, Machine, find_bound, sentences
-from bow.bench.contestants import LEARNING_RATE, MOMENTUM, BowTraining, Trainings
-from bow.bench.engines_report import contest_table, markdown, summary
-from bow.bench.environment import inspect_environment
-from bow.bench.group import Group, geometric_mean
-from bow.bench.line_up import PYTORCH, RIVALS, Lane, line_up
-from bow.bench.measure import Contestant, Spread, race, warm_up
-from bow.bench.operator_cost import measure_operator_costs
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.bench.workloads import WORKLOADS, Data
+from benchmarks.arguments import check_positive, setting
+from benchmarks.bounds import RULE, Bound, Machine, find_bound, sentences
+from benchmarks.contestants import LEARNING_RATE, MOMENTUM, BowTraining, Trainings
+from benchmarks.engines_report import contest_table, markdown, summary
+from benchmarks.environment import inspect_environment
+from benchmarks.group import Group, geometric_mean
+from benchmarks.line_up import PYTORCH, RIVALS, Lane, line_up
+from benchmarks.measure import Contestant, Spread, race, warm_up
+from benchmarks.operator_cost import measure_operator_costs
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.workloads import WORKLOADS, Data
 from bow.errors import SettingError
 
 

@@ -1,15 +1,15 @@
-"""What is told of the measurements of `bow bench engines`."""
+"""What is told of the measurements of `python -m benchmarks engines`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound, share_text
-from bow.bench.environment import Environment
-from bow.bench.group import Group
-from bow.bench.line_up import GRAPH, GRAPH_COMPILED, Lane
-from bow.bench.measure import Spread
-from bow.bench.operator_cost import CALLERS
-from bow.bench.results import Table
+from benchmarks.bounds import ARITHMETIC, CALLS, MEMORY, Bound, share_text
+from benchmarks.environment import Environment
+from benchmarks.group import Group
+from benchmarks.line_up import GRAPH, GRAPH_COMPILED, Lane
+from benchmarks.measure import Spread
+from benchmarks.operator_cost import CALLERS
+from benchmarks.results import Table
 
 WHO = (
     "`pytorch` is plain PyTorch; `compiled` has forward and backward compiled by `torch.compile`; `compiled_step` is "

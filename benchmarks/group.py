@@ -1,13 +1,13 @@
-"""The measurements of `bow bench engines` with one model and one batch size, and what follows from them."""
+"""The measurements of `python -m benchmarks engines` with one model and one batch size, and what follows from them."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bow.bench.line_up import BOW, GRAPH, GRAPH_COMPILED, PLAIN, PYTORCH, Lane
-from bow.bench.measure import Spread, ratios
-from bow.bench.workloads import WORKLOADS
+from benchmarks.line_up import BOW, GRAPH, GRAPH_COMPILED, PLAIN, PYTORCH, Lane
+from benchmarks.measure import Spread, ratios
+from benchmarks.workloads import WORKLOADS
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Who takes part in `bow bench engines`."""
+"""Who takes part in `python -m benchmarks engines`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from bow.bench.measure import Spread
-from bow.bench.workloads import Workload
+from benchmarks.measure import Spread
+from benchmarks.workloads import Workload
 from bow.engine import EngineName
 
 PLAIN, COMPILED, COMPILED_STEP = "pytorch", "compiled", "compiled_step"

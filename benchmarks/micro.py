@@ -1,4 +1,4 @@
-"""`bow bench micro`: what made both papers schedule operators, on the machine at hand.
+"""`python -m benchmarks micro`: what made both papers schedule operators, on the machine at hand.
 
 Three parts. `threads`: how long an operator takes, by number of threads and size (Tang et al., Figure 2; Liu et al.,
 Figure 1 and Table II). `pinned`: several executors at once, each with cores of its own, or wherever the system puts
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from bow.bench import micro_report
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.micro_operators import (
+from benchmarks import micro_report
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.micro_operators import (
     BY_FILTER,
     BY_INPUT,
     Call,
@@ -35,9 +35,9 @@ from bow.bench.micro_operators import (
     quartiles_us,
     sample,
 )
-from bow.bench.quartiles import Quartiles
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.bench.schedule_contestants import pairs, shape
+from benchmarks.quartiles import Quartiles
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.schedule_contestants import pairs, shape
 from bow.costs.evidence import TABLE_II
 from bow.device import available_cores, core_sets
 from bow.device.topology import read_topology

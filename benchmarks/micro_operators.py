@@ -1,4 +1,4 @@
-"""The operators of `bow bench micro`, and executors that run nothing else."""
+"""The operators of `python -m benchmarks micro`, and executors that run nothing else."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from bow.bench.quartiles import Quartiles
+from benchmarks.quartiles import Quartiles
 from bow.costs.evidence import TABLE_II
 from bow.runtime import NativeTeam, native
 from bow.runtime.job import ALONE

@@ -1,13 +1,13 @@
-"""`bow bench micro` for people."""
+"""`python -m benchmarks micro` for people."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench.line_up import counted
-from bow.bench.micro_operators import GEMM, PRODUCT
-from bow.bench.results import Table
-from bow.bench.schedule_contestants import shape
+from benchmarks.line_up import counted
+from benchmarks.micro_operators import GEMM, PRODUCT
+from benchmarks.results import Table
+from benchmarks.schedule_contestants import shape
 from bow.costs.evidence import SATURATION, TABLE_II
 from bow.profiler.profiling import numbers_of_threads
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import torch
 
-from bow.bench.measure import Spread
+from benchmarks.measure import Spread
 from bow.device import available_cores, core_sets
 from bow.runtime import is_available, native
 

@@ -1,4 +1,4 @@
-"""`bow bench placement`: learned device placement against all that it was compared with.
+"""`python -m benchmarks placement`: learned device placement against all that it was compared with.
 
 `part=simulated`: RNNLM, NMT and Inception-v3 in the paper's sizes (section 4.1), and the large RNNLM and NMT that fit
 no GPU (section 4.3), on a processor and 2 or 4 K80 GPUs: what a step takes with each method's placement, all searches
@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bow.bench import placement_real, placement_report
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.placement_cells import DATA_SHEET, SLOW, Cell, carry_out
-from bow.bench.placement_networks import PLACED
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks import placement_real, placement_report
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, carry_out
+from benchmarks.placement_networks import PLACED
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from bow.errors import SettingError
 from bow.placement.budget import Budget
 from bow.placement.methods import METHODS

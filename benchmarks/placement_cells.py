@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from bow.bench.placement_networks import PLACED
-from bow.bench.results import console
+from benchmarks.placement_networks import PLACED
+from benchmarks.results import console
 from bow.placement.budget import Budget
 from bow.placement.comparison import Row, compare
 from bow.placement.device_loads import device_loads, imbalance

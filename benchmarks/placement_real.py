@@ -1,4 +1,4 @@
-"""The real part of `bow bench placement`: an RNNLM on two devices of this machine, placed and run."""
+"""The real part of `python -m benchmarks placement`: an RNNLM on two devices of this machine, placed and run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from bow.bench.placement_networks import PLACED
-from bow.bench.predicted_steps import Timed, time_strategies
-from bow.bench.quartiles import Quartiles
-from bow.bench.results import console
+from benchmarks.placement_networks import PLACED
+from benchmarks.predicted_steps import Timed, time_strategies
+from benchmarks.quartiles import Quartiles
+from benchmarks.results import console
 from bow.cluster import Parcel, World, join, start
 from bow.device import available_cores
 from bow.errors import SettingError

@@ -1,12 +1,12 @@
-"""What `bow bench placement` writes for people: its pages, and the tables of `docs/placement.md`."""
+"""What `python -m benchmarks placement` writes for people: its pages, and the tables of `docs/placement.md`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench import placement_tables as tables
-from bow.bench.document import with_tables
-from bow.bench.results import Table
+from benchmarks import placement_tables as tables
+from benchmarks.document import with_tables
+from benchmarks.results import Table
 
 DOCUMENT = "placement.md"
 BENCHMARK = "placement"

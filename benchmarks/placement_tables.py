@@ -1,11 +1,11 @@
-"""The tables of `bow bench placement`."""
+"""The tables of `python -m benchmarks placement`."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bow.bench.placement_paper import OUT_OF_MEMORY, PAPER, PAPER_GROUPS, PAPER_LARGE
-from bow.bench.results import Table
+from benchmarks.placement_paper import OUT_OF_MEMORY, PAPER, PAPER_GROUPS, PAPER_LARGE
+from benchmarks.results import Table
 
 Case = Mapping[str, Any]
 """What was found for a network, a size, links and a number of GPUs."""

@@ -1,4 +1,4 @@
-"""`bow bench predicted`: what the planner predicts that a step takes, against what it takes on this machine.
+"""`python -m benchmarks predicted`: what the planner predicts that a step takes, against what it takes on this machine.
 
 Two processes, each with one core, train small forms of networks under strategies of every sort: on one device, data and
 model parallel, designed by experts, found by search, and drawn at random. What tiles and messages take was measured
@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from bow.bench import predicted_report
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.predicted_networks import NETWORKS
-from bow.bench.predicted_picture import draw
-from bow.bench.predicted_steps import Timed, spans_ms, time_strategies
-from bow.bench.predicted_strategies import draw_strategies
-from bow.bench.quartiles import Quartiles
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks import predicted_report
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.predicted_networks import NETWORKS
+from benchmarks.predicted_picture import draw
+from benchmarks.predicted_steps import Timed, spans_ms, time_strategies
+from benchmarks.predicted_strategies import draw_strategies
+from benchmarks.quartiles import Quartiles
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from bow.cluster import Parcel, World, join, start
 from bow.device import available_cores
 from bow.errors import SettingError

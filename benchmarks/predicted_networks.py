@@ -1,4 +1,4 @@
-"""The networks whose steps `bow bench predicted` predicts and measures."""
+"""The networks whose steps `python -m benchmarks predicted` predicts and measures."""
 
 import functools
 from collections.abc import Mapping

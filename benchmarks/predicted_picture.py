@@ -1,10 +1,10 @@
-"""The picture of `bow bench predicted`: predicted against measured times, as in the paper's Figure 11."""
+"""The picture of `python -m benchmarks predicted`: predicted against measured times, as in the paper's Figure 11."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bow.bench.predicted_report import LARGEST
+from benchmarks.predicted_report import LARGEST
 from bow.observe.charts import STYLE
 
 COLORS = ("#2563a8", "#d9822b", "#2a9d6f", "#8f4fa8", "#b23a48", "#5b6577")

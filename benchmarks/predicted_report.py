@@ -1,4 +1,4 @@
-"""`bow bench predicted` for people: the verdict, a table for each network, and the page."""
+"""`python -m benchmarks predicted` for people: the verdict, a table for each network, and the page."""
 
 import itertools
 import statistics
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench.results import Table
+from benchmarks.results import Table
 
 LARGEST, TYPICAL = 0.30, 0.15
 """Relative errors: no prediction is to be off by more than the first, half of them by no more than the second."""

@@ -1,4 +1,4 @@
-"""`bow bench readme`: the results that the README states, written from the committed JSON.
+"""`python -m benchmarks readme`: the results that the README states, written from the committed JSON.
 
 A test fails where the README says something else than the files under `benchmarks/results`.
 """
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bow.bench.allreduce import DELAYED, WHOLE
-from bow.bench.arguments import setting
-from bow.bench.figures.comparison import comparison
-from bow.bench.figures.page import stem
-from bow.bench.peers.report import finals_table
-from bow.bench.peers.training import FINAL, Training
-from bow.bench.planner.problems import TITLES
-from bow.bench.predicted_report import told
-from bow.bench.results import RESULTS, Table, write_text
-from bow.bench.workloads import WORKLOADS
+from benchmarks.allreduce import DELAYED, WHOLE
+from benchmarks.arguments import setting
+from benchmarks.figures.comparison import comparison
+from benchmarks.figures.page import stem
+from benchmarks.peers.report import finals_table
+from benchmarks.peers.training import FINAL, Training
+from benchmarks.planner.problems import TITLES
+from benchmarks.predicted_report import told
+from benchmarks.results import RESULTS, Table, write_text
+from benchmarks.workloads import WORKLOADS
 from bow.errors import SettingError
 from bow.models import NETWORKS
 
-BEGIN, END = "<!-- results: written by `bow bench readme` -->", "<!-- end of results -->"
+BEGIN, END = "<!-- results: written by `python -m benchmarks readme` -->", "<!-- end of results -->"
 
 OPTIONAL = ("peers", "allreduce", "schedule", "planner", "predicted")
 """Left out where there are no results yet; so are the figures."""
@@ -166,7 +166,7 @@ def _figures(folder: Path) -> list[str]:
     if not quotes:
         return []
     text = (
-        f"**The figures of the TensorBow evaluation** (`bow bench figures`, form {values['form']}, "
+        f"**The figures of the TensorBow evaluation** (`python -m benchmarks figures`, form {values['form']}, "
         f"{_machine(values)}): [all of them, the paper's numbers beside ours](benchmarks/results/figures/figures.md). "
         "Models and data are not the paper's in everything, and hardware and framework are others. "
         f"{'. '.join(quotes)}.\n"

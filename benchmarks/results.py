@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from bow.bench.environment import Environment
+from benchmarks.environment import Environment
 from bow.errors import SettingError
 
 RESULTS = Path("benchmarks/results")

@@ -1,4 +1,4 @@
-"""`bow bench schedule`: a training step of the papers' networks, by every policy, against one operator after another.
+"""A training step of the papers' networks, by every policy, against one operator after another.
 
 For each network all take turns within one process: plain PyTorch and the native runtime with one executor, by number of
 threads; first come, first served, with executors in Python and with native ones, in every uniform number of executors
@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from bow.bench import schedule_report
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.line_up import counted
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.bench.schedule_contestants import PYTORCH, Entry, PythonQueue, left_out, plain, python_queue_name, scheduled
-from bow.bench.schedule_cost import BY_PRIORITY, decisions_per_s, measure_cost
-from bow.bench.schedule_effects import effects
-from bow.bench.schedule_races import Races
-from bow.bench.schedule_spinning import SpinningStep
+from benchmarks import schedule_report
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.line_up import counted
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.schedule_contestants import PYTORCH, Entry, PythonQueue, left_out, plain, python_queue_name, scheduled
+from benchmarks.schedule_cost import BY_PRIORITY, decisions_per_s, measure_cost
+from benchmarks.schedule_effects import effects
+from benchmarks.schedule_races import Races
+from benchmarks.schedule_spinning import SpinningStep
 from bow.device import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS

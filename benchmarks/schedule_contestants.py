@@ -1,4 +1,4 @@
-"""Who takes part in `bow bench schedule`: the ways of running one training step of a network."""
+"""Who takes part in `python -m benchmarks schedule`: the ways of running one training step of a network."""
 
 import copy
 import itertools
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bow.bench.line_up import counted
+from benchmarks.line_up import counted
 from bow.device import available_cores, core_sets
 from bow.engine import Loss
 from bow.graph.learning_step import StepOutputs

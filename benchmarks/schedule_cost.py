@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bow.bench.quartiles import Quartiles
+from benchmarks.quartiles import Quartiles
 from bow.profiler import Profile, Subject
 from bow.profiler.subject import Executors
 from bow.profiler.turns import take_turns

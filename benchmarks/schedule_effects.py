@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from bow.bench.quartiles import Quartiles
-from bow.bench.schedule_contestants import python_queue_name, shape
-from bow.bench.schedule_races import Times, fastest
+from benchmarks.quartiles import Quartiles
+from benchmarks.schedule_contestants import python_queue_name, shape
+from benchmarks.schedule_races import Times, fastest
 
 RUNTIME = "native runtime over PyTorch, one thread"
 EXECUTORS = "native executors over Python's, first come"

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from bow.bench.quartiles import Quartiles
-from bow.bench.schedule_contestants import PYTORCH
+from benchmarks.quartiles import Quartiles
+from benchmarks.schedule_contestants import PYTORCH
 
 Times: TypeAlias = Mapping[str, Sequence[float]]
 """By name: seconds of a step, in every turn."""

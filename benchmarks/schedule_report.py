@@ -1,15 +1,15 @@
-"""`bow bench schedule` for people."""
+"""`python -m benchmarks schedule` for people."""
 
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bow.bench.line_up import counted
-from bow.bench.results import Table
-from bow.bench.schedule_contestants import shape
-from bow.bench.schedule_cost import AT_ONCE, BY_PRIORITY, FIRST_COME
-from bow.bench.schedule_effects import IDEAS
+from benchmarks.line_up import counted
+from benchmarks.results import Table
+from benchmarks.schedule_contestants import shape
+from benchmarks.schedule_cost import AT_ONCE, BY_PRIORITY, FIRST_COME
+from benchmarks.schedule_effects import IDEAS
 from bow.models import NETWORKS
 
 Networks = Mapping[str, Mapping[str, Any]]

@@ -27,7 +27,7 @@ class SpinningStep:
 
     def __init__(self, network: str, size: str, threads: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bow.bench.schedule_spinning", network, size, str(threads)],
+            [sys.executable, "-m", "benchmarks.schedule_spinning", network, size, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_WAIT_POLICY": "ACTIVE"},

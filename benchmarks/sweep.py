@@ -1,4 +1,4 @@
-"""`bow bench sweep`: learning rate x mu x learners on real data; the default of mu follows from it.
+"""`python -m benchmarks sweep`: learning rate x mu x learners on real data; the default of mu follows from it.
 
 Every training is LeNet or an MLP on scikit-learn's digits, with batches of 16 per learner, SGD with momentum 0.9 in
 the learners, a constant learning rate, `SMA` with the default `alpha` in every round, and the same number of epochs,
@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.bench.sweep_report import accuracy_table, best_table, draw, markdown
-from bow.bench.sweep_rule import decide
-from bow.bench.trial import MODELS, Point, Trial, train
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.sweep_report import accuracy_table, best_table, draw, markdown
+from benchmarks.sweep_rule import decide
+from benchmarks.trial import MODELS, Point, Trial, train
 
 LEARNING_RATES = {
     "lenet": (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),

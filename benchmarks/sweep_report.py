@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bow.bench.environment import Environment
-from bow.bench.results import Table
-from bow.bench.sweep_rule import GOAL, Case, Cell, Verdict, group, median_accuracy, summarize
-from bow.bench.trial import Trial
+from benchmarks.environment import Environment
+from benchmarks.results import Table
+from benchmarks.sweep_rule import GOAL, Case, Cell, Verdict, group, median_accuracy, summarize
+from benchmarks.trial import Trial
 from bow.observe.charts import STYLE
 
 if TYPE_CHECKING:

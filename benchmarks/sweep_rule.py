@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bow.bench.trial import Trial
+from benchmarks.trial import Trial
 
 TOLERANCE = 0.01
 """Accuracies this close (one percentage point, 3.5 of the held-out digits) count as equal."""

@@ -1,4 +1,4 @@
-"""`bow bench tiles`: a real training by a strategy that the planner found, against data parallelism and one device.
+"""A real training by a strategy that the planner found, against data parallelism and one device.
 
 RNNLM on the characters of Python's help texts, on two processes with a core each. The planner measures the machine and
 the network's tiles, searches, and then `bow.train` trains by the strategy found, by data parallelism and on one device,
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bow.bench import tiles_report
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.quartiles import Quartiles
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.bench.tiles_runs import OPTIMIZER, Training, train
+from benchmarks import tiles_report
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.quartiles import Quartiles
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.tiles_runs import OPTIMIZER, Training, train
 from bow.cluster import Parcel, is_leader, join, start
 from bow.data import text
 from bow.device import available_cores

@@ -1,9 +1,9 @@
-"""What `bow bench tiles` says about its trainings."""
+"""What `python -m benchmarks tiles` says about its trainings."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from bow.bench.results import Table
+from benchmarks.results import Table
 
 SLOWER = 1.05
 """The strategy that was found may take at most so many times what data parallelism takes: turns differ by as much."""

@@ -1,4 +1,4 @@
-"""What `bow bench engines` trains: models, their losses, and data with nothing to learn in it."""
+"""What `python -m benchmarks engines` trains: models, their losses, and data with nothing to learn in it."""
 
 import functools
 from collections.abc import Callable

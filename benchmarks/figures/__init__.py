@@ -1,4 +1,4 @@
-"""`bow bench figures`: one benchmark for every figure of the TensorBow evaluation, and for its Table 5.1.
+"""`python -m benchmarks figures`: one benchmark for every figure of the TensorBow evaluation, and for its Table 5.1.
 
 `size=small` is a form of each figure for two CPU cores, with smaller models and data; `size=full` has models of the
 same names, and the paper's data, epochs and targets, and is for a server with a GPU. Of the models only logistic
@@ -13,7 +13,7 @@ References:
 
 import importlib
 
-from bow.bench.figures.settings import Settings as Settings
+from benchmarks.figures.settings import Settings as Settings
 
 
 def run(settings: Settings, command: str) -> int:
@@ -22,5 +22,5 @@ def run(settings: Settings, command: str) -> int:
     Raises:
         BowError: none of them could be.
     """
-    status: int = importlib.import_module("bow.bench.figures.program").run(settings, command)
+    status: int = importlib.import_module("benchmarks.figures.program").run(settings, command)
     return status

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from bow.bench.figures import throughput
-from bow.bench.figures.characteristics import FIXED, characteristics
-from bow.bench.figures.convergence import METRIC, School, best_batch_size
-from bow.bench.figures.devices import measure_devices
-from bow.bench.figures.entries import AVERAGED, INDEPENDENT, Entry, bow_entries
-from bow.bench.figures.forms import Form, Lesson
-from bow.bench.figures.paper import Measure
-from bow.bench.figures.settings import TABLE
-from bow.bench.figures.throughput import Measured, measure_throughput
-from bow.bench.workloads import Workload
+from benchmarks.figures import throughput
+from benchmarks.figures.characteristics import FIXED, characteristics
+from benchmarks.figures.convergence import METRIC, School, best_batch_size
+from benchmarks.figures.devices import measure_devices
+from benchmarks.figures.entries import AVERAGED, INDEPENDENT, Entry, bow_entries
+from benchmarks.figures.forms import Form, Lesson
+from benchmarks.figures.paper import Measure
+from benchmarks.figures.settings import TABLE
+from benchmarks.figures.throughput import Measured, measure_throughput
+from benchmarks.workloads import Workload
 
 BATCH_SIZE = 32
 """Of the figures that do not vary it."""

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bow.bench.contestants import SGD
-from bow.bench.figures.convergence import School
-from bow.bench.figures.forms import RESNET32, Form, Lesson
-from bow.bench.workloads import WORKLOADS, Workload
+from benchmarks.contestants import SGD
+from benchmarks.figures.convergence import School
+from benchmarks.figures.forms import RESNET32, Form, Lesson
+from benchmarks.workloads import WORKLOADS, Workload
 from bow.graph import capture
 
 BATCH_SIZE = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bow.bench.figures.entries import PLAIN_TITLE
+from benchmarks.figures.entries import PLAIN_TITLE
 from bow.observe.charts import GREY, STYLE
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bow.bench.figures.convergence import median_to_target
-from bow.bench.figures.entries import Row, matches
-from bow.bench.figures.paper import CHARACTERISTICS, STATEMENTS, Pick, Question, Range, Ratio
-from bow.bench.measure import Spread, ratios
-from bow.bench.results import Table
+from benchmarks.figures.convergence import median_to_target
+from benchmarks.figures.entries import Row, matches
+from benchmarks.figures.paper import CHARACTERISTICS, STATEMENTS, Pick, Question, Range, Ratio
+from benchmarks.measure import Spread, ratios
+from benchmarks.results import Table
 
 ABSENT = "not measured in this form"
 NO_COUNTERPART = ""

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from bow.bench.figures.entries import Entry, Row
-from bow.bench.figures.forms import MOMENTUM, Lesson
-from bow.bench.figures.throughput import fastest_threads
-from bow.bench.figures.training import Course, Training, accuracy_of, make_training, wait_for
+from benchmarks.figures.entries import Entry, Row
+from benchmarks.figures.forms import MOMENTUM, Lesson
+from benchmarks.figures.throughput import fastest_threads
+from benchmarks.figures.training import Course, Training, accuracy_of, make_training, wait_for
 from bow.data import DataSplits
 from bow.errors import DivergenceError
 

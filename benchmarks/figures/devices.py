@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from bow.bench.figures.entries import Entry
-from bow.bench.figures.forms import Form
-from bow.bench.figures.throughput import Measured, Runs, course_of, courses, fastest_threads
-from bow.bench.figures.training import ENGINE, Course
-from bow.bench.workloads import Workload
+from benchmarks.figures.entries import Entry
+from benchmarks.figures.forms import Form
+from benchmarks.figures.throughput import Measured, Runs, course_of, courses, fastest_threads
+from benchmarks.figures.training import ENGINE, Course
+from benchmarks.workloads import Workload
 from bow.errors import BowError
 from bow.training import Result, train
 

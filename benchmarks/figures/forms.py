@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from bow.bench.workloads import CLASSES, COLOR, WORKLOADS, Workload
+from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Workload
 from bow.data import DataSplits, cifar10, digits, mnist
 from bow.models import LeNet, LogisticRegression, ResNet
 
@@ -142,7 +142,7 @@ FORMS: dict[str, Form] = {
         logistic=WORKLOADS["logistic_regression"],
         lenet=WORKLOADS["lenet"],
         resnet=WORKLOADS["resnet8"],
-        # Rates of the sweep's middle (`bow bench sweep`). Targets lie just below what the models level off at.
+        # Rates of the sweep's middle (benchmark `sweep`). Targets lie just below what the models level off at.
         lenet_lesson=Lesson(
             "LeNet",
             functools.partial(LeNet, CLASSES, channels=1, size=8),

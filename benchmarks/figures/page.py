@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bow.bench.environment import Environment
-from bow.bench.figures.catalogue import FIGURES
-from bow.bench.figures.characteristics import MODELS, count_parameters, model_mb
-from bow.bench.figures.comparison import characteristics_table, comparison, spread_text
-from bow.bench.figures.convergence import METRIC
-from bow.bench.figures.entries import SYNC_TITLES, Row, title
-from bow.bench.figures.paper import CHARACTERISTICS, HARDWARE, SETUPS
-from bow.bench.figures.settings import NAMES, TABLE
-from bow.bench.measure import Spread
-from bow.bench.results import Table
+from benchmarks.environment import Environment
+from benchmarks.figures.catalogue import FIGURES
+from benchmarks.figures.characteristics import MODELS, count_parameters, model_mb
+from benchmarks.figures.comparison import characteristics_table, comparison, spread_text
+from benchmarks.figures.convergence import METRIC
+from benchmarks.figures.entries import SYNC_TITLES, Row, title
+from benchmarks.figures.paper import CHARACTERISTICS, HARDWARE, SETUPS
+from benchmarks.figures.settings import NAMES, TABLE
+from benchmarks.measure import Spread
+from benchmarks.results import Table
 
 INTRODUCTION = f"""\
 # The figures of the TensorBow evaluation
 
-Made by `bow bench figures`; each part says by which command, when, and on what. The paper is Budea: TensorBow, \
+Made by benchmark `figures`; each part says by which command, when, and on what. The paper is Budea: TensorBow, \
 supporting small-batch training in TensorFlow, 2019, chapter 5. Its hardware: {HARDWARE}.
 
 **Absolute numbers do not compare**: hardware, framework and, in the small form, models and data differ. What can be \
@@ -37,7 +37,7 @@ range. Numbers are medians, in parentheses the lowest and the highest.
 {{models}}
 
 {METRIC}. In figures 5.1 to 5.5 the learning rate is the same for everybody; more learners would bear, and need, a \
-higher one (`bow bench sweep`). Those trainings run one after another, seed by seed: what else the machine does shows \
+higher one (benchmark `sweep`). Those trainings run one after another, seed by seed: what else the machine does shows \
 in their seconds, not in their epochs.
 """
 
@@ -76,7 +76,7 @@ def _part(name: str, folder: Path) -> str:
     differences = [DIFFERENCES[name]()] if name in DIFFERENCES else []
     lines = [f"## {heading}: {FIGURES[name].title}", f"Paper: {SETUPS[name]}.", *differences]
     if not path.is_file():
-        return "\n\n".join([*lines, f"Not measured yet: `bow bench figures figure={name}`."]) + "\n"
+        return "\n\n".join([*lines, f"Not measured yet: `python -m benchmarks figures figure={name}`."]) + "\n"
     values = json.loads(path.read_text(encoding="utf-8"))
     tables = [characteristics_table(values)] if name == TABLE else [comparison(name, values), results_table(values)]
     picture = "" if name == TABLE else f"![{FIGURES[name].title}]({stem(name)}.png)"

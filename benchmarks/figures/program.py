@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import torch
 
-from bow.bench.environment import inspect_environment
-from bow.bench.figures import views
-from bow.bench.figures.catalogue import FIGURES, Bench
-from bow.bench.figures.convergence import School
-from bow.bench.figures.forms import FORMS
-from bow.bench.figures.page import markdown, results_table, stem
-from bow.bench.figures.settings import TABLE, Settings
-from bow.bench.results import Result, console, prepare_output, write_json, write_text
+from benchmarks.environment import inspect_environment
+from benchmarks.figures import views
+from benchmarks.figures.catalogue import FIGURES, Bench
+from benchmarks.figures.convergence import School
+from benchmarks.figures.forms import FORMS
+from benchmarks.figures.page import markdown, results_table, stem
+from benchmarks.figures.settings import TABLE, Settings
+from benchmarks.results import Result, console, prepare_output, write_json, write_text
 from bow.errors import BowError
 from bow.training.given import resolve_device
 

@@ -1,10 +1,10 @@
-"""What can be set of `bow bench figures`."""
+"""What can be set of `python -m benchmarks figures`."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from bow.bench.arguments import setting
-from bow.bench.results import RESULTS
+from benchmarks.arguments import setting
+from benchmarks.results import RESULTS
 from bow.errors import SettingError
 
 FIGURES = tuple(f"5.{number}" for number in range(1, 14))

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from bow.bench.contestants import LEARNING_RATE, MOMENTUM, SGD
-from bow.bench.figures.entries import Entry
-from bow.bench.figures.forms import Form
-from bow.bench.figures.training import Course, Training, make_training, wait_for
-from bow.bench.measure import Contestant, race, warm_up
-from bow.bench.workloads import Workload
+from benchmarks.contestants import LEARNING_RATE, MOMENTUM, SGD
+from benchmarks.figures.entries import Entry
+from benchmarks.figures.forms import Form
+from benchmarks.figures.training import Course, Training, make_training, wait_for
+from benchmarks.measure import Contestant, race, warm_up
+from benchmarks.workloads import Workload
 from bow.device.cores import available_cores
 
 CALLS_CUDA = 32

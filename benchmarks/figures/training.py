@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bow.bench.figures.entries import Entry
+from benchmarks.figures.entries import Entry
 from bow.data import BatchStream, evaluation_batches, open_stream
 from bow.engine import EngineName, Stacked
 from bow.replica import OptimizerFactory

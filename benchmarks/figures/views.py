@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bow.bench.figures.catalogue import FIGURES, View
-from bow.bench.figures.charts import Box, Curve, Level, draw_boxes, draw_curves
-from bow.bench.figures.convergence import LAST_EPOCHS, smoothed
-from bow.bench.figures.entries import BOW, PLAIN_TITLE, PYTORCH, SYNC_TITLES, Row, title
-from bow.bench.figures.paper import Measure
-from bow.bench.line_up import counted
+from benchmarks.figures.catalogue import FIGURES, View
+from benchmarks.figures.charts import Box, Curve, Level, draw_boxes, draw_curves
+from benchmarks.figures.convergence import LAST_EPOCHS, smoothed
+from benchmarks.figures.entries import BOW, PLAIN_TITLE, PYTORCH, SYNC_TITLES, Row, title
+from benchmarks.figures.paper import Measure
+from benchmarks.line_up import counted
 
 AXES = {
     "learners": "learners on the device",

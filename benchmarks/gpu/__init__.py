@@ -1,4 +1,4 @@
-"""`bow bench gpu`: bow on one GPU, beside its peers, within a time that is given.
+"""`python -m benchmarks gpu`: bow on one GPU, beside its peers, within a time that is given.
 
 What is measured, each part in a process of its own, so that one that fails or hangs leaves the others alone:
 
@@ -7,15 +7,15 @@ What is measured, each part in a process of its own, so that one that fails or h
 * what averaging costs; how close the kernels come to a copy; whether kernels of two learners overlap;
 * the comparisons of Budea, TensorBow, 2019: allocators, operators spread over streams, pinned threads.
 
-`python -m bow.bench.gpu` runs it from a checkout as well, with nothing but PyTorch installed.
+Of packages it needs nothing but PyTorch.
 """
 
 import importlib
 
-from bow.bench.gpu.settings import Settings as Settings
+from benchmarks.gpu.settings import Settings as Settings
 
 
 def run(settings: Settings, command: str) -> int:
     """Measure all parts; `gpu.json` and `gpu.md` are written anew behind each of them."""
-    status: int = importlib.import_module("bow.bench.gpu.program").run(settings, command)
+    status: int = importlib.import_module("benchmarks.gpu.program").run(settings, command)
     return status

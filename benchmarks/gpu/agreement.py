@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.bench.gpu.bandwidth import LARGE, Rows
-from bow.bench.gpu.contestants import BowTraining
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.serving import first_words
-from bow.bench.gpu.workloads import workload
+from benchmarks.gpu.bandwidth import LARGE, Rows
+from benchmarks.gpu.contestants import BowTraining
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.serving import first_words
+from benchmarks.gpu.workloads import workload
 from bow.device import TorchKernels
 from bow.engine import EngineName
 

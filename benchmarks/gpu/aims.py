@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bow.bench.measure import ratios
+from benchmarks.measure import ratios
 
 MET, MISSED, OPEN = "met", "missed", "not measured"
 

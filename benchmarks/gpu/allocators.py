@@ -6,12 +6,12 @@ learner of engine `streams` has a cache of its own. All learners on one stream s
 
 import math
 
-from bow.bench.gpu.machine import ONE_STREAM
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.peers import Spec
-from bow.bench.gpu.racing import Race, Runner
-from bow.bench.gpu.settings import Settings
-from bow.bench.gpu.throughput import PEERS_S
+from benchmarks.gpu.machine import ONE_STREAM
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.peers import Spec
+from benchmarks.gpu.racing import Race, Runner
+from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.throughput import PEERS_S
 
 MODEL, BATCH, LEARNERS = "lenet", 16, 4
 BY_STREAM, SHARED, UNCACHED = "a cache for each learner's stream", "one cache and one stream for all", "no cache"

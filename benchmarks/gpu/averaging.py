@@ -7,8 +7,8 @@ behind all learners, and so is no measure of averaging alone; it is there becaus
 from collections.abc import Callable
 from typing import Any, cast
 
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.racing import Race, spread
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.racing import Race, spread
 from bow.engine import EngineName
 from bow.sync import SMA, Independent, Synchroniser
 

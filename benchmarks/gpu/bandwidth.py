@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.bench.gpu.machine import Machine
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.racing import spread
-from bow.bench.gpu.workloads import workload
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.racing import spread
+from benchmarks.gpu.workloads import workload
 from bow.device import Kernels
 
 LEARNERS = (1, 2, 4, 8, 16)

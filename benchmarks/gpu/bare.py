@@ -42,7 +42,7 @@ def prepare() -> list[str]:
         for name in missing:
             sys.modules.pop(name, None)  # a None there would forbid the import
         try:
-            for module in ("bow.training", "bow.bench.results", "bow.bench.environment", "bow.runtime"):
+            for module in ("bow.training", "benchmarks.results", "benchmarks.environment", "bow.runtime"):
                 importlib.import_module(module)
         finally:
             finder.names.intersection_update({ANNOTATIONS})

@@ -1,4 +1,4 @@
-"""The process of a part: `python -m bow.bench.gpu.child JOB`."""
+"""The process of a part: `python -m benchmarks.gpu.child JOB`."""
 
 import gc
 import json
@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bow.bench.gpu.bare import prepare
-from bow.bench.gpu.budget import Allotment
-from bow.bench.gpu.parts import PARTS, Context, Findings, Part
-from bow.bench.gpu.serving import end_with, first_words
-from bow.bench.gpu.settings import Settings
+from benchmarks.gpu.bare import prepare
+from benchmarks.gpu.budget import Allotment
+from benchmarks.gpu.parts import PARTS, Context, Findings, Part
+from benchmarks.gpu.serving import end_with, first_words
+from benchmarks.gpu.settings import Settings
 
 
 def job(part: Part, settings: Settings, deadline: float, peers: Mapping[str, str]) -> str:
@@ -30,7 +30,7 @@ def main(words: str) -> int:
     end_with(os.getppid())
     import torch
 
-    from bow.bench.gpu.machine import open_machine
+    from benchmarks.gpu.machine import open_machine
 
     given = json.loads(words)
     (part,) = (part for part in PARTS if part.name == given["part"])

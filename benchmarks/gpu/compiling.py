@@ -1,11 +1,11 @@
 """Learning tasks that are compiled before they are captured, with one learner and with several."""
 
-from bow.bench.gpu.line_up import bow_name
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.peers import Spec
-from bow.bench.gpu.racing import Race, gain
-from bow.bench.gpu.settings import Settings
-from bow.bench.gpu.throughput import PEERS_S
+from benchmarks.gpu.line_up import bow_name
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.peers import Spec
+from benchmarks.gpu.racing import Race, gain
+from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.throughput import PEERS_S
 
 MODEL, BATCH = "lenet", 16
 LEARNERS = (1, 4)

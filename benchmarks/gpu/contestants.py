@@ -1,4 +1,4 @@
-"""Who takes part in `bow bench gpu`: PyTorch as it is, compiled, and graphed by hand; and bow.
+"""Who takes part in `python -m benchmarks gpu`: PyTorch as it is, compiled, and graphed by hand; and bow.
 
 All of them train the same model by SGD with momentum on the same tensors on the device. Nobody reads a loss.
 """
@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from bow.bench.gpu.machine import Machine
-from bow.bench.gpu.workloads import SGD, Data, Feed, Workload
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.workloads import SGD, Data, Feed, Workload
 from bow.data import open_stream
 from bow.device import StreamDevice
 from bow.engine import EngineName, Stacked

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import bow
-from bow.bench.gpu.parts import PARTS, Context
-from bow.bench.gpu.workloads import workload
+from benchmarks.gpu.parts import PARTS, Context
+from benchmarks.gpu.workloads import workload
 
 CHAIN_US = 1.3
 """From one kernel of a CUDA graph to the next on an H100, as others have published; where nothing was measured."""

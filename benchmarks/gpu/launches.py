@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from bow.bench.gpu.machine import Machine
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.racing import spread
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.racing import spread
 
 NODES = 200
 STREAMS = (1, 2, 4, 8, 16, 32)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.bench.gpu.bare import CONNECTIONS
-from bow.bench.gpu.trace import KernelRun, kernel_runs
+from benchmarks.gpu.bare import CONNECTIONS
+from benchmarks.gpu.trace import KernelRun, kernel_runs
 from bow.device import CudaDevice, Kernels, Stream, StreamDevice, available_cores, cuda_device, kernels_for
 from bow.device.fake import FakeDevice
 from bow.errors import SettingError

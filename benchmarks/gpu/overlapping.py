@@ -4,11 +4,11 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from bow.bench.gpu.contestants import BowTraining
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.serving import first_words
-from bow.bench.gpu.trace import overlap, save_small
-from bow.bench.gpu.workloads import workload
+from benchmarks.gpu.contestants import BowTraining
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.serving import first_words
+from benchmarks.gpu.trace import overlap, save_small
+from benchmarks.gpu.workloads import workload
 from bow.engine import EngineName
 
 ENGINES: tuple[EngineName, ...] = ("graph", "whole_round", "streams")

@@ -1,4 +1,4 @@
-"""The parts of `bow bench gpu`, the most important ones first."""
+"""The parts of `python -m benchmarks gpu`, the most important ones first."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from bow.bench.gpu.budget import Allotment
-    from bow.bench.gpu.machine import Machine
-    from bow.bench.gpu.settings import Settings
+    from benchmarks.gpu.budget import Allotment
+    from benchmarks.gpu.machine import Machine
+    from benchmarks.gpu.settings import Settings
 
 Findings: TypeAlias = dict[str, Any]
 """Plain values, as they go into the JSON."""
@@ -21,7 +21,7 @@ class Part:
 
     Attributes:
         name: of its file.
-        module: of `bow.bench.gpu`; its `measure(context, **arguments)` records findings.
+        module: of `benchmarks.gpu`; its `measure(context, **arguments)` records findings.
         weight: how much of the time it may take, as against the other parts; seconds where there are eight minutes.
         arguments: for `measure`.
         environment: variables of its process.
@@ -37,7 +37,7 @@ class Part:
 
     def measure(self) -> Callable[..., None]:
         """Of its module."""
-        function: Callable[..., None] = importlib.import_module(f"bow.bench.gpu.{self.module}").measure
+        function: Callable[..., None] = importlib.import_module(f"benchmarks.gpu.{self.module}").measure
         return function
 
 

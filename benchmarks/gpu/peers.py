@@ -16,8 +16,8 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from bow.bench.gpu.bare import ROOT
-from bow.bench.gpu.budget import Allotment
+from benchmarks.gpu.bare import ROOT
+from benchmarks.gpu.budget import Allotment
 from bow.device.memory import host_memory
 
 READY_POLL_S = 0.2
@@ -138,7 +138,7 @@ class Peers:
             words = json.dumps(asdict(spec) | dict(self._common) | {"address": self._address(index)})
             with (self._logs / f"peers_of_{spec.part}.txt").open("ab") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "bow.bench.gpu.serving", words],
+                    [sys.executable, "-m", "benchmarks.gpu.serving", words],
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=child_environment({"TORCHINDUCTOR_COMPILE_THREADS": "2", **spec.environment}),

@@ -1,8 +1,8 @@
 """Section 5.4 of Budea, 2019: learners' threads on the cores of the GPU's socket, or wherever the system puts them."""
 
-from bow.bench.gpu.machine import UNPINNED
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.racing import Race, gain
+from benchmarks.gpu.machine import UNPINNED
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.racing import Race, gain
 
 MODEL, BATCH, LEARNERS = "lenet", 16, 4
 PINNED, FREE = "on the cores near the GPU", "on any core"

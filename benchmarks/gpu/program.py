@@ -1,4 +1,4 @@
-"""Runs the parts of `bow bench gpu` one after another and writes down what they found."""
+"""Runs the parts of `python -m benchmarks gpu` one after another and writes down what they found."""
 
 import contextlib
 import json
@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bow.bench.environment import inspect_environment
-from bow.bench.gpu import allocators, compiling, throughput
-from bow.bench.gpu.aims import MISSED, judge
-from bow.bench.gpu.budget import Allotment
-from bow.bench.gpu.child import file_of, job, measure, write
-from bow.bench.gpu.machine import Machine, check_gpu, nvidia_smi, open_machine
-from bow.bench.gpu.parts import EIGHT_QUEUES, PARTS, Findings, Part
-from bow.bench.gpu.peers import Peers, child_environment, room_for_peers
-from bow.bench.gpu.report import markdown
-from bow.bench.gpu.settings import Settings
-from bow.bench.results import Result, prepare_output, write_json, write_text
+from benchmarks.environment import inspect_environment
+from benchmarks.gpu import allocators, compiling, throughput
+from benchmarks.gpu.aims import MISSED, judge
+from benchmarks.gpu.budget import Allotment
+from benchmarks.gpu.child import file_of, job, measure, write
+from benchmarks.gpu.machine import Machine, check_gpu, nvidia_smi, open_machine
+from benchmarks.gpu.parts import EIGHT_QUEUES, PARTS, Findings, Part
+from benchmarks.gpu.peers import Peers, child_environment, room_for_peers
+from benchmarks.gpu.report import markdown
+from benchmarks.gpu.settings import Settings
+from benchmarks.results import Result, prepare_output, write_json, write_text
 
 COMPILING_S = 110.0
 """So long everything waits at most for what compiles."""
@@ -121,7 +121,7 @@ class Program:
         write(path, {})
         with (self._settings.out / "logs" / f"{part.name}.txt").open("w", encoding="utf-8") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "bow.bench.gpu.child", words],
+                [sys.executable, "-m", "benchmarks.gpu.child", words],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=child_environment(part.environment),

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bow.bench.gpu.budget import Allotment
-from bow.bench.gpu.contestants import MOST_ROUNDS, BowTraining, Contestant, GraphedTraining, PlainTraining, Training
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.peers import Peer, PeerError
-from bow.bench.gpu.serving import first_words
-from bow.bench.gpu.workloads import Data, Workload, workload
-from bow.bench.measure import Spread, ratios
+from benchmarks.gpu.budget import Allotment
+from benchmarks.gpu.contestants import MOST_ROUNDS, BowTraining, Contestant, GraphedTraining, PlainTraining, Training
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.peers import Peer, PeerError
+from benchmarks.gpu.serving import first_words
+from benchmarks.gpu.workloads import Data, Workload, workload
+from benchmarks.measure import Spread, ratios
 from bow.device import StreamDevice
 
 

@@ -1,14 +1,14 @@
-"""The page of `bow bench gpu`, made of its JSON and of nothing else."""
+"""The page of `python -m benchmarks gpu`, made of its JSON and of nothing else."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bow.bench.gpu.floors import Floors
-from bow.bench.gpu.line_up import PLAIN, one_graphed
-from bow.bench.gpu.scheduling_report import scheduling_section, spread_text
-from bow.bench.gpu.workloads import WORKLOADS
-from bow.bench.measure import ratios
-from bow.bench.results import Table
+from benchmarks.gpu.floors import Floors
+from benchmarks.gpu.line_up import PLAIN, one_graphed
+from benchmarks.gpu.scheduling_report import scheduling_section, spread_text
+from benchmarks.gpu.workloads import WORKLOADS
+from benchmarks.measure import ratios
+from benchmarks.results import Table
 
 Values = Mapping[str, Any]
 

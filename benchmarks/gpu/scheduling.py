@@ -13,10 +13,10 @@ the schedule is issued under capture, so that streams are branches of one graph.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bow.bench.gpu.line_up import GRAPHED, bow_name
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.racing import Race, gain
-from bow.bench.gpu.spreading import spread, subject_of
+from benchmarks.gpu.line_up import GRAPHED, bow_name
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.racing import Race, gain
+from benchmarks.gpu.spreading import spread, subject_of
 from bow.profiler import Policy, Profile, Subject
 from bow.profiler.device_policies import device_policies
 from bow.profiler.device_profiling import measure_on

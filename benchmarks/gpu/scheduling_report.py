@@ -1,10 +1,10 @@
-"""What `bow bench gpu` found of operators on several streams, as a section of its page."""
+"""What `python -m benchmarks gpu` found of operators on several streams, as a section of its page."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bow.bench.gpu.workloads import WORKLOADS
-from bow.bench.results import Table
+from benchmarks.gpu.workloads import WORKLOADS
+from benchmarks.results import Table
 
 Values = Mapping[str, Any]
 

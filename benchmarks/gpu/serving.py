@@ -1,4 +1,4 @@
-"""The process of a peer: `python -m bow.bench.gpu.serving SPEC`."""
+"""The process of a peer: `python -m benchmarks.gpu.serving SPEC`."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from bow.bench.gpu.bare import prepare
+from benchmarks.gpu.bare import prepare
 
 
 def main(words: str) -> None:
@@ -34,9 +34,9 @@ def make(given: Mapping[str, Any]) -> Any:
     """The contestant of a spec, warm."""
     import torch
 
-    from bow.bench.gpu.contestants import BowTraining, Contestant, GraphedTraining, PlainTraining, Training
-    from bow.bench.gpu.machine import open_machine
-    from bow.bench.gpu.workloads import workload
+    from benchmarks.gpu.contestants import BowTraining, Contestant, GraphedTraining, PlainTraining, Training
+    from benchmarks.gpu.machine import open_machine
+    from benchmarks.gpu.workloads import workload
 
     torch.set_num_threads(1)  # of the host
     machine = open_machine(given["fake"], given["tf32"])

@@ -1,10 +1,10 @@
-"""What `bow bench gpu` can be told."""
+"""What `python -m benchmarks gpu` can be told."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.gpu.parts import NAMES, QUICK_PARTS
+from benchmarks.arguments import check_positive, setting
+from benchmarks.gpu.parts import NAMES, QUICK_PARTS
 from bow.errors import SettingError
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from bow.bench.gpu.averaging import NEVER
-from bow.bench.gpu.machine import Machine
-from bow.bench.gpu.parts import Context
-from bow.bench.gpu.racing import Race
-from bow.bench.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
+from benchmarks.gpu.averaging import NEVER
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.parts import Context
+from benchmarks.gpu.racing import Race
+from benchmarks.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
 from bow.engine import step_from_loss
 from bow.graph import StepGraph
 from bow.profiler import Subject

@@ -2,7 +2,7 @@
 
 from typing import cast, get_args
 
-from bow.bench.gpu.line_up import (
+from benchmarks.gpu.line_up import (
     COMPILED,
     COMPILED_GRAPHED,
     GRAPHED,
@@ -12,10 +12,10 @@ from bow.bench.gpu.line_up import (
     bow_name,
     one_graphed,
 )
-from bow.bench.gpu.parts import PARTS, Context
-from bow.bench.gpu.peers import Spec
-from bow.bench.gpu.racing import Race
-from bow.bench.gpu.settings import Settings
+from benchmarks.gpu.parts import PARTS, Context
+from benchmarks.gpu.peers import Spec
+from benchmarks.gpu.racing import Race
+from benchmarks.gpu.settings import Settings
 from bow.engine import EngineName
 
 FUSED_LEARNERS = {

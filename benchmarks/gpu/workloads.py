@@ -1,4 +1,4 @@
-"""What `bow bench gpu` trains: the papers' networks, on data that lies on the device."""
+"""What `python -m benchmarks gpu` trains: the papers' networks, on data that lies on the device."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bow.bench.gpu.machine import place
+from benchmarks.gpu.machine import place
 from bow.device import StreamDevice
 from bow.engine import Loss, Stacked
 from bow.models import GoogLeNet, InceptionV3, LeNet, LogisticRegression, ResNet, RNNLanguageModel

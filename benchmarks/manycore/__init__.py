@@ -1,4 +1,4 @@
-"""`bow bench manycore`: the experiments of both papers on operator scheduling, on their machine, simulated.
+"""`python -m benchmarks manycore`: the experiments of both papers on operator scheduling, on their machine, simulated.
 
 Steps of the papers' networks are captured in the papers' sizes; what operators take on the 68 cores of a Xeon Phi is
 `bow.costs.Saturation`'s; the schedulers are those that the runtime is driven by. Nothing is run, so the numbers are the
@@ -10,5 +10,5 @@ an LSTM along diagonals (section 7.4), the options of section 6. Of Liu et al., 
 Of all: sensitivity to the machine's parameters.
 """
 
-from bow.bench.manycore.program import run as run
-from bow.bench.manycore.settings import Settings as Settings
+from benchmarks.manycore.program import run as run
+from benchmarks.manycore.settings import Settings as Settings

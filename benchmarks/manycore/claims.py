@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from bow.bench.manycore.diagonal import CRITICAL, FIRST, RANDOM
-from bow.bench.manycore.machines import LIU_MACHINES
-from bow.bench.manycore.options import CHANGE_MS
-from bow.bench.manycore.paper import BEST_EXECUTORS, BEST_SPEEDUP, FIGURE_3, TABLE_2, TABLE_I, Range, Strategies
-from bow.bench.manycore.report_graphi import best_row
-from bow.bench.manycore.report_liu import steps_of
-from bow.bench.manycore.section import Section
-from bow.bench.results import Table
+from benchmarks.manycore.diagonal import CRITICAL, FIRST, RANDOM
+from benchmarks.manycore.machines import LIU_MACHINES
+from benchmarks.manycore.options import CHANGE_MS
+from benchmarks.manycore.paper import BEST_EXECUTORS, BEST_SPEEDUP, FIGURE_3, TABLE_2, TABLE_I, Range, Strategies
+from benchmarks.manycore.report_graphi import best_row
+from benchmarks.manycore.report_liu import steps_of
+from benchmarks.manycore.section import Section
+from benchmarks.results import Table
 from bow.models import NETWORKS
 
 Verdict: TypeAlias = Literal["yes", "in part", "no"]

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from bow.bench.manycore.machines import CACHES, CORES
-from bow.bench.manycore.steps import Step
+from benchmarks.manycore.machines import CACHES, CORES
+from benchmarks.manycore.steps import Step
 from bow.costs import Case, Curve, HillClimb, Saturation, Work, lanes
 from bow.scheduler import CacheTimes, Start
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from bow.bench.manycore.executors import at_random, critical_first, first_come
-from bow.bench.manycore.machines import durations, team
-from bow.bench.manycore.steps import Step
+from benchmarks.manycore.executors import at_random, critical_first, first_come
+from benchmarks.manycore.machines import durations, team
+from benchmarks.manycore.steps import Step
 from bow.costs import Saturation
 from bow.scheduler import Scheduler, Start
 from bow.simulator import simulate_operators

@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from bow.bench.manycore.machines import TEAM_CORES, durations, share_of_memory, team
-from bow.bench.manycore.steps import Step
+from benchmarks.manycore.machines import TEAM_CORES, durations, share_of_memory, team
+from benchmarks.manycore.steps import Step
 from bow.costs import Saturation
 from bow.scheduler import ListScheduler, Scheduler, Start, critical_path
 from bow.simulator import simulate_operators

@@ -7,16 +7,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from bow.bench.manycore.curves import learn
-from bow.bench.manycore.diagonal import compare_diagonals
-from bow.bench.manycore.executors import fastest, held_to_shares, sequential_ns, shapes, sweep
-from bow.bench.manycore.machines import AS_IN_TENSORFLOW, GRAPHI_MACHINES, LIU_MACHINES, TEAMS_STAY, durations, team
-from bow.bench.manycore.options import try_options
-from bow.bench.manycore.queues import TABLE_2_SHAPES, compare_queues
-from bow.bench.manycore.sensitivity import of_executors, of_strategies
-from bow.bench.manycore.settings import Settings
-from bow.bench.manycore.steps import Step, capture_step
-from bow.bench.manycore.strategies import (
+from benchmarks.manycore.curves import learn
+from benchmarks.manycore.diagonal import compare_diagonals
+from benchmarks.manycore.executors import fastest, held_to_shares, sequential_ns, shapes, sweep
+from benchmarks.manycore.machines import AS_IN_TENSORFLOW, GRAPHI_MACHINES, LIU_MACHINES, TEAMS_STAY, durations, team
+from benchmarks.manycore.options import try_options
+from benchmarks.manycore.queues import TABLE_2_SHAPES, compare_queues
+from benchmarks.manycore.sensitivity import of_executors, of_strategies
+from benchmarks.manycore.settings import Settings
+from benchmarks.manycore.steps import Step, capture_step
+from benchmarks.manycore.strategies import (
     PLANS,
     best_pair,
     counts_of,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from bow.bench.manycore.steps import Step
+from benchmarks.manycore.steps import Step
 from bow.costs import Case, Saturation, Scaling, Work
 from bow.costs.evidence import standalone
 from bow.costs.scaling import Sort

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bow.bench.manycore.executors import simulated_ns
-from bow.bench.manycore.machines import TEAM_CORES, durations, team
-from bow.bench.manycore.steps import Step
+from benchmarks.manycore.executors import simulated_ns
+from benchmarks.manycore.machines import TEAM_CORES, durations, team
+from benchmarks.manycore.steps import Step
 from bow.costs import Saturation, sort_of
 from bow.scheduler import ListScheduler, Start, classes_by_scaling, critical_path
 from bow.simulator import simulate_operators

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bow.bench.document import with_tables
-from bow.bench.manycore.claims import claims_section
-from bow.bench.manycore.jobs import Done
-from bow.bench.manycore.pictures import draw_cells, draw_counts, draw_speedups
-from bow.bench.manycore.report_graphi import best_row, graphi_sections
-from bow.bench.manycore.report_liu import liu_sections
-from bow.bench.manycore.section import Section
+from benchmarks.document import with_tables
+from benchmarks.manycore.claims import claims_section
+from benchmarks.manycore.jobs import Done
+from benchmarks.manycore.pictures import draw_cells, draw_counts, draw_speedups
+from benchmarks.manycore.report_graphi import best_row, graphi_sections
+from benchmarks.manycore.report_liu import liu_sections
+from benchmarks.manycore.section import Section
 
 DOCUMENT = "scheduling.md"
 BENCHMARK = "manycore"

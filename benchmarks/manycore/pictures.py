@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bow.bench.manycore.diagonal import CRITICAL, FIRST, RANDOM
-from bow.bench.manycore.jobs import Cells, Counts
-from bow.bench.manycore.paper import BEST_SPEEDUP
-from bow.bench.results import write_text
+from benchmarks.manycore.diagonal import CRITICAL, FIRST, RANDOM
+from benchmarks.manycore.jobs import Cells, Counts
+from benchmarks.manycore.paper import BEST_SPEEDUP
+from benchmarks.results import write_text
 from bow.models import NETWORKS
 from bow.observe.charts import BLUE, GREY, ORANGE, STYLE
 from bow.strategy.picture import timeline_svg
@@ -35,7 +35,7 @@ def draw_cells(cells: Cells, executors: int, size: str, folder: Path) -> list[st
 def draw_speedups(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """A panel for each network: speed-up against the number of executors, a line for each size; shaded, the paper's
     range of the best ones.
-    """  # noqa: D205
+    """
     import matplotlib
     from matplotlib.figure import Figure
 

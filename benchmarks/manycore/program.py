@@ -3,12 +3,12 @@
 import time
 from typing import Any
 
-from bow.bench.environment import inspect_environment
-from bow.bench.manycore.jobs import Done, all_jobs, carry_out
-from bow.bench.manycore.machines import CORES, TEAM_CORES
-from bow.bench.manycore.page import DOCUMENT, draw, markdown, replaced, sections
-from bow.bench.manycore.settings import Settings
-from bow.bench.results import Result, console, prepare_output, write_json, write_text
+from benchmarks.environment import inspect_environment
+from benchmarks.manycore.jobs import Done, all_jobs, carry_out
+from benchmarks.manycore.machines import CORES, TEAM_CORES
+from benchmarks.manycore.page import DOCUMENT, draw, markdown, replaced, sections
+from benchmarks.manycore.settings import Settings
+from benchmarks.results import Result, console, prepare_output, write_json, write_text
 
 SHOWN = ("claims", "figure 6", "figure 3")
 

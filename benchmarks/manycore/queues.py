@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bow.bench.manycore.executors import at_random, critical_first, first_come, simulated_ns
-from bow.bench.manycore.machines import durations, team
-from bow.bench.manycore.steps import Step
+from benchmarks.manycore.executors import at_random, critical_first, first_come, simulated_ns
+from benchmarks.manycore.machines import durations, team
+from benchmarks.manycore.steps import Step
 from bow.costs import Saturation
 
 TABLE_2_SHAPES = ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bow.bench.manycore.machines import AS_IN_TENSORFLOW, TEAMS_STAY
-from bow.bench.manycore.options import CHANGE_MS
-from bow.bench.manycore.paper import BEST_EXECUTORS, BEST_SPEEDUP, TABLE_2
-from bow.bench.manycore.section import Section
-from bow.bench.results import Table
+from benchmarks.manycore.machines import AS_IN_TENSORFLOW, TEAMS_STAY
+from benchmarks.manycore.options import CHANGE_MS
+from benchmarks.manycore.paper import BEST_EXECUTORS, BEST_SPEEDUP, TABLE_2
+from benchmarks.manycore.section import Section
+from benchmarks.results import Table
 from bow.models import NETWORKS
 
 Found = Mapping[str, Mapping[str, Any]]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bow.bench.manycore.machines import BY_ITSELF, IN_A_STEP, LIU_MACHINES
-from bow.bench.manycore.paper import FIGURE_3, TABLE_I, TABLE_VI
-from bow.bench.manycore.section import Section
-from bow.bench.manycore.strategies import SHARED
-from bow.bench.results import Table
+from benchmarks.manycore.machines import BY_ITSELF, IN_A_STEP, LIU_MACHINES
+from benchmarks.manycore.paper import FIGURE_3, TABLE_I, TABLE_VI
+from benchmarks.manycore.section import Section
+from benchmarks.manycore.strategies import SHARED
+from benchmarks.results import Table
 from bow.models import NETWORKS
 
 Found = Mapping[str, Mapping[str, Any]]

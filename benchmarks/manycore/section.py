@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bow.bench.results import Table
+from benchmarks.results import Table
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bow.bench.manycore.curves import learn
-from bow.bench.manycore.executors import critical_first, fastest, first_come, sequential_ns, simulated_ns
-from bow.bench.manycore.machines import VARIATIONS, durations, team
-from bow.bench.manycore.steps import Step
-from bow.bench.manycore.strategies import Plan, recommended, simulate_plan, try_pairs
+from benchmarks.manycore.curves import learn
+from benchmarks.manycore.executors import critical_first, fastest, first_come, sequential_ns, simulated_ns
+from benchmarks.manycore.machines import VARIATIONS, durations, team
+from benchmarks.manycore.steps import Step
+from benchmarks.manycore.strategies import Plan, recommended, simulate_plan, try_pairs
 from bow.costs import Saturation
 
 USUAL_PAIRS = ((1, 34), (2, 34), (3, 22), (4, 16))

@@ -1,10 +1,10 @@
-"""What can be set of `bow bench manycore`."""
+"""What can be set of `python -m benchmarks manycore`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.results import RESULTS
+from benchmarks.arguments import check_positive, setting
+from benchmarks.results import RESULTS
 from bow.errors import SettingError
 from bow.models import NETWORKS
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 import bow
-from bow.bench.costs_population import is_worth_measuring, kind_of
+from benchmarks.costs_population import is_worth_measuring, kind_of
 from bow.costs import Work
 from bow.graph import StepGraph
 from bow.models import NETWORKS

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench.manycore.curves import Curves, Teams
-from bow.bench.manycore.executors import first_come
-from bow.bench.manycore.machines import CACHES, CORES, by_work, nanoseconds
-from bow.bench.manycore.seats import Seated, fit
-from bow.bench.manycore.steps import Step
+from benchmarks.manycore.curves import Curves, Teams
+from benchmarks.manycore.executors import first_come
+from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds
+from benchmarks.manycore.seats import Seated, fit
+from benchmarks.manycore.steps import Step
 from bow.costs import Case, Saturation, Work
 from bow.scheduler import CoRunScheduler, Start
 from bow.scheduler.cores import Cores

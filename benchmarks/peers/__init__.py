@@ -1,4 +1,4 @@
-"""`bow bench peers`: time to accuracy of bow, and of what one would take instead of it.
+"""`python -m benchmarks peers`: time to accuracy of bow, and of what one would take instead of it.
 
 The same model on the same data, on one machine, by one command: plain PyTorch, PyTorch compiled, with large batches or
 as a CUDA graph, accelerate's LocalSGD, Lightning, an ensemble by `torch.func`, and `bow.train`. It runs in two stages:
@@ -13,10 +13,10 @@ The claim that it checks is `verdict.CLAIM`: the exit status is 1 where it does 
 
 import importlib
 
-from bow.bench.peers.settings import Settings as Settings
+from benchmarks.peers.settings import Settings as Settings
 
 
 def run(settings: Settings, command: str) -> int:
     """Run both stages, and write `peers.json`, `peers.md` and `peers.png`; 1 where the claim does not hold, else 0."""
-    status: int = importlib.import_module("bow.bench.peers.program").run(settings, command)
+    status: int = importlib.import_module("benchmarks.peers.program").run(settings, command)
     return status

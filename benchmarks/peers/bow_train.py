@@ -4,9 +4,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bow.bench.line_up import counted
-from bow.bench.peers.referee import Referee, Watch
-from bow.bench.peers.task import Job
+from benchmarks.line_up import counted
+from benchmarks.peers.referee import Referee, Watch
+from benchmarks.peers.task import Job
 from bow.training import train as train_learners
 from bow.tuner.config import Objective, Tuner
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from bow.bench.peers.plain import run
-from bow.bench.peers.task import Job
+from benchmarks.peers.plain import run
+from benchmarks.peers.task import Job
 
 
 def train(job: Job) -> None:

@@ -5,8 +5,8 @@ Of the guards that `torch.compile` checks at each call, only those on tensors ar
 
 import torch
 
-from bow.bench.contestants import Tensors, make_step
-from bow.bench.peers.task import MOMENTUM, Job
+from benchmarks.contestants import Tensors, make_step
+from benchmarks.peers.task import MOMENTUM, Job
 
 
 def train(job: Job) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bow.bench.peers.task import Job
+from benchmarks.peers.task import Job
 
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 """torch's compiler, which everybody needs: torch.optim imports a part of it, which takes seconds."""
@@ -56,7 +56,7 @@ class Contestant:
         """Import everything, and return the function that trains."""
         for name in (*COMPILER, *self.imports):
             importlib.import_module(name)
-        module = importlib.import_module(f"bow.bench.peers.{self.home}")
+        module = importlib.import_module(f"benchmarks.peers.{self.home}")
         function: Callable[[Job], str | None] = getattr(module, self.function)
         return function
 

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from bow.bench.peers.task import Job
+from benchmarks.peers.task import Job
 
 WARM_UP_STEPS = 3
 """Steps as usual before the capture, on a stream of their own; they train as well."""

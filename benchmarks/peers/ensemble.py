@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from bow.bench.peers.task import Job
+from benchmarks.peers.task import Job
 
 MODELS = 2
 

@@ -4,8 +4,8 @@ References:
     Goyal et al., Accurate, large minibatch SGD: training ImageNet in 1 hour, 2017.
 """
 
-from bow.bench.peers.plain import run
-from bow.bench.peers.task import Job
+from benchmarks.peers.plain import run
+from benchmarks.peers.task import Job
 
 WARM_UP_EPOCHS = 0.5
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.bench.peers.task import Job, Samples
+from benchmarks.peers.task import Job, Samples
 
 
 def train(job: Job) -> None:

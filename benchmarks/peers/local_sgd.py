@@ -2,7 +2,7 @@
 
 import torch
 
-from bow.bench.peers.task import Job
+from benchmarks.peers.task import Job
 
 STEPS = 8
 """Between two averagings, as in accelerate's guide."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bow.bench.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
-from bow.bench.peers.training import Choice, Training, by_choice
+from benchmarks.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
+from benchmarks.peers.training import Choice, Training, by_choice
 from bow.observe.charts import BLUE, GREY, ORANGE, STYLE
 
 COLORS = {BOW: BLUE, GOODPUT: "#2a9d6f", PYTORCH: ORANGE}

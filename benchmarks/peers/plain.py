@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from bow.bench.peers.task import Job
+from benchmarks.peers.task import Job
 
 
 def train(job: Job) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from bow.bench.peers.contestants import CONTESTANTS
-from bow.bench.peers.referee import Referee
-from bow.bench.peers.task import Job, Task
-from bow.bench.peers.training import DIVERGED, FAILED, Choice, Training
+from benchmarks.peers.contestants import CONTESTANTS
+from benchmarks.peers.referee import Referee
+from benchmarks.peers.task import Job, Task
+from benchmarks.peers.training import DIVERGED, FAILED, Choice, Training
 from bow.errors import DivergenceError
 
 PATIENCE_S = 600.0
@@ -112,7 +112,7 @@ def _together(rank: int, count: int, port: int) -> dict[str, str]:
 def _start(task: Task, path: Path, rank: int, environment: Mapping[str, str]) -> "subprocess.Popen[str]":
     with path.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bow.bench.peers.process", str(path), str(rank)],
+            [sys.executable, "-m", "benchmarks.peers.process", str(path), str(rank)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

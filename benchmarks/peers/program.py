@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from bow.bench.caches import empty_caches
-from bow.bench.environment import inspect_environment
-from bow.bench.peers.contestants import BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
-from bow.bench.peers.picture import draw
-from bow.bench.peers.process import train_apart
-from bow.bench.peers.report import finals_table, markdown
-from bow.bench.peers.settings import Settings
-from bow.bench.peers.sweep_rule import MARGIN, RULE, best, fastest, score, sweep
-from bow.bench.peers.task import DATA, MODELS, MOMENTUM, Task
-from bow.bench.peers.training import DIVERGED, FAILED, FINAL, REHEARSAL, SWEEP, Choice, Training
-from bow.bench.peers.verdict import LEAST_SEEDS, LIMIT, decide
-from bow.bench.results import Result, console, prepare_output, write_json, write_text
+from benchmarks.caches import empty_caches
+from benchmarks.environment import inspect_environment
+from benchmarks.peers.contestants import BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
+from benchmarks.peers.picture import draw
+from benchmarks.peers.process import train_apart
+from benchmarks.peers.report import finals_table, markdown
+from benchmarks.peers.settings import Settings
+from benchmarks.peers.sweep_rule import MARGIN, RULE, best, fastest, score, sweep
+from benchmarks.peers.task import DATA, MODELS, MOMENTUM, Task
+from benchmarks.peers.training import DIVERGED, FAILED, FINAL, REHEARSAL, SWEEP, Choice, Training
+from benchmarks.peers.verdict import LEAST_SEEDS, LIMIT, decide
+from benchmarks.results import Result, console, prepare_output, write_json, write_text
 from bow.data import DataSplits
 from bow.errors import SettingError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from bow.bench.peers.training import DIVERGED, EPOCHS, REACHED, TIME, Look
+from benchmarks.peers.training import DIVERGED, EPOCHS, REACHED, TIME, Look
 from bow.data import evaluation_batches
 from bow.training import Accuracy
 
@@ -128,10 +128,10 @@ def evaluating(predict: Predict) -> Iterator[None]:
 class Watch(Accuracy):
     """Accuracy, and whether all outputs were finite."""
 
-    def reset(self) -> None:  # noqa: D102
+    def reset(self) -> None:
         super().reset()
         self.is_finite = True
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: D102
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
         super().update(outputs, targets)
         self.is_finite = self.is_finite and bool(outputs.isfinite().all())

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from bow.bench.environment import Environment
-from bow.bench.measure import Spread
-from bow.bench.peers.contestants import AS_BOW_SETS, BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
-from bow.bench.peers.training import DIVERGED, FAILED, FINAL, SWEEP, Training, by_choice
-from bow.bench.peers.verdict import CLAIM, Verdict, represent, time_ratios
-from bow.bench.results import Table
+from benchmarks.environment import Environment
+from benchmarks.measure import Spread
+from benchmarks.peers.contestants import AS_BOW_SETS, BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
+from benchmarks.peers.training import DIVERGED, FAILED, FINAL, SWEEP, Training, by_choice
+from benchmarks.peers.verdict import CLAIM, Verdict, represent, time_ratios
+from benchmarks.results import Table
 
 METHOD = """\
 * Time is training with everything that belongs to it: compiling, bow's timed trials and its capture. Not timed:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.peers.contestants import CONTESTANTS
-from bow.bench.peers.task import DATA, MODELS
-from bow.bench.results import RESULTS
+from benchmarks.arguments import check_positive, setting
+from benchmarks.peers.contestants import CONTESTANTS
+from benchmarks.peers.task import DATA, MODELS
+from benchmarks.results import RESULTS
 from bow.errors import SettingError
 
 QUICK = Path("build/quick")

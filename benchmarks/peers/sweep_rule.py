@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from bow.bench.peers.training import DIVERGED, FAILED, Training, by_choice
+from benchmarks.peers.training import DIVERGED, FAILED, Training, by_choice
 
 MARGIN = 1.25
 """A setting that takes longer than this times the shortest time so far is given up."""

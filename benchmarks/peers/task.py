@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bow.bench.peers.referee import Referee
-from bow.bench.peers.training import Choice
+from benchmarks.peers.referee import Referee
+from benchmarks.peers.training import Choice
 from bow.data import DataSplits, digits, fashion_mnist, mnist
 from bow.models import MLP, LeNet
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bow.bench.measure import Spread
-from bow.bench.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
-from bow.bench.peers.training import Choice, Training, by_choice
+from benchmarks.measure import Spread
+from benchmarks.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
+from benchmarks.peers.training import Choice, Training, by_choice
 
 LIMIT = 0.7
 LEAST_SEEDS = 3

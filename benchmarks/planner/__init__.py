@@ -1,4 +1,4 @@
-"""`bow bench planner`: the experiments of the paper on planning that need no machine, simulated.
+"""`python -m benchmarks planner`: the experiments of the paper on planning that need no machine, simulated.
 
 Steps of the paper's six networks are captured in the paper's sizes, its clusters are those of Figure 6, and what tiles
 take is a roofline's. In parts: what the search finds against a proof of the optimum (proof) and against all neighbours
@@ -10,5 +10,5 @@ References:
     Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 8.
 """
 
-from bow.bench.planner.program import run as run
-from bow.bench.planner.settings import Settings as Settings
+from benchmarks.planner.program import run as run
+from benchmarks.planner.settings import Settings as Settings

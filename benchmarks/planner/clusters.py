@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bow.bench.planner.problems import problem_of
+from benchmarks.planner.problems import problem_of
 from bow.errors import BowError, reason
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.operator_graph import OperatorGraph

@@ -7,12 +7,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from bow.bench.planner.clusters import compare_strategies, without_search
-from bow.bench.planner.nmt import best_over_time, of_seed
-from bow.bench.planner.problems import CLUSTERS, cluster, lenet, problem_of, short_language_model
-from bow.bench.planner.proofs import check_neighbours, prove
-from bow.bench.planner.settings import Settings
-from bow.bench.planner.simulators import compare_simulators
+from benchmarks.planner.clusters import compare_strategies, without_search
+from benchmarks.planner.nmt import best_over_time, of_seed
+from benchmarks.planner.problems import CLUSTERS, cluster, lenet, problem_of, short_language_model
+from benchmarks.planner.proofs import check_neighbours, prove
+from benchmarks.planner.settings import Settings
+from benchmarks.planner.simulators import compare_simulators
 from bow.planner.native_simulator import Algorithm
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.split import Split

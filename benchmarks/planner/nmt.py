@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from bow.bench.planner.problems import problem_of
+from benchmarks.planner.problems import problem_of
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.limits import Limits
 from bow.planner.metropolis import Best, metropolis

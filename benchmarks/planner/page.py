@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bow.bench.document import with_tables
-from bow.bench.environment import Environment
-from bow.bench.planner.section import Section
-from bow.bench.planner.tables import (
+from benchmarks.document import with_tables
+from benchmarks.environment import Environment
+from benchmarks.planner.section import Section
+from benchmarks.planner.tables import (
     curve_section,
     neighbours_section,
     optcnn_section,

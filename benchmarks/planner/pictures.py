@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bow.bench.planner.problems import TITLES, cluster
-from bow.bench.planner.structure import strategy_svg
-from bow.bench.results import write_text
+from benchmarks.planner.problems import TITLES, cluster
+from benchmarks.planner.structure import strategy_svg
+from benchmarks.results import write_text
 from bow.observe.charts import BLUE, ORANGE, STYLE
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.rules import RULES

@@ -5,13 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bow.bench.environment import inspect_environment
-from bow.bench.planner.jobs import Done, carry_out, own_jobs, shared_jobs
-from bow.bench.planner.page import DOCUMENT, markdown, replaced, sections
-from bow.bench.planner.pictures import draw
-from bow.bench.planner.problems import graph_of
-from bow.bench.planner.settings import Settings
-from bow.bench.results import Result, console, prepare_output, write_json, write_text
+from benchmarks.environment import inspect_environment
+from benchmarks.planner.jobs import Done, carry_out, own_jobs, shared_jobs
+from benchmarks.planner.page import DOCUMENT, markdown, replaced, sections
+from benchmarks.planner.pictures import draw
+from benchmarks.planner.problems import graph_of
+from benchmarks.planner.settings import Settings
+from benchmarks.results import Result, console, prepare_output, write_json, write_text
 from bow.planner.operator_graph import OperatorGraph
 
 FILE = "planner.json"

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from bow.bench.planner.problems import problem_of
+from benchmarks.planner.problems import problem_of
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.exhaustive import exhaustive
 from bow.planner.limits import Limits

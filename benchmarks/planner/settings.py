@@ -1,11 +1,11 @@
-"""What can be set of `bow bench planner`."""
+"""What can be set of `python -m benchmarks planner`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.planner.problems import TITLES
-from bow.bench.results import RESULTS
+from benchmarks.arguments import check_positive, setting
+from benchmarks.planner.problems import TITLES
+from benchmarks.results import RESULTS
 from bow.errors import SettingError
 
 PARTS = ("proof", "neighbours", "simulators", "curve", "seeds", "clusters")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bow.bench.planner.problems import problem_of
+from benchmarks.planner.problems import problem_of
 from bow.planner.device_topology import DeviceTopology
 from bow.planner.limits import Limits
 from bow.planner.metropolis import Proposed, metropolis

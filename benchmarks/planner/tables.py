@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from bow.bench.planner.paper import FIGURE_8, OPTCNN, OPTCNN_OTHERS, PROOF_HOURS, SIMILAR, SPEEDUP_RANGE, TABLE_4
-from bow.bench.planner.problems import TITLES
-from bow.bench.planner.section import Section
-from bow.bench.results import Table
+from benchmarks.planner.paper import FIGURE_8, OPTCNN, OPTCNN_OTHERS, PROOF_HOURS, SIMILAR, SPEEDUP_RANGE, TABLE_4
+from benchmarks.planner.problems import TITLES
+from benchmarks.planner.section import Section
+from benchmarks.results import Table
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Parts of the time of a search at which the curve's table shows the best step."""

@@ -1,4 +1,4 @@
-"""`bow bench tuner`: whether the tuner finds what an exhaustive trial finds, and what that costs.
+"""`python -m benchmarks tuner`: whether the tuner finds what an exhaustive trial finds, and what that costs.
 
 For each of some pairs of a model and a batch size, in a process of its own:
 
@@ -13,5 +13,5 @@ The target: the choice has at least 95% of the throughput of the best, and findi
 median below that whose interval is not is undecided.
 """
 
-from bow.bench.tuner.program import Settings as Settings
-from bow.bench.tuner.program import run as run
+from benchmarks.tuner.program import Settings as Settings
+from benchmarks.tuner.program import run as run

@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-from bow.bench.contestants import LEARNING_RATE, MOMENTUM
-from bow.bench.tuner.exhaustive import Tried, everything, try_all
-from bow.bench.tuner.pairs import PAIRS, Pair
-from bow.bench.tuner.turns import Interval, ratio, take_turns
+from benchmarks.contestants import LEARNING_RATE, MOMENTUM
+from benchmarks.tuner.exhaustive import Tried, everything, try_all
+from benchmarks.tuner.pairs import PAIRS, Pair
+from benchmarks.tuner.turns import Interval, ratio, take_turns
 from bow.compiling import CACHE
 from bow.engine import step_from_loss
 from bow.sync import SMA

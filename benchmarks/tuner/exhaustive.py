@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bow.bench.tuner.turns import take_turns
+from benchmarks.tuner.turns import take_turns
 from bow.device import available_cores, share_cores
 from bow.errors import SettingError
 from bow.training.lanes import ENGINES_CPU

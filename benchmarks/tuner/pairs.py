@@ -1,15 +1,15 @@
-"""The models and batch sizes of `bow bench tuner`."""
+"""The models and batch sizes of `python -m benchmarks tuner`."""
 
 import functools
 from dataclasses import dataclass
 
-from bow.bench.workloads import CLASSES, COLOR, WORKLOADS, Data, Workload
+from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Data, Workload
 from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
 from bow.models import LogisticRegression
 
 SAMPLES, MOST_LEARNERS = 4096, 8
 """In memory, for each pair, and more where these would leave no room for so many learners: with the number of learners
-left open, every one has a number of batches an epoch at least. They are noise, see `bow.bench.workloads`."""
+left open, every one has a number of batches an epoch at least. They are noise, see `benchmarks.workloads`."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bow.bench.arguments import check_positive, setting
-from bow.bench.environment import inspect_environment
-from bow.bench.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.bench.tuner.comparison import Comparison, Task, compare
-from bow.bench.tuner.pairs import PAIRS
-from bow.bench.tuner.report import as_dict, line, markdown, reached, table
+from benchmarks.arguments import check_positive, setting
+from benchmarks.environment import inspect_environment
+from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.tuner.comparison import Comparison, Task, compare
+from benchmarks.tuner.pairs import PAIRS
+from benchmarks.tuner.report import as_dict, line, markdown, reached, table
 from bow.compiling import cache_folder
 from bow.errors import SettingError
 from bow.runtime import native

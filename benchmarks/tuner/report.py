@@ -1,14 +1,14 @@
-"""`bow bench tuner` for people."""
+"""`python -m benchmarks tuner` for people."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bow.bench.environment import Environment
-from bow.bench.measure import Spread
-from bow.bench.results import Table
-from bow.bench.tuner.comparison import FINALISTS, TARGET_RATIO, TARGET_SHARE, Comparison
-from bow.bench.tuner.exhaustive import CLOSE, PARTS
-from bow.bench.tuner.pairs import PAIRS
+from benchmarks.environment import Environment
+from benchmarks.measure import Spread
+from benchmarks.results import Table
+from benchmarks.tuner.comparison import FINALISTS, TARGET_RATIO, TARGET_SHARE, Comparison
+from benchmarks.tuner.exhaustive import CLOSE, PARTS
+from benchmarks.tuner.pairs import PAIRS
 from bow.tuner import Setting
 
 CACHES = {

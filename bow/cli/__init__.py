@@ -24,7 +24,6 @@ usage: bow COMMAND [ARGUMENTS]
   bow schedule ACTION [NAME=VALUE ...]   profile, simulate, run and compare schedules of operators
   bow plan [NAME=VALUE ...]         how to split a model's operators over devices, simulated
   bow doctor [NAME=VALUE ...]       what this machine can run, and whether these settings would fit
-  bow bench NAME [NAME=VALUE ...]   run a benchmark
 
 bow COMMAND --help says more. bow --version prints the version.
 """
@@ -34,7 +33,6 @@ COMMANDS = {
     "schedule": "scheduling",
     "plan": "planning",
     "doctor": "diagnosis",
-    "bench": "benchmark",
 }
 MISTAKE = 2
 INTERRUPTED = 130

@@ -1,10 +1,10 @@
-"""Made-up measurements of `bow bench engines`."""
+"""Made-up measurements of `python -m benchmarks engines`."""
 
 from __future__ import annotations
 
-from bow.bench.environment import Environment
-from bow.bench.group import Group
-from bow.bench.line_up import Lane
+from benchmarks.environment import Environment
+from benchmarks.group import Group
+from benchmarks.line_up import Lane
 
 ENVIRONMENT = Environment("a processor", 2, 7.5, (), "Linux x86_64", "3.11.9", "2.13.0", "0.1.0")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bow.bench.trial import Point, Trial
+from benchmarks.trial import Point, Trial
 
 EPOCHS = 6
 

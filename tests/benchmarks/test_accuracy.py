@@ -1,4 +1,4 @@
-"""`bow bench accuracy`, for real but small."""
+"""`python -m benchmarks accuracy`, for real but small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bow.bench import main
+from benchmarks import main
 from bow.errors import DataError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bow.bench.accuracy_report import Training, table
+from benchmarks.accuracy_report import Training, table
 
 TRAINING = Training(0, (0.85, 0.9, 0.89), (0.4, 0.3, 0.35), (10.0, 21.0, 32.0), 1234.5)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bow.bench import main
-from bow.bench.allreduce import BASE, BUCKETS, DELAYED, LEADER, VARIABLES, WHOLE, Settings
-from bow.bench.leader import ByLeader
+from benchmarks import main
+from benchmarks.allreduce import BASE, BUCKETS, DELAYED, LEADER, VARIABLES, WHOLE, Settings
+from benchmarks.leader import ByLeader
 from bow.cluster import Pending, StandIn
 from bow.engine import Eager, Engine, Stacked, TaskSettings, step_from_loss
 from bow.errors import SettingError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench import NAMES, main
-from bow.bench.arguments import check_positive, parse, setting
+from benchmarks import NAMES, main
+from benchmarks.arguments import check_positive, parse, setting
 from bow.errors import SettingError
 
 
@@ -64,7 +64,7 @@ def test_an_unknown_benchmark_lists_the_names() -> None:
 def test_help_lists_the_settings(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(name, ["--help"]) == 0
     text = capsys.readouterr().out
-    assert f"usage: bow bench {name}" in text
+    assert f"usage: python -m benchmarks {name}" in text
     assert "=benchmarks/results" in text
     assert ("quick=false" in text) == (name != "readme")
 

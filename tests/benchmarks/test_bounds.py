@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound, Machine, StepCosts, find_bound, sentences, step_costs
-from bow.bench.line_up import Lane
-from bow.bench.measure import Spread
-from bow.bench.workloads import WORKLOADS
+from benchmarks.bounds import ARITHMETIC, CALLS, MEMORY, Bound, Machine, StepCosts, find_bound, sentences, step_costs
+from benchmarks.line_up import Lane
+from benchmarks.measure import Spread
+from benchmarks.workloads import WORKLOADS
 from bow.graph import capture
-from tests.bench.groups import GROUP, PYTORCH_ALONE
+from tests.benchmarks.groups import GROUP, PYTORCH_ALONE
 
 COSTS = StepCosts(operators=10, flops=1_000_000, bytes_moved=2_000, weight_bytes=100)
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import bow
-from bow.bench.arguments import parse
-from bow.bench.costs import PARTS, UNSEEN, Settings, run
-from bow.bench.costs_climbing import climb, times_of, variants
-from bow.bench.costs_here import Measured, climbs, count_events, fit_roofline
-from bow.bench.costs_population import drawn, key_of, kind_of, population, several, works_of
-from bow.bench.costs_regressions import compare_others, run_all
-from bow.bench.costs_report import TABLE_IV, TABLE_V
+from benchmarks.arguments import parse
+from benchmarks.costs import PARTS, UNSEEN, Settings, run
+from benchmarks.costs_climbing import climb, times_of, variants
+from benchmarks.costs_here import Measured, climbs, count_events, fit_roofline
+from benchmarks.costs_population import drawn, key_of, kind_of, population, several, works_of
+from benchmarks.costs_regressions import compare_others, run_all
+from benchmarks.costs_report import TABLE_IV, TABLE_V
 from bow.costs import ESTIMATORS, Case, Saturation, Work, cases
 from bow.errors import SettingError
 from bow.models import NETWORKS
@@ -30,7 +30,7 @@ WORK = Work("aten.convolution.default", 1e9, 1e7)
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """What the program in its small form writes."""
     out = tmp_path_factory.mktemp("costs")
-    assert run(parse(Settings, ["quick=true", f"out={out}"]), "bow bench costs quick=true") == 0
+    assert run(parse(Settings, ["quick=true", f"out={out}"]), "python -m benchmarks costs quick=true") == 0
     return json.loads((out / "costs.json").read_text()), (out / "costs.md").read_text()
 
 

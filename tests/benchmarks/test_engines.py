@@ -1,4 +1,4 @@
-"""`bow bench engines`, for real but small."""
+"""`python -m benchmarks engines`, for real but small."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bow.bench import engines, main
-from bow.bench.contestants import BowTraining, Feed, PlainTraining, StepTraining, Trainings
-from bow.bench.line_up import Lane
-from bow.bench.measure import Contestant
-from bow.bench.workloads import WORKLOADS
+from benchmarks import engines, main
+from benchmarks.contestants import BowTraining, Feed, PlainTraining, StepTraining, Trainings
+from benchmarks.line_up import Lane
+from benchmarks.measure import Contestant
+from benchmarks.workloads import WORKLOADS
 from bow.errors import SettingError
 
 SMALL = ["models=logistic_regression", "batches=4", "learners=1,2", "repeats=2", "stint_s=0.005", "samples=64"]

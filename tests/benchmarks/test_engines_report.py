@@ -1,13 +1,13 @@
-"""Tables of `bow bench engines`, on made-up measurements."""
+"""Tables of `python -m benchmarks engines`, on made-up measurements."""
 
 from __future__ import annotations
 
 import pytest
 
-from bow.bench.bounds import ARITHMETIC, CALLS, MEMORY, Bound, StepCosts, sentences
-from bow.bench.engines_report import bounds_table, contest_table, gains_table, markdown, summary, table
-from bow.bench.line_up import Lane
-from tests.bench.groups import BOW_ALONE, ENVIRONMENT, GROUP, NOBODY, PYTORCH_ALONE
+from benchmarks.bounds import ARITHMETIC, CALLS, MEMORY, Bound, StepCosts, sentences
+from benchmarks.engines_report import bounds_table, contest_table, gains_table, markdown, summary, table
+from benchmarks.line_up import Lane
+from tests.benchmarks.groups import BOW_ALONE, ENVIRONMENT, GROUP, NOBODY, PYTORCH_ALONE
 
 BOUND = Bound(
     GROUP,
@@ -74,7 +74,7 @@ def test_the_summary_names_both_best_settings() -> None:
 
 
 VALUES = {
-    "command": "bow bench engines",
+    "command": "python -m benchmarks engines",
     "date": "2026-01-02T03:04:05+00:00",
     "seconds": 60.0,
     "settings": {"repeats": 3, "stint_s": 0.2, "threads": [1, 2]},
@@ -91,7 +91,7 @@ VALUES = {
 @pytest.mark.parametrize(
     "part",
     [
-        "`bow bench engines`",
+        "`python -m benchmarks engines`",
         "a processor, 2 cores",
         "2.50x (2.00-3.00)",
         "raced again alone",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bow
-from bow.bench.environment import find_commit, inspect_environment
+from benchmarks.environment import find_commit, inspect_environment
 
 
 def test_the_environment_names_hardware_and_versions_but_no_place_on_this_machine() -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from bow.bench.gpu import aims
-from bow.bench.gpu.budget import Allotment
-from bow.bench.gpu.floors import CHAIN_US, Floors, step_costs
-from bow.bench.gpu.line_up import best_of_bow, one_graphed
-from bow.bench.gpu.machine import ONE_STREAM, FakeMachine, nvidia_smi
-from bow.bench.gpu.report import markdown
-from bow.bench.gpu.settings import Settings
-from bow.bench.gpu.throughput import FUSED_LEARNERS, PARTS_WITH_ALL, peers
-from bow.bench.gpu.trace import KernelRun, kernel_runs, overlap, save_small
-from bow.bench.gpu.workloads import Feed, workload
+from benchmarks.gpu import aims
+from benchmarks.gpu.budget import Allotment
+from benchmarks.gpu.floors import CHAIN_US, Floors, step_costs
+from benchmarks.gpu.line_up import best_of_bow, one_graphed
+from benchmarks.gpu.machine import ONE_STREAM, FakeMachine, nvidia_smi
+from benchmarks.gpu.report import markdown
+from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.throughput import FUSED_LEARNERS, PARTS_WITH_ALL, peers
+from benchmarks.gpu.trace import KernelRun, kernel_runs, overlap, save_small
+from benchmarks.gpu.workloads import Feed, workload
 
 
 def spread(median: float) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_page_of_next_to_nothing_can_be_written() -> None:
     values = {
-        "command": "bow bench gpu",
+        "command": "python -m benchmarks gpu",
         "date": "2026-01-01",
         "seconds": 1.0,
         "settings": {"fake": False, "tf32": False, "repeats": 5, "stint_s": 0.1},

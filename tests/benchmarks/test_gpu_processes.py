@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench.gpu import bare, serving
-from bow.bench.gpu.budget import Allotment
-from bow.bench.gpu.peers import Peer, PeerError
+from benchmarks.gpu import bare, serving
+from benchmarks.gpu.budget import Allotment
+from benchmarks.gpu.peers import Peer, PeerError
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess
 
 def test_the_benchmark_runs_from_a_checkout(environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run(environment, "bow.bench.gpu", "fake=true", "parts=compiling", "budget_s=200", f"out={out}")
+    done = run(environment, "benchmarks", "gpu", "fake=true", "parts=compiling", "budget_s=200", f"out={out}")
     assert done.returncode == 0, done.stderr + done.stdout
     assert "not needed here: jaxtyping, rich, safetensors, yaml" in done.stderr
     found = json.loads((out / "gpu.json").read_text())["parts"]["compiling"]

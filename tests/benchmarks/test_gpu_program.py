@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bow import bench
-from bow.bench.gpu import Settings, program
-from bow.bench.gpu.aims import OPEN
-from bow.bench.gpu.budget import Allotment
-from bow.bench.gpu.child import measure
-from bow.bench.gpu.machine import open_machine
-from bow.bench.gpu.parts import NAMES, Context, Part
+from benchmarks import main
+from benchmarks.gpu import Settings, program
+from benchmarks.gpu.aims import OPEN
+from benchmarks.gpu.budget import Allotment
+from benchmarks.gpu.child import measure
+from benchmarks.gpu.machine import open_machine
+from benchmarks.gpu.parts import NAMES, Context, Part
 from bow.errors import SettingError
 
 # What the compiler uses when it is first imported.
@@ -32,7 +32,7 @@ def settings(out: Path, *parts: str, **changes: Any) -> Settings:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one run of all parts leaves."""
     out = tmp_path_factory.mktemp("gpu")
-    assert program.run(settings(out, *ONE_OF_EACH), "bow bench gpu") == 0
+    assert program.run(settings(out, *ONE_OF_EACH), "python -m benchmarks gpu") == 0
     return out
 
 
@@ -115,10 +115,10 @@ def test_time_that_has_run_out_is_noted(tmp_path: Path) -> None:
 def test_without_a_gpu_it_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SettingError, match=r"needs a CUDA device, .* fake=true"):
-        bench.main("gpu", [f"out={tmp_path}"])
+        main("gpu", [f"out={tmp_path}"])
 
 
 @pytest.mark.parametrize(("word", "message"), [("parts=nothing", "parts must be of"), ("stint_s=-1", "at least 0")])
 def test_settings_are_checked(word: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        bench.main("gpu", [word])
+        main("gpu", [word])

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bow.bench.group import Group, geometric_mean
-from bow.bench.line_up import Lane
-from bow.bench.measure import Spread
-from tests.bench.groups import BOW_ALONE, GROUP, NOBODY, PYTORCH_ALONE
+from benchmarks.group import Group, geometric_mean
+from benchmarks.line_up import Lane
+from benchmarks.measure import Spread
+from tests.benchmarks.groups import BOW_ALONE, GROUP, NOBODY, PYTORCH_ALONE
 
 
 def test_the_baseline_is_plain_pytorch_with_the_better_median() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bow.bench.line_up import BOW, PYTORCH, RIVALS, Lane, line_up
-from bow.bench.workloads import WORKLOADS
+from benchmarks.line_up import BOW, PYTORCH, RIVALS, Lane, line_up
+from benchmarks.workloads import WORKLOADS
 
 
 def lanes_of(model: str, implementation: str) -> set[tuple[int | None, int]]:

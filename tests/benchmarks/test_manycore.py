@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bow
-from bow.bench.arguments import parse
-from bow.bench.document import keys_in
-from bow.bench.manycore import Settings, run
-from bow.bench.manycore.claims import graphi_claims
-from bow.bench.manycore.curves import Curves, Teams, learn
-from bow.bench.manycore.diagonal import cell_timeline, cells_of, diagonal_of
-from bow.bench.manycore.executors import (
+from benchmarks.arguments import parse
+from benchmarks.document import keys_in
+from benchmarks.manycore import Settings, run
+from benchmarks.manycore.claims import graphi_claims
+from benchmarks.manycore.curves import Curves, Teams, learn
+from benchmarks.manycore.diagonal import cell_timeline, cells_of, diagonal_of
+from benchmarks.manycore.executors import (
     at_random,
     critical_first,
     fastest,
@@ -28,8 +28,8 @@ from bow.bench.manycore.executors import (
     simulated_ns,
     sweep,
 )
-from bow.bench.manycore.jobs import all_jobs
-from bow.bench.manycore.machines import (
+from benchmarks.manycore.jobs import all_jobs
+from benchmarks.manycore.machines import (
     CACHES,
     CONVOLUTIONS,
     CORES,
@@ -40,14 +40,14 @@ from bow.bench.manycore.machines import (
     team,
     teams_that_stay,
 )
-from bow.bench.manycore.options import changing_number, preferred_executor, small_at_once, team_sizes, with_caches
-from bow.bench.manycore.page import BENCHMARK, replaced, sections
-from bow.bench.manycore.paper import TABLE_2, Range
-from bow.bench.manycore.queues import compare_queues
-from bow.bench.manycore.seats import Seated, fit
-from bow.bench.manycore.sensitivity import machines
-from bow.bench.manycore.steps import Step, capture_step, step_of
-from bow.bench.manycore.strategies import (
+from benchmarks.manycore.options import changing_number, preferred_executor, small_at_once, team_sizes, with_caches
+from benchmarks.manycore.page import BENCHMARK, replaced, sections
+from benchmarks.manycore.paper import TABLE_2, Range
+from benchmarks.manycore.queues import compare_queues
+from benchmarks.manycore.seats import Seated, fit
+from benchmarks.manycore.sensitivity import machines
+from benchmarks.manycore.steps import Step, capture_step, step_of
+from benchmarks.manycore.strategies import (
     OF_A_TYPE,
     PLANS,
     Plan,
@@ -99,7 +99,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     """What the program in its small form writes, beside a document that asks for two tables."""
     out = tmp_path_factory.mktemp("manycore")
     (out / "scheduling.md").write_text("Before\n<!-- manycore: figure 6 -->\nold\n<!-- end -->\nAfter\n")
-    assert run(parse(Settings, ["quick=true", f"out={out}"]), "bow bench manycore quick=true") == 0
+    assert run(parse(Settings, ["quick=true", f"out={out}"]), "python -m benchmarks manycore quick=true") == 0
     return json.loads((out / "manycore.json").read_text()), out
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bow.bench.measure import Contestant, Spread, race, ratios, warm_up
+from benchmarks.measure import Contestant, Spread, race, ratios, warm_up
 
 
 class World:

@@ -1,4 +1,4 @@
-"""`bow bench micro`: the program in its small form, its operators, and what is made of made-up times."""
+"""`python -m benchmarks micro`: the program in its small form, its operators, and what is made of made-up times."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from torch.nn.functional import conv2d
 from torch.utils.flop_counter import FlopCounterMode
 
-from bow.bench import micro
-from bow.bench.arguments import parse
-from bow.bench.micro import (
+from benchmarks import micro
+from benchmarks.arguments import parse
+from benchmarks.micro import (
     HALF_EACH,
     ONE_AFTER_ANOTHER,
     PARTS,
@@ -28,7 +28,7 @@ from bow.bench.micro import (
     scaling,
     ways,
 )
-from bow.bench.micro_operators import (
+from benchmarks.micro_operators import (
     BY_FILTER,
     BY_INPUT,
     FORWARD,
@@ -44,7 +44,7 @@ from bow.bench.micro_operators import (
     product,
     sample,
 )
-from bow.bench.micro_report import FIGURE_1, FIGURE_2, TABLE_III
+from benchmarks.micro_report import FIGURE_1, FIGURE_2, TABLE_III
 from bow.device import available_cores, core_sets
 from bow.errors import SettingError
 from bow.runtime import is_available
@@ -59,7 +59,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
     """What the program in its small form writes."""
     out = tmp_path_factory.mktemp("micro")
     before = torch.get_num_threads()
-    assert run(parse(Settings, ["quick=true", f"out={out}"]), "bow bench micro quick=true") == 0
+    assert run(parse(Settings, ["quick=true", f"out={out}"]), "python -m benchmarks micro quick=true") == 0
     assert torch.get_num_threads() == before
     return json.loads((out / "micro.json").read_text()), (out / "micro.md").read_text()
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bow.bench import operator_cost
-from bow.bench.operator_cost import (
+from benchmarks import operator_cost
+from benchmarks.operator_cost import (
     CALLERS,
     CALLS,
     RUNTIME,

@@ -1,4 +1,4 @@
-"""`bow bench placement` in small, its tables, and that the document agrees with the committed results."""
+"""`python -m benchmarks placement` in small, its tables, and that the document agrees with the committed results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bow.bench.document import keys_in
-from bow.bench.placement import Settings, run
-from bow.bench.placement_networks import PLACED
-from bow.bench.placement_report import BENCHMARK, DOCUMENT, KEYS, missed, replaced
-from bow.bench.placement_tables import best_baseline, misses
+from benchmarks.document import keys_in
+from benchmarks.placement import Settings, run
+from benchmarks.placement_networks import PLACED
+from benchmarks.placement_report import BENCHMARK, DOCUMENT, KEYS, missed, replaced
+from benchmarks.placement_tables import best_baseline, misses
 from bow.errors import SettingError
 from bow.placement.grouping import module_groups
 from bow.placement.methods import METHODS
@@ -54,7 +54,7 @@ def test_cells_are_the_papers_sizes_over_all_links_and_large_ones_over_the_first
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("placement")
     settings = Settings(out=out, networks=("rnnlm",), methods=FEW, quick=True)
-    assert run(settings, "bow bench placement quick=true") == 0
+    assert run(settings, "python -m benchmarks placement quick=true") == 0
     return json.loads((out / "placement.json").read_text()), out
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from bow.bench.arguments import parse
-from bow.bench.document import keys_in
-from bow.bench.planner import Settings, run
-from bow.bench.planner.page import BENCHMARK, KEYS, replaced, sections
-from bow.bench.planner.paper import TABLE_4
-from bow.bench.planner.problems import cluster
-from bow.bench.planner.proofs import check_neighbours
-from bow.bench.planner.settings import PARTS
-from bow.bench.planner.structure import strategy_svg
+from benchmarks.arguments import parse
+from benchmarks.document import keys_in
+from benchmarks.planner import Settings, run
+from benchmarks.planner.page import BENCHMARK, KEYS, replaced, sections
+from benchmarks.planner.paper import TABLE_4
+from benchmarks.planner.problems import cluster
+from benchmarks.planner.proofs import check_neighbours
+from benchmarks.planner.settings import PARTS
+from benchmarks.planner.structure import strategy_svg
 from bow.errors import SettingError
 from bow.planner.baselines import data_parallel
 from bow.planner.moves import SplitSpace
@@ -30,7 +30,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     """What the program in its small form writes, beside a document that asks for a table."""
     out = tmp_path_factory.mktemp("planner")
     (out / "planning.md").write_text("Before\n<!-- planner: optimum -->\nold\n<!-- end -->\nAfter\n")
-    assert run(parse(Settings, ["quick=true", f"out={out}"]), "bow bench planner quick=true") == 0
+    assert run(parse(Settings, ["quick=true", f"out={out}"]), "python -m benchmarks planner quick=true") == 0
     return json.loads((out / "planner.json").read_text()), out
 
 
@@ -124,9 +124,9 @@ def test_parts_that_are_made_again_replace_their_own_and_leave_the_others(
     values, _ = small
     (tmp_path / "planner.json").write_text(json.dumps(values))
     settings = replace(parse(Settings, ["quick=true", "parts=curve"]), out=tmp_path)
-    assert run(settings, "bow bench planner parts=curve") == 0
+    assert run(settings, "python -m benchmarks planner parts=curve") == 0
     again = json.loads((tmp_path / "planner.json").read_text())
-    assert again["made"]["curve"]["command"] == "bow bench planner parts=curve"
+    assert again["made"]["curve"]["command"] == "python -m benchmarks planner parts=curve"
     assert again["made"]["seeds"] == values["made"]["seeds"]
     assert again["seeds"] == values["seeds"]
 
@@ -141,7 +141,7 @@ def test_the_document_states_what_the_committed_results_say() -> None:
     assert set(keys_in(text, BENCHMARK)) == set(KEYS)
     committed = ROOT / "benchmarks" / "results" / "planner.json"
     if not committed.is_file():
-        pytest.skip("the results of bow bench planner are not committed yet")
+        pytest.skip("the results of python -m benchmarks planner are not committed yet")
     assert replaced(text, json.loads(committed.read_text(encoding="utf-8"))) == text
 
 

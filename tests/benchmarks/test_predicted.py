@@ -1,4 +1,4 @@
-"""`bow bench predicted` in small, its strategies, its verdict."""
+"""`python -m benchmarks predicted` in small, its strategies, its verdict."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bow.bench import predicted_report
-from bow.bench.predicted import Settings, run
-from bow.bench.predicted_picture import draw
-from bow.bench.predicted_steps import spans_ms
-from bow.bench.predicted_strategies import draw_strategies, mixed
+from benchmarks import predicted_report
+from benchmarks.predicted import Settings, run
+from benchmarks.predicted_picture import draw
+from benchmarks.predicted_steps import spans_ms
+from benchmarks.predicted_strategies import draw_strategies, mixed
 from bow.device import available_cores
 from bow.errors import SettingError
 from bow.planner.costs import RooflineCosts
@@ -106,7 +106,7 @@ def test_settings_outside_their_range_are_refused() -> None:
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores; this process has one")
 def test_the_quick_form_writes_results_page_and_picture(tmp_path: Path) -> None:
-    assert run(Settings(out=tmp_path, quick=True), "bow bench predicted quick=true") == 0
+    assert run(Settings(out=tmp_path, quick=True), "python -m benchmarks predicted quick=true") == 0
     values = json.loads((tmp_path / "predicted.json").read_text())
     rows = values["networks"]["rnnlm"]["strategies"]
     assert {"single", "data", "random 0"} <= {row["strategy"] for row in rows}

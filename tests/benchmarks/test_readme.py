@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench.allreduce import DELAYED, WHOLE
-from bow.bench.engines import Settings
-from bow.bench.figures.entries import Entry
-from bow.bench.group import Group, geometric_mean
-from bow.bench.peers.training import FINAL, SWEEP
-from bow.bench.readme import BEGIN, END, replaced, results_block
-from bow.bench.results import Result
+from benchmarks.allreduce import DELAYED, WHOLE
+from benchmarks.engines import Settings
+from benchmarks.figures.entries import Entry
+from benchmarks.group import Group, geometric_mean
+from benchmarks.peers.training import FINAL, SWEEP
+from benchmarks.readme import BEGIN, END, replaced, results_block
+from benchmarks.results import Result
 from bow.errors import SettingError
-from tests.bench.figures.made_up import convergence, rates, run, throughput, write
-from tests.bench.groups import BOW_ALONE, ENVIRONMENT, GROUP, NOBODY, PYTORCH_ALONE
-from tests.bench.peers.made_up import training
+from tests.benchmarks.figures.made_up import convergence, rates, run, throughput, write
+from tests.benchmarks.groups import BOW_ALONE, ENVIRONMENT, GROUP, NOBODY, PYTORCH_ALONE
+from tests.benchmarks.peers.made_up import training
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +25,11 @@ def test_the_readme_states_what_the_committed_results_say() -> None:
 
 
 def write_results(folder: Path, groups: list[Group]) -> None:
-    """Results of `bow bench engines` that were made up, beside the committed ones of the others."""
+    """Results of `python -m benchmarks engines` that were made up, beside the committed ones of the others."""
     for name in ("tuner", "accuracy", "sweep"):
         shutil.copy(ROOT / "benchmarks" / "results" / f"{name}.json", folder)
     findings = {"contests": [group.contest_dict() for group in groups], "geometric_mean": geometric_mean(groups)}
-    result = Result("engines", "bow bench engines", ENVIRONMENT, Settings(), 60.0, findings)
+    result = Result("engines", "python -m benchmarks engines", ENVIRONMENT, Settings(), 60.0, findings)
     (folder / "engines.json").write_text(json.dumps(result.as_dict()))
 
 
@@ -37,7 +37,7 @@ def write_results(folder: Path, groups: list[Group]) -> None:
     "part",
     [
         "| MLP | 4 | compiled_step, 2 threads | 200 | fused, 8 learners | 500 | 2.50 (2.00 to 3.00) |",
-        "`bow bench engines`, a processor with 2 cores, torch 2.13.0",
+        "`python -m benchmarks engines`, a processor with 2 cores, torch 2.13.0",
         "with 1 and 2 threads",
         "7 interleaved repeats of the two alone",
         "Geometric mean of the medians: 2.50",
@@ -58,7 +58,7 @@ def test_the_readme_leaves_open_what_did_not_run(tmp_path: Path) -> None:
 
 
 PEERS = {
-    "command": "bow bench peers",
+    "command": "python -m benchmarks peers",
     "environment": {"processor": "a processor", "cores": 2, "torch": "2.13.0"},
     "settings": {"model": "lenet", "data": "fashion_mnist", "target": 0.89, "seeds": 2},
     "verdict": {"claim": "bow is faster", "is_met": False, "ratio": {"median": 0.5, "low": 0.5, "high": 0.5, "n": 2}},
@@ -95,7 +95,7 @@ def test_the_readme_quotes_the_figures_that_there_are(tmp_path: Path) -> None:
     one, two = (rates(Entry(32, learners, "independent"), 100.0 * learners) for learners in (1, 2))
     write(tmp_path / "figures", "figure_5.8", throughput(one, two))
     block = results_block(tmp_path)
-    assert "`bow bench figures`, form small, a processor with 2 cores, torch 2.13.0" in block
+    assert "`python -m benchmarks figures`, form small, a processor with 2 cores, torch 2.13.0" in block
     assert "(benchmarks/results/figures/figures.md)" in block
     assert "throughput of 2 learners over 1: 2.00; in the paper more than 1.51." in block
     assert "3 learners and small batch" not in block
@@ -158,7 +158,7 @@ def test_the_readme_states_what_splitting_operators_gains_over_the_faster_of_wha
 ) -> None:
     write_results(tmp_path, [GROUP])
     strategies = {"data": data, "expert": expert, "found": {"step_ms": 20.0}}
-    made = {"command": "bow bench planner", "environment": PEERS["environment"], "settings": {"cluster_s": 15.0}}
+    made = {"command": "a command", "environment": PEERS["environment"], "settings": {"cluster_s": 15.0}}
     clusters = {"P100": {"nmt": {"4": {}, "16": {"strategies": strategies}}}}
     (tmp_path / "planner.json").write_text(json.dumps({"made": {"clusters": made}, "clusters": clusters}))
     assert f"data parallelism and the expert's strategy: on 16 P100 NMT {gain}. " in results_block(tmp_path)

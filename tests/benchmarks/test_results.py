@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench.environment import Environment
-from bow.bench.results import Result, Table, prepare_output, write_json
+from benchmarks.environment import Environment
+from benchmarks.results import Result, Table, prepare_output, write_json
 from bow.errors import SettingError
 
 ENVIRONMENT = Environment("a processor", 2, 7.5, (), "Linux x86_64", "3.11.9", "2.13.0", "0.1.0")
@@ -23,8 +23,8 @@ class Settings:
 
 
 def test_a_result_says_how_to_make_it_again_and_where_it_was_made() -> None:
-    values = Result("sweep", "bow bench sweep", ENVIRONMENT, Settings(), 12.345, {"best": 7}).as_dict()
-    assert values["command"] == "bow bench sweep"
+    values = Result("sweep", "python -m benchmarks sweep", ENVIRONMENT, Settings(), 12.345, {"best": 7}).as_dict()
+    assert values["command"] == "python -m benchmarks sweep"
     assert values["environment"]["processor"] == "a processor"
     assert values["environment"]["torch"] == "2.13.0"
     assert values["settings"] == {"seeds": 3}

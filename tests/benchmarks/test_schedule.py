@@ -1,4 +1,4 @@
-"""`bow bench schedule`: the program in its small form, who takes part, and what scheduling costs."""
+"""`python -m benchmarks schedule`: the program in its small form, who takes part, and what scheduling costs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 from runtime.test_local import assert_same
 
-from bow.bench import schedule, schedule_report
-from bow.bench.arguments import parse
-from bow.bench.schedule import Settings, aims, run
-from bow.bench.schedule_contestants import PlainStep, PythonQueue, left_out, pairs, plain, scheduled
-from bow.bench.schedule_cost import (
+from benchmarks import schedule, schedule_report
+from benchmarks.arguments import parse
+from benchmarks.schedule import Settings, aims, run
+from benchmarks.schedule_contestants import PlainStep, PythonQueue, left_out, pairs, plain, scheduled
+from benchmarks.schedule_cost import (
     IN_ORDER,
     Hearing,
     chains,
@@ -23,7 +23,7 @@ from bow.bench.schedule_cost import (
     measure_cost,
     schedules,
 )
-from bow.bench.schedule_effects import IDEAS
+from benchmarks.schedule_effects import IDEAS
 from bow.device import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
@@ -44,7 +44,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]
     out, before = tmp_path_factory.mktemp("schedule"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bow.profiler.cache.cache_folder", lambda: out / "cache")
-        status = run(parse(Settings, ["quick=true", "networks=dcgan", f"out={out}"]), "bow bench schedule quick=true")
+        status = run(parse(Settings, ["quick=true", "networks=dcgan", f"out={out}"]), "a command")
     assert torch.get_num_threads() == before
     return status, json.loads((out / "schedule.json").read_text()), (out / "schedule.md").read_text()
 

@@ -1,4 +1,4 @@
-"""What `bow bench schedule` makes of times: who is best, by how much, what ideas bring, and whether that is enough."""
+"""What benchmark `schedule` makes of times: who is best, by how much, what ideas bring, and whether that is enough."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.bench import schedule_report
-from bow.bench.quartiles import Quartiles
-from bow.bench.schedule import aims
-from bow.bench.schedule_effects import AT_ONCE, CO_RUNNING, CRITICAL, EXECUTORS, IDEAS, STAY, effects
-from bow.bench.schedule_races import Races, fastest
+from benchmarks import schedule_report
+from benchmarks.quartiles import Quartiles
+from benchmarks.schedule import aims
+from benchmarks.schedule_effects import AT_ONCE, CO_RUNNING, CRITICAL, EXECUTORS, IDEAS, STAY, effects
+from benchmarks.schedule_races import Races, fastest
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=20))

@@ -1,4 +1,4 @@
-"""`bow bench sweep`, for real but small."""
+"""`python -m benchmarks sweep`, for real but small."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bow.bench import main
-from bow.bench.sweep import LEARNING_RATES, Settings
-from bow.bench.trial import Point, train
+from benchmarks import main
+from benchmarks.sweep import LEARNING_RATES, Settings
+from benchmarks.trial import Point, train
 
 
 def test_one_learner_is_trained_once_for_all_mu() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from bow.bench.environment import Environment
-from bow.bench.sweep_report import accuracy_table, best_table, draw, markdown
-from bow.bench.sweep_rule import decide
-from tests.bench.sweeps import sweep, trial
+from benchmarks.environment import Environment
+from benchmarks.sweep_report import accuracy_table, best_table, draw, markdown
+from benchmarks.sweep_rule import decide
+from tests.benchmarks.sweeps import sweep, trial
 
 ENVIRONMENT = Environment("a processor", 2, 7.5, (), "Linux x86_64", "3.11.9", "2.13.0", "0.1.0")
 TRIALS = [
@@ -43,11 +43,11 @@ def test_the_best_of_every_mu() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["`bow bench sweep`", "a processor, 2 cores", "**mu=0", "| MLP | 2 | 0.1 |", "2 seeds"]
+    "part", ["`python -m benchmarks sweep`", "a processor, 2 cores", "**mu=0", "| MLP | 2 | 0.1 |", "2 seeds"]
 )
 def test_the_page_has_command_machine_verdict_and_numbers(part: str) -> None:
     values = {
-        "command": "bow bench sweep",
+        "command": "python -m benchmarks sweep",
         "date": "2026-01-02T03:04:05+00:00",
         "seconds": 60.0,
         "settings": {"epochs": 6, "seeds": 2},

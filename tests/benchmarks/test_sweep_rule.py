@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from bow.bench.sweep_rule import decide, summarize
-from tests.bench.sweeps import sweep, trial
+from benchmarks.sweep_rule import decide, summarize
+from tests.benchmarks.sweeps import sweep, trial
 
 
 def test_the_widest_range_of_learning_rates_wins() -> None:

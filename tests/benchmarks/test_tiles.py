@@ -1,4 +1,4 @@
-"""`bow bench tiles`, in small, and what it says."""
+"""`python -m benchmarks tiles`, in small, and what it says."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from bow.bench import main, tiles_report
-from bow.bench.tiles import OFF, Settings
-from bow.bench.tiles_runs import Training
+from benchmarks import main, tiles_report
+from benchmarks.tiles import OFF, Settings
+from benchmarks.tiles_runs import Training
 from bow.errors import SettingError
 
 

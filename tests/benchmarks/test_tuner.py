@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench import main
-from bow.bench.environment import inspect_environment
-from bow.bench.tuner.comparison import Calibrated, Comparison, calibrated_from
-from bow.bench.tuner.exhaustive import Tried, everything, try_all
-from bow.bench.tuner.pairs import MOST_LEARNERS, PAIRS
-from bow.bench.tuner.report import as_dict, line, markdown, reached
-from bow.bench.tuner.turns import median_interval, ratio, take_turns
+from benchmarks import main
+from benchmarks.environment import inspect_environment
+from benchmarks.tuner.comparison import Calibrated, Comparison, calibrated_from
+from benchmarks.tuner.exhaustive import Tried, everything, try_all
+from benchmarks.tuner.pairs import MOST_LEARNERS, PAIRS
+from benchmarks.tuner.report import as_dict, line, markdown, reached
+from benchmarks.tuner.turns import median_interval, ratio, take_turns
 from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.training.tuning import Tuned
@@ -20,7 +20,7 @@ from bow.tuner import Measurement, Setting, Trial
 ONE, TWO, THREE = Setting("graph", 1), Setting("graph", 2), Setting("graph", 3)
 EQUAL = [100.0] * 10
 VALUES = {
-    "command": "bow bench tuner",
+    "command": "python -m benchmarks tuner",
     "date": "2026-01-02",
     "seconds": 1.0,
     "settings": {

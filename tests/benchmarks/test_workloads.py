@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bow.bench.workloads import WORKLOADS
+from benchmarks.workloads import WORKLOADS
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

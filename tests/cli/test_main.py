@@ -15,10 +15,10 @@ from bow.cli import main
 def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert all(f"bow {command}" in shown for command in ("train", "report", "doctor", "bench"))
+    assert all(f"bow {command}" in shown for command in ("train", "report", "doctor"))
 
 
-@pytest.mark.parametrize("command", ["train", "report", "doctor", "bench"])
+@pytest.mark.parametrize("command", ["train", "report", "doctor"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: bow {command}")
@@ -98,8 +98,3 @@ def test_threads_wait_without_spinning_unless_told_otherwise(monkeypatch: pytest
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     main(["--help"])
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
-
-
-def test_help_of_bench_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--help"]) == 0
-    assert "engines, sweep, accuracy, readme" in capsys.readouterr().out

@@ -154,8 +154,6 @@ def test_mistake_is_one_sentence_and_leaves_nothing(
         (["trian"], ["'trian'", "did you mean train?"]),
         (["report"], ["got 0", "bow report RUN_DIR"]),
         (["report", "nowhere"], ["nowhere"]),
-        (["bench"], ["bow bench NAME"]),
-        (["bench", "engine"], ["'engine'", "engines"]),
         (["doctor", "batch_size=99999999999999999999"], ["batch_size must be a whole number from 1 to"]),
         (["report", "x" * 300], ["must be a path of at most"]),
         (["report", "~/nowhere"], [str(Path.home() / "nowhere"), "is not a directory"]),

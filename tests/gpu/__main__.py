@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from bow.bench.gpu.bare import prepare
+from benchmarks.gpu.bare import prepare
 
 CASE_S = 150.0
 """A test that takes longer hangs."""
@@ -62,7 +62,7 @@ def main(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         print(f"tests.gpu: {error.name} is not installed, and nothing runs without it")
         return 2
-    from bow.bench.gpu.machine import check_gpu
+    from benchmarks.gpu.machine import check_gpu
     from bow.errors import BowError
     from tests.gpu.groups import GROUPS
 
@@ -144,7 +144,7 @@ class Group:
 
     def _run_from(self, first: int, path: Path, log: Any) -> tuple[str, str]:
         words = [self.name, str(path), str(first), str(self.deadline), str(self.options.fake)]
-        from bow.bench.gpu.peers import child_environment
+        from benchmarks.gpu.peers import child_environment
 
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu.one_group", *words],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import bow
-from bow.bench.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine
 from tests.gpu.case import Case
 from tests.gpu.trainings import ENGINES, OPTIMIZERS, batches, exact, few, made, training, weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bow.bench.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine
 
 
 class Skipped(Exception):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bow.bench.gpu.machine import Machine, place
+from benchmarks.gpu.machine import Machine, place
 from bow.data import open_stream
 from bow.engine import Stacked
 from tests.gpu.case import Case

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import bow
-from bow.bench.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine
 from bow.cluster import Pending, Processes, StandIn, World
 from tests.gpu.case import Case
 from tests.gpu.trainings import batches, exact, few, is_fake, training, weights

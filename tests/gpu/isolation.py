@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.bench.gpu.machine import Machine
-from bow.bench.gpu.trace import overlap
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.trace import overlap
 from bow.runtime import StreamRuntime, branch_schedule
 from tests.gpu.case import Case
 from tests.gpu.trainings import batches, exact, few, is_fake, subject, training

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.bench.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine
 from bow.device import Kernels, TorchKernels
 from tests.gpu.case import Case, Skipped
 from tests.gpu.trainings import is_fake

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bow.bench.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine
 from bow.errors import BowError
 from tests.gpu.case import Case, Skipped
 from tests.gpu.trainings import batches, few, is_fake, subject, training

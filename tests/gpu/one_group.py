@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from bow.bench.gpu.bare import prepare
+from benchmarks.gpu.bare import prepare
 
 BROKEN = 3
 """The status of a process that cannot go on, because the device is in an error that stays."""
@@ -23,7 +23,7 @@ def main(group: str, path: str, first: int, deadline: float, fake: bool) -> int:
     prepare()
     import torch
 
-    from bow.bench.gpu.machine import open_machine
+    from benchmarks.gpu.machine import open_machine
     from tests.gpu.groups import cases
 
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bow.bench.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine
 from tests.gpu.case import Case
 from tests.gpu.trainings import ENGINES, batches, few, subject, training, weights
 

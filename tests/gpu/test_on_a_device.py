@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from bow.bench.gpu.machine import open_machine
+from benchmarks.gpu.machine import open_machine
 from tests.gpu.case import Case, Skipped
 from tests.gpu.groups import every_case
 

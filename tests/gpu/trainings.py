@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.bench.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine
 from bow.models import MLP, LeNet, LogisticRegression, LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
 
 ENGINES = ("graph", "whole_round", "streams", "fused")

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bow.bench.environment import inspect_environment
-from bow.bench.placement_report import DOCUMENT, replaced
-from bow.bench.placement_tables import small_table
-from bow.bench.results import Result, write_json, write_text
+from benchmarks.environment import inspect_environment
+from benchmarks.placement_report import DOCUMENT, replaced
+from benchmarks.placement_tables import small_table
+from benchmarks.results import Result, write_json, write_text
 from bow.placement.learning_settings import LearningSettings
 from bow.placement.methods import SHORT
 from bow.placement.policy import PolicySettings

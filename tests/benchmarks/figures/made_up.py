@@ -1,4 +1,4 @@
-"""Made-up results of `bow bench figures`."""
+"""Made-up results of `python -m benchmarks figures`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bow.bench.figures.convergence import Run
-from bow.bench.figures.entries import Entry
+from benchmarks.figures.convergence import Run
+from benchmarks.figures.entries import Entry
 
 ABOUT: dict[str, Any] = {
-    "command": "bow bench figures",
+    "command": "python -m benchmarks figures",
     "date": "2026-01-02T03:04:05+00:00",
     "seconds": 60.0,
     "environment": {

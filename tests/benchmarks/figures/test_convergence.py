@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bow.bench.figures import convergence, training
-from bow.bench.figures.convergence import School, best_batch_size, epoch_of, median_to_target, smoothed
-from bow.bench.figures.entries import Entry
-from bow.bench.figures.forms import FORMS, Lesson
+from benchmarks.figures import convergence, training
+from benchmarks.figures.convergence import School, best_batch_size, epoch_of, median_to_target, smoothed
+from benchmarks.figures.entries import Entry
+from benchmarks.figures.forms import FORMS, Lesson
 from bow.errors import DivergenceError
 from bow.models import MLP
-from tests.bench.figures.made_up import run
+from tests.benchmarks.figures.made_up import run
 
 CPU = torch.device("cpu")
 LESSON = replace(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from bow.bench.figures import views
-from bow.bench.figures.catalogue import FIGURES, View
-from bow.bench.figures.charts import Box, Level, draw_boxes
-from bow.bench.figures.entries import PLAIN_TITLE, Entry
-from bow.bench.figures.page import markdown
-from bow.bench.figures.paper import STATEMENTS
-from tests.bench.figures.made_up import ABOUT, convergence, rates, refused, run, throughput, write
+from benchmarks.figures import views
+from benchmarks.figures.catalogue import FIGURES, View
+from benchmarks.figures.charts import Box, Level, draw_boxes
+from benchmarks.figures.entries import PLAIN_TITLE, Entry
+from benchmarks.figures.page import markdown
+from benchmarks.figures.paper import STATEMENTS
+from tests.benchmarks.figures.made_up import ABOUT, convergence, rates, refused, run, throughput, write
 
 SENTENCE = "devices must be 1, got 2; this version trains on one device"
 ALONE = [Entry(32, learners, "independent") for learners in (1, 2, 3)]
@@ -51,14 +51,14 @@ def part(page: str, name: str) -> str:
 def test_what_was_not_measured_says_how_to() -> None:
     page = markdown(Path("/nowhere"))
     assert page.count("Not measured yet") == len(FIGURES) == 14
-    assert "`bow bench figures figure=5.6`" in part(page, "Figure 5.6")
+    assert "`python -m benchmarks figures figure=5.6`" in part(page, "Figure 5.6")
     assert "Absolute numbers do not compare" in page
 
 
 def test_a_figure_has_its_command_machine_numbers_and_the_papers_beside_them(tmp_path: Path) -> None:
     write(tmp_path, "figure_5.7", RATES)
     text = part(markdown(tmp_path), "Figure 5.7")
-    assert "`bow bench figures`, 2026-01-02, 60 s, on cpu. a processor, 2 cores" in text
+    assert "`python -m benchmarks figures`, 2026-01-02, 60 s, on cpu. a processor, 2 cores" in text
     assert "Here, form small: ResNet-8; 3 runs." in text
     assert "![ResNet: throughput by number of learners, batch 32](figure_5.7.png)" in text
     assert "| throughput of 2 learners over 1 | more than 1.43 | 2.00 (2.00 to 2.00) |" in text

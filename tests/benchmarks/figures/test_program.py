@@ -1,4 +1,4 @@
-"""`bow bench figures`, for real but small."""
+"""`python -m benchmarks figures`, for real but small."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench import main
-from bow.bench.figures import devices
+from benchmarks import main
+from benchmarks.figures import devices
 from bow.errors import DataError
-from tests.bench.figures.test_throughput import REFUSAL, refuse_two
+from tests.benchmarks.figures.test_throughput import REFUSAL, refuse_two
 
 
 def names(folder: Path) -> list[str]:

@@ -1,14 +1,14 @@
-"""What can be set of `bow bench figures`, and that no figure of the paper is left out."""
+"""What can be set of `python -m benchmarks figures`, and that no figure of the paper is left out."""
 
 from __future__ import annotations
 
 import pytest
 
-from bow.bench.arguments import parse
-from bow.bench.figures.catalogue import FIGURES
-from bow.bench.figures.forms import FORMS
-from bow.bench.figures.paper import SETUPS, STATEMENTS
-from bow.bench.figures.settings import NAMES, TABLE, Settings
+from benchmarks.arguments import parse
+from benchmarks.figures.catalogue import FIGURES
+from benchmarks.figures.forms import FORMS
+from benchmarks.figures.paper import SETUPS, STATEMENTS
+from benchmarks.figures.settings import NAMES, TABLE, Settings
 from bow.errors import SettingError
 
 PAPER = [f"5.{number}" for number in range(1, 14)]

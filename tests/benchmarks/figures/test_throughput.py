@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from bow.bench.figures import devices, throughput
-from bow.bench.figures.entries import Entry
-from bow.bench.figures.forms import FORMS
-from bow.bench.figures.throughput import measure_throughput
-from bow.bench.figures.training import Course
-from bow.bench.measure import Contestant
+from benchmarks.figures import devices, throughput
+from benchmarks.figures.entries import Entry
+from benchmarks.figures.forms import FORMS
+from benchmarks.figures.throughput import measure_throughput
+from benchmarks.figures.training import Course
+from benchmarks.measure import Contestant
 from bow.errors import SettingError
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bow.bench.peers.training import DIVERGED, EPOCHS, FAILED, FINAL, REACHED, Choice, Look, Training
+from benchmarks.peers.training import DIVERGED, EPOCHS, FAILED, FINAL, REACHED, Choice, Look, Training
 
 EVERY = 100
 """Samples between evaluations."""

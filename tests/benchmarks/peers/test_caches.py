@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench.caches import empty_caches
+from benchmarks.caches import empty_caches
 from bow.compiling import CACHE
 
 
 def test_caches_are_empty_but_for_the_runtime_and_gone_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bow.bench.caches.is_available", lambda: True)
+    monkeypatch.setattr("benchmarks.caches.is_available", lambda: True)
     monkeypatch.setenv(CACHE, str(tmp_path))
     for name in ("runtime-1", "region-2"):
         (tmp_path / name).mkdir()

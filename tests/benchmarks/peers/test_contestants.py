@@ -11,13 +11,13 @@ import time
 import pytest
 import torch
 
-from bow.bench.contestants import make_step
-from bow.bench.peers import cuda_graph, ensemble, large_batch, plain, process
-from bow.bench.peers.contestants import CONTESTANTS
-from bow.bench.peers.process import environment_of, train, train_apart
-from bow.bench.peers.referee import Referee
-from bow.bench.peers.task import MOMENTUM, Job, Task
-from bow.bench.peers.training import DIVERGED, EPOCHS, FAILED, REACHED, Choice
+from benchmarks.contestants import make_step
+from benchmarks.peers import cuda_graph, ensemble, large_batch, plain, process
+from benchmarks.peers.contestants import CONTESTANTS
+from benchmarks.peers.process import environment_of, train, train_apart
+from benchmarks.peers.referee import Referee
+from benchmarks.peers.task import MOMENTUM, Job, Task
+from benchmarks.peers.training import DIVERGED, EPOCHS, FAILED, REACHED, Choice
 
 
 def task(contestant: str, *, device: str = "cpu", lr: float = 0.05, until: float = 1.0, target: float = 2.0) -> Task:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from bow.bench import main
-from bow.bench.peers import program
-from bow.bench.peers.process import train
-from bow.bench.peers.program import Program
-from bow.bench.peers.settings import QUICK, Settings
-from bow.bench.peers.sweep_rule import MARGIN
-from bow.bench.peers.task import Task
-from bow.bench.peers.training import DIVERGED, FAILED, FINAL, REHEARSAL, SWEEP, Training
-from bow.bench.peers.verdict import decide
-from bow.bench.results import RESULTS
+from benchmarks import main
+from benchmarks.peers import program
+from benchmarks.peers.process import train
+from benchmarks.peers.program import Program
+from benchmarks.peers.settings import QUICK, Settings
+from benchmarks.peers.sweep_rule import MARGIN
+from benchmarks.peers.task import Task
+from benchmarks.peers.training import DIVERGED, FAILED, FINAL, REHEARSAL, SWEEP, Training
+from benchmarks.peers.verdict import decide
+from benchmarks.results import RESULTS
 from bow.errors import SettingError
-from tests.bench.peers.made_up import training
+from tests.benchmarks.peers.made_up import training
 
 SPEED = {"pytorch": 10.0, "compile": 12.0, "large_batch": 8.0, "local_sgd": 15.0, "ensemble": 4.0, "bow": 20.0}
 GRID = {"batch_sizes": (16, 32), "lrs": (0.01, 0.02), "large_batch_sizes": (64, 128), "seeds": 2}

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bow.bench.peers.bow_train import BowWatch
-from bow.bench.peers.referee import Referee
-from bow.bench.peers.task import Batches
-from bow.bench.peers.training import DIVERGED, EPOCHS, REACHED, TIME
+from benchmarks.peers.bow_train import BowWatch
+from benchmarks.peers.referee import Referee
+from benchmarks.peers.task import Batches
+from benchmarks.peers.training import DIVERGED, EPOCHS, REACHED, TIME
 
 LABELS = torch.arange(10)
 IMAGES = torch.eye(10)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from bow.bench.peers.picture import draw, labels_of, typical
-from bow.bench.peers.report import edges, finals_table, markdown, setting_of, sweep_table
-from bow.bench.peers.training import SWEEP, Training, by_choice
-from bow.bench.peers.verdict import decide
-from tests.bench.groups import ENVIRONMENT
-from tests.bench.peers.made_up import diverged, failed, not_reached, training
+from benchmarks.peers.picture import draw, labels_of, typical
+from benchmarks.peers.report import edges, finals_table, markdown, setting_of, sweep_table
+from benchmarks.peers.training import SWEEP, Training, by_choice
+from benchmarks.peers.verdict import decide
+from tests.benchmarks.groups import ENVIRONMENT
+from tests.benchmarks.peers.made_up import diverged, failed, not_reached, training
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,7 +36,7 @@ SWEPT = [
     training("pytorch", stage=SWEEP, batch_size=32, lr=0.04, looks=1, ending="diverged"),
 ]
 VALUES: dict[str, Any] = {
-    "command": "bow bench peers",
+    "command": "python -m benchmarks peers",
     "date": "2026-01-02T03:04:05+00:00",
     "seconds": 123.4,
     "fixed": "LeNet",
@@ -111,7 +111,7 @@ def test_the_page_says_whether_the_claim_holds_and_who_was_left_out() -> None:
     assert "| 1 | 60.0 | 100.0 | 0.60 | 1.10 | 2.00 | 0.05 |" in text
     assert "PyTorch, CUDA graph: left out, needs a GPU." in text
     assert "Lightning: left out, not installed (pip install lightning)." in text
-    assert "`bow bench peers`, 2026-01-02, 123 s." in text
+    assert "`python -m benchmarks peers`, 2026-01-02, 123 s." in text
     assert "lightning 2.6.6." in text
     assert "torch.compile" not in text.partition("## How it was measured")[0]  # nobody who was not asked
     assert "{" not in text

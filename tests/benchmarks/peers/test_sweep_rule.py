@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from bow.bench.peers.sweep_rule import MARGIN, best, climb, fastest, score, sweep
-from bow.bench.peers.training import Choice, Training
-from tests.bench.peers.made_up import diverged, failed, not_reached, training
+from benchmarks.peers.sweep_rule import MARGIN, best, climb, fastest, score, sweep
+from benchmarks.peers.training import Choice, Training
+from tests.benchmarks.peers.made_up import diverged, failed, not_reached, training
 
 SIZES, RATES = (8, 16, 32, 64, 128), (0.01, 0.02, 0.04, 0.08, 0.16)
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from bow.bench.peers.training import Training
-from tests.bench.peers.made_up import diverged, failed, not_reached, training
+from benchmarks.peers.training import Training
+from tests.benchmarks.peers.made_up import diverged, failed, not_reached, training
 
 ALL = [training("bow", rest_s=2.0, ran_as="graph, 2 learners"), not_reached("pytorch"), diverged("a"), failed("b")]
 

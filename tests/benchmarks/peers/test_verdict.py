@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bow.bench.peers.training import EPOCHS, Training
-from bow.bench.peers.verdict import decide
-from tests.bench.peers.made_up import diverged, failed, not_reached, training
+from benchmarks.peers.training import EPOCHS, Training
+from benchmarks.peers.verdict import decide
+from tests.benchmarks.peers.made_up import diverged, failed, not_reached, training
 
 SEEDS = (1, 2, 3)
 PLAIN = [training("pytorch", seed=seed, looks=10, throughput=10.0) for seed in SEEDS]  # 100 s each
