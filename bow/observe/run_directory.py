@@ -137,9 +137,9 @@ class RunDirectory:
 
     def _check_vacant(self) -> None:
         if self.holds_run:
-            raise RunDirectoryError(
-                f'run_dir {self.path} already holds a run; continue it with resume="auto", or name another run_dir'
-            )
+            has_ended = self.model_path.exists() and not self.checkpoints.is_dir()
+            way_on = "" if has_ended else 'continue it with resume="auto", or '
+            raise RunDirectoryError(f"run_dir {self.path} already holds a run; {way_on}name another run_dir")
         for file in (self.config_path, self.report_path, self.model_path):
             if file.exists():
                 raise RunDirectoryError(

@@ -11,6 +11,7 @@ LARS, LAMB, ...) is found out by a numerical probe and gets one tensor per param
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -62,13 +63,14 @@ def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) ->
 
 
 def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
-    largest = torch.finfo(dtype).max
+    largest, is_known = torch.finfo(dtype).max, type(optimizer).__module__.startswith("torch.optim.")
     for group in optimizer.param_groups:
         for name, value in group.items():
             numbers = value if isinstance(value, (tuple, list)) and name != "params" else (value,)
             for number in numbers:
                 single = float(number) if isinstance(number, Tensor) and number.numel() == 1 else number
-                if isinstance(single, float) and not abs(single) <= largest:
+                most = largest if is_known or name == "lr" else math.inf  # which may be how others say "no limit"
+                if isinstance(single, float) and not abs(single) <= most:
                     kind = str(dtype).removeprefix("torch.")
                     raise OptimizerError(
                         f"{name}={number} of the optimizer is not finite in {kind}; give another value"

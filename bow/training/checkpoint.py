@@ -177,10 +177,10 @@ def delete_checkpoints_after(directory: Path, round_index: int) -> None:
             ) from error
 
 
-def delete_checkpoints(directory: Path) -> None:
-    """Delete all of a training that has ended, as far as that is possible."""
+def delete_checkpoints(directory: Path, keep: int = 0) -> None:
+    """Delete those of a training that has ended, but the newest ones, as far as that is possible."""
     with contextlib.suppress(OSError):
-        for path in _checkpoints(directory):
+        for path in _checkpoints(directory)[: -keep or None]:
             path.unlink()
         directory.rmdir()
 

@@ -93,7 +93,7 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
     if validation is None:
         raise SettingError(f"target={dict(target)!r} needs validation data to be measured on; give validation=")
     by_name = {metric.name: metric for metric in metrics or ()}
-    bests = {name: getattr(metric, "best", None) for name, metric in by_name.items()}
+    bests = {name: vars(type(metric)).get("best") for name, metric in by_name.items()}  # heirs may have another scale
     names = None if metrics is None else ["loss", *by_name]
     for name, value in target.items():
         if names is not None and name not in names:
@@ -135,15 +135,17 @@ def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer
 
 
 def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
-    """Step a scheduler of a copy of the optimizer without parameters: a mistake shows now, and not after an epoch."""
+    """Step a scheduler of a copy of the optimizer: a mistake shows now, and not after an epoch."""
     trial = copy.copy(optimizer)
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    trial.param_groups = [{**copy.deepcopy(group), "params": []} for group in groups]
+    trial.param_groups = [
+        {name: value if name == "params" else copy.deepcopy(value) for name, value in group.items()}
+        for group in optimizer.param_groups
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer does not step
         try:
             scheduler = factory(trial)
-        except Exception:  # one that looks at parameters
+        except Exception:  # one that can be made once only
             return
         try:
             scheduler.step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()
@@ -197,7 +199,7 @@ def check_first_batch(
     labels: Tensor | None = None,
     *,
     data: str = "data",
-    most_bad: float = 0.0,
+    most_bad: float,
 ) -> None:
     """Run one batch through the model: lazy modules get their shapes, and what does not fit shows.
 

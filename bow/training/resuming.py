@@ -1,9 +1,8 @@
 """Going on from a checkpoint: learners, stream and scheduler as they were."""
 
-import contextlib
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from bow.cluster import World
 from bow.data import BatchStream
 from bow.data.tensor_stream import TensorStream
-from bow.errors import BowError, CheckpointError, SettingError, reason
+from bow.errors import SettingError
 from bow.observe.records import plain
 from bow.training.checkpoint import refusing_damage
 from bow.training.learners import Learners
@@ -98,30 +97,17 @@ def restore(
         BowError: the checkpoint is of another model, optimizer, scheduler, synchroniser, seed or data.
     """
     optimizer_given = optimizer_settings(replicas.optimizer)
-    with _damage_explained():
-        kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]
-        if None not in kinds and kinds[0] != kinds[1]:
-            raise SettingError(
-                f"the checkpoint was made with lr_scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
-            )
-        replicas.load_training_state(learned, replicas.learners)
-        _warn_of_other_settings(state["started_with"], optimizer_given)
-        stream.load_state_dict(state["stream"])
-        _warn_of_another_trajectory(state.get("settings", {}), given, None not in kinds)
-        if scheduler is not None and state["scheduler"] is not None:
-            scheduler.load_state_dict(state["scheduler"])
-
-
-@contextlib.contextmanager
-def _damage_explained() -> Iterator[None]:
-    try:
-        yield
-    except BowError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the checkpoint is damaged ({type(error).__name__}: {reason(error)}); resume from another one"
-        ) from error
+    kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]
+    if None not in kinds and kinds[0] != kinds[1]:
+        raise SettingError(
+            f"the checkpoint was made with lr_scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
+        )
+    replicas.load_training_state(learned, replicas.learners)
+    _warn_of_other_settings(state["started_with"], optimizer_given)
+    stream.load_state_dict(state["stream"])
+    _warn_of_another_trajectory(state.get("settings", {}), given, None not in kinds)
+    if scheduler is not None and state["scheduler"] is not None:
+        scheduler.load_state_dict(state["scheduler"])
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

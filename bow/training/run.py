@@ -225,11 +225,16 @@ class Run:
         try:
             model, model_path, report_path = self.replicas.export(), None, None
             if self._world.leads:
+                checkpoints = self._plan.directory.checkpoints
+                is_over = self._meter.samples > 0 and self.interrupted_by is None
+                deletes = is_over and not self._plan.keeps_checkpoints
+                if deletes:
+                    delete_checkpoints(checkpoints, keep=1)  # a small disk may need the room for the model
                 model_path = save_central(model, self._plan.directory)
                 if model_path != self._plan.directory.model_path:
                     self._event("not written", f"the model is not in the run directory, but in {model_path}")
-                elif self._meter.samples and self.interrupted_by is None and not self._plan.keeps_checkpoints:
-                    delete_checkpoints(self._plan.directory.checkpoints)
+                elif deletes:
+                    delete_checkpoints(checkpoints)
                 report_path = self._write(lambda: write_report(self.run_dir), "report", "bow report writes it anew")
             result = Result(
                 model=model,

@@ -272,7 +272,13 @@ def train(
     evaluator = None if validation is None else Evaluator(validation, loss, metrics, eval_batch_size)
     if evaluator is not None:
         check_first_batch(
-            template, evaluator.first_batch(), loss, chosen_step, all_labels(validation), data="validation"
+            template,
+            evaluator.first_batch(),
+            loss,
+            chosen_step,
+            all_labels(validation),
+            data="validation",
+            most_bad=MOST_LOST,
         )
     blueprint = Blueprint(
         model=template,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -198,6 +200,19 @@ def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ende
 
 
 @pytest.mark.usefixtures("always_due")
+def test_checkpoints_that_nobody_asked_for_leave_room_for_the_model(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(model: nn.Module, path: str) -> None:
+        if len(checkpoints(tmp_path / "run")) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_model(model, path)
+
+    monkeypatch.setattr("bow.training.saving.save_model", save)
+    assert train(net(), data).model_path == tmp_path / "run" / "model.safetensors"
+
+
+@pytest.mark.usefixtures("always_due")
 def test_checkpoints_that_were_asked_for_stay(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     train(net(), data, checkpoint_every=3)
     train(net(), data, epochs=2, resume="auto")
@@ -289,7 +304,7 @@ def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(
     state = torch.load(path, weights_only=True)
     del state["replicas"]["group"]["learners"]
     torch.save(state, path)
-    with pytest.raises(CheckpointError, match=r"the checkpoint is damaged .*'learners'.*; resume from"):
+    with pytest.raises(CheckpointError, match=r"is damaged .*'learners'.*; resume from"):
         train(net(), data, resume="auto")
 
 
@@ -464,7 +479,7 @@ def test_resuming_from_nowhere_is_refused(train: Train, data: tuple[Tensor, Tens
 def test_a_second_run_in_a_directory_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     train(net(), data)
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(RunDirectoryError, match='already holds a run; continue it with resume="auto"'):
+    with pytest.raises(RunDirectoryError, match="already holds a run; name another run_dir"):
         train(net(), data)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 

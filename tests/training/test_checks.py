@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import bow
 from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
+from bow.observe.records import read_records
 
 Train = Callable[..., bow.Result]
 
@@ -246,6 +247,69 @@ def test_wrong_data_are_refused_and_leave_nothing_behind(
     with pytest.raises(error, match=message):
         train(model, data, **settings)
     assert list(tmp_path.iterdir()) == []
+
+
+class InPercent(bow.Accuracy):
+    name = "percent"
+
+    def compute(self) -> Tensor | float:
+        return 100 * super().compute()
+
+
+class Trusting(SCHEDULER.LRScheduler):
+    """Looks at the norms of the weights, as layer-wise schedules do."""
+
+    def get_lr(self) -> list[float]:
+        weights = [p.detach().norm() for group in self.optimizer.param_groups for p in group["params"]]
+        if self.last_epoch == 0:
+            return [0.1 for _ in self.optimizer.param_groups]
+        return [0.1 * min(1.0, float(torch.stack(weights).mean())) for _ in self.optimizer.param_groups]
+
+
+class Limited(torch.optim.SGD):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.param_groups[0]["max_norm"] = math.inf
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"validation": (X, Y), "metrics": [InPercent()], "target": {"percent": 95}},
+        {"optimizer": functools.partial(Limited, lr=0.1)},
+        *(
+            {"optimizer": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), "lr_scheduler": factory}
+            for factory in (
+                Trusting,
+                functools.partial(SCHEDULER.OneCycleLR, max_lr=0.1, total_steps=9),
+                lambda optimizer: SCHEDULER.SequentialLR(
+                    optimizer, [SCHEDULER.LinearLR(optimizer), SCHEDULER.CosineAnnealingLR(optimizer, 3)], [1]
+                ),
+                functools.partial(SCHEDULER.LambdaLR, lr_lambda=lambda epoch: 0.9**epoch),
+                SCHEDULER.ReduceLROnPlateau,
+            )
+        ),
+    ],
+    ids=["scale", "no limit", "norms", "one cycle", "sequence", "lambda", "plateau"],
+)
+def test_unusual_settings_that_make_sense_are_taken(train: Train, model: nn.Module, settings: dict[str, Any]) -> None:
+    assert train(model, (X, Y), epochs=2, **settings).history
+
+
+def test_one_value_of_the_validation_data_that_is_not_finite_is_told_of(train: Train, model: nn.Module) -> None:
+    inputs = X.clone()
+    inputs[0, 0] = math.nan
+    with pytest.warns(UserWarning, match="in batch 0 of the validation data: 1 values of the batch are not finite"):
+        result = train(model, (X, Y), validation=(inputs, Y))
+    assert math.isnan(result.metrics["loss"])
+    assert result.metrics["accuracy"] > 0
+
+
+@pytest.mark.parametrize("name", ["model", "status", "summary", "why"])
+def test_a_value_may_be_named_as_a_text_of_another_record(train: Train, model: nn.Module, name: str) -> None:
+    result = train(model, (X, Y), step=with_metrics({name: torch.zeros(())}), validation=(X, Y))
+    epochs = [record for record in read_records(result.run_dir / "metrics.jsonl") if record["kind"] == "epoch"]
+    assert [record[name] for record in epochs] == [0]
 
 
 def test_iterable_data_that_end_at_once_are_refused(train: Train, model: nn.Module, tmp_path: Path) -> None:
