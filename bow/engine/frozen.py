@@ -4,8 +4,9 @@ import functools
 import operator
 import random
 import sys
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from types import (
     BuiltinMethodType,
     CodeType,
@@ -40,7 +41,8 @@ _IMPLICIT = {
     for name in (
         *("call", "getattr", "getattribute", "getitem", "iter", "next", "len", "contains", "enter", "exit"),
         *("bool", "float", "int", "index", "neg", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"),
-        *("pow", "rpow", "lt", "le", "gt", "ge"),
+        *("pow", "rpow", "lt", "le", "gt", "ge", "abs", "round", "mod", "floordiv", "matmul"),
+        *("get", "missing"),
     )
 }
 """Methods that are called by syntax and not by name."""
@@ -153,7 +155,7 @@ class _Walk:
     def _watch(self, read: Callable[[Any], Any], argument: Any, label: str) -> None:
         try:
             value = read(argument)
-        except (AttributeError, ValueError):  # a slot or a cell that is empty
+        except (AttributeError, ValueError, LookupError):  # a slot, a cell or a context variable that is empty
             return
         self.places.append((read, argument, value, label))
         self._visit(value, label)
@@ -176,6 +178,8 @@ class _Walk:
             self._visit(value.fget, label)
         elif issubclass(kind, functools.cached_property):
             self._visit(value.func, label)
+        elif kind is ContextVar:
+            self._watch(ContextVar.get, value, label)
         elif issubclass(kind, nn.Module):
             self._module(value)
         elif issubclass(kind, dict | list | tuple | set | frozenset | deque):
@@ -267,6 +271,9 @@ class _Walk:
             entries = {}
         if type(entries) is dict:
             self._entries(entries, label)
+            self._visit(entries.get("__wrapped__"), label)
+        for held in ("maps", "data") if issubclass(kind, ChainMap | UserDict | UserList) else ():
+            self._visit(entries.get(held), label)
         for base in kind.__mro__:
             for name, slot in vars(base).items():
                 if type(slot) is MemberDescriptorType and name in self._followed and not _is_foreign(base.__module__):

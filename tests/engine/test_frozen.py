@@ -4,7 +4,9 @@ import argparse
 import dataclasses
 import functools
 import types
+from collections import ChainMap, UserDict
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,20 @@ class Slots:
 
 class Settings:
     beta = 0.0
+
+
+class Stored:
+    """A descriptor."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return instance.stored["value"]
+
+
+class Described:
+    beta = Stored()
+
+    def __init__(self) -> None:
+        self.stored = {"value": 0.0}
 
 
 class Scaled:
@@ -97,12 +113,22 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
     namespace, config, slots = argparse.Namespace(beta=0.0), Config(), Slots()
     nested, scaled, module = {"loss": {"kl": [0.0, 1.0]}}, Scaled(), LossModule()
     omega, beta, chosen = OmegaConf.create({"train": {"beta": 0.0}}), 0.0, {0.0}
+    described, user, chained = Described(), UserDict({"beta": 0.0}), ChainMap({}, dictionary)
+    context: ContextVar[float] = ContextVar("beta", default=0.0)
     Settings.beta = by_default.__defaults__[0][0] = 0.0  # type: ignore[index]
     set_global(0.0)
 
     def set_cell(value: float) -> None:
         nonlocal beta
         beta = value
+
+    @functools.cache
+    def cached() -> float:
+        return listed[0]
+
+    def set_cached(value: float) -> None:
+        listed[0] = value
+        cached.cache_clear()
 
     def set_choice(value: float) -> None:
         chosen.clear()
@@ -128,6 +154,11 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
         "loss module": (module, lambda v: setattr(module, "beta", v)),
         "partial": (functools.partial(weighted, weights=dictionary), lambda v: dictionary.update(beta=v)),
         "default": (by_default, lambda v: by_default.__defaults__[0].__setitem__(0, v)),  # type: ignore[index]
+        "descriptor": (with_term(lambda: described.beta), lambda v: described.stored.update(value=v)),
+        "context variable": (with_term(context.get), context.set),
+        "ChainMap": (with_term(lambda: chained["beta"]), lambda v: dictionary.update(beta=v)),
+        "UserDict": (with_term(lambda: user["beta"]), lambda v: user.update(beta=v)),
+        "cached function": (with_term(lambda: cached()), set_cached),
         "hydra's configuration": (with_term(lambda: omega.train.beta), lambda v: omega.train.update(beta=v)),
     }  # fmt: skip
     return places[name]
@@ -136,6 +167,7 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
 PLACES = [
     *("dictionary", "method", "nested", "list", "longer list", "set", "array", "namespace", "getattr"),
     *("dataclass", "property of slots", "class", "cell", "global", "callable object", "bound method", "loss module"),
+    *("descriptor", "context variable", "ChainMap", "UserDict", "cached function"),
     *("partial", "default", "hydra's configuration"),
 ]
 
