@@ -33,6 +33,10 @@ SHARE = 0.01
 FIRST = (1, 2, 4, 8)
 """Rounds behind a capture that are checked whatever it takes: together less than the capture has taken."""
 
+FREE_S = 0.1
+"""Checks whenever the rounds behind a capture have doubled are part of no share until they have taken so long in all:
+a training may be over before a share of its time is enough for one."""
+
 ROUNDING = 64
 """Units of rounding, relative to a tensor's norm, within which results are equal without a closer look."""
 
@@ -123,8 +127,9 @@ class LiveCheck:
             return False
         if self._again:
             return True
-        if self._next <= FIRST[-1]:
-            return round_index - self._since + 1 >= self._next
+        has_doubled = round_index - self._since + 1 >= self._next
+        if self._next <= FIRST[-1] or (has_doubled and self._spent_s < FREE_S):
+            return has_doubled
         now = time.perf_counter()
         return now - self._ended >= self._last_s / SHARE and (now - self._began) * SHARE >= self._spent_s
 
@@ -323,9 +328,14 @@ def _factors(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
-    """The norm of a tensor, or of its difference from another."""
-    tensor = tensor.detach().to(torch.float64)
-    return float(torch.linalg.vector_norm(tensor if other is None else tensor - other.detach().to(torch.float64)))
+    """The norm of a tensor's finite elements, or of its difference from another, where both may not be finite."""
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    tensor = tensor.detach().to(wide)
+    if other is None:
+        return float(torch.linalg.vector_norm(tensor.nan_to_num(0.0, 0.0, 0.0)))
+    other = other.detach().to(wide)
+    same = (tensor == other) | (tensor.isnan() & other.isnan())
+    return float(torch.linalg.vector_norm((tensor - other).masked_fill(same, 0.0)))
 
 
 def _state_of(generator: Any) -> Any:

@@ -207,6 +207,62 @@ def test_rounding_and_random_numbers_are_no_difference(
         assert told == 8
 
 
+class Masked(nn.Module):
+    """Buffers with infinite elements, as masks of attention have, and others that are no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+        self.register_buffer("unset", torch.full((2,), torch.nan))
+        self.register_buffer("phases", torch.tensor([1j, 2.0]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.linear(inputs) + self.mask
+        return made
+
+
+def masked(learner: nn.Module, given: Any) -> Any:
+    outputs = learner(given[0])
+    return cross_entropy(outputs, given[1] % 2), {"undefined": outputs.new_zeros(()) / 0, "lowest": outputs.min()}
+
+
+@pytest.mark.parametrize("engine", REPLAYING)
+def test_what_is_not_finite_is_compared_as_well(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: self._captures.num_captures > 0)
+
+    def step(learner: nn.Module, given: Any) -> Any:
+        loss, metrics = masked(learner, given)
+        return loss, {**metrics, "beta": loss.detach() * 0 + beta()}
+
+    replicas = training(engine, Masked, step=step)
+    for t in range(3):
+        replicas.round(round_of(t))
+    assert not replicas.take_events()
+    monkeypatch.setenv("BETA", "inf")
+    replicas.round(round_of(3))  # from here on it looks closely
+    with pytest.warns(UserWarning, match="the step's 'beta' is 1 and not inf"):
+        replicas.round(round_of(4))
+    replicas.close()
+
+
+@pytest.mark.parametrize(("free_s", "last"), [(1e9, 64), (0.0, 8)])
+def test_a_short_training_is_checked_whenever_its_rounds_have_doubled(
+    free_s: float, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engine.live_check.SHARE", 1e-9)  # nothing by the clock
+    monkeypatch.setattr("bow.engine.live_check.FREE_S", free_s)
+    checked = []
+    replicas = training("graph", loss=cross_entropy)
+    live = replicas._engine._live  # type: ignore[attr-defined]
+    verdict = live.verdict
+    monkeypatch.setattr(live, "verdict", lambda *args: checked.append(args[-1] + 1) or verdict(*args))
+    for t in range(70):
+        replicas.round(round_of(t % 10))
+    replicas.close()
+    assert checked == [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= last]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
 @pytest.mark.parametrize("name", HONEST)
