@@ -229,6 +229,7 @@ def check_first_batch(
     batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), batch)  # a step may change it in place
     modes = {module: module.training for module in template.modules()}
     buffers = {} if has_lazy_modules(template) else buffer_state(template)  # some models count their calls
+    attributes = [(vars(module), _shallow(vars(module))) for module in template.modules()]
     template.eval()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -254,6 +255,22 @@ def check_first_batch(
         for module, training in modes.items():
             module.training = training
         load_buffers(template, buffers)
+        for now, before in attributes:
+            _forget_graphs(now, before)
+
+
+def _shallow(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in attributes.items()}
+
+
+def _forget_graphs(now: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """Put back attributes that hold results with an autograd graph: they cannot be copied, and nor can their model."""
+    for name in list(now):
+        if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(now[name])):
+            if name in before:
+                now[name] = before[name]
+            else:
+                del now[name]
 
 
 def _check_finite(batch: Batch, loss: float, data: str, most_bad: float) -> None:

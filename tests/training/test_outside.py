@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,74 @@ def test_what_nothing_has_to_train_is_taken(model: nn.Module, settings: dict[str
     replicas = bow.Replicas(model, learners=2, engine="eager", device="cpu", **settings)
     assert replicas.round([(X[:8], Y[:8]), (X[8:16], Y[8:16])]).isfinite().all()
     assert len(calls) in (0, 2)  # a step that depends on nothing else is not called but to learn
+
+
+class Keeping(nn.Module):
+    """Keeps what it made of its last batch, which requires a gradient and cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.last: Any = None
+        self.features: dict[str, Tensor] = {}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.last = self.linear(inputs)
+        made: Tensor = self.last
+        return made
+
+
+class KeepingOnce(Keeping):
+    """Computes at its first batch what all others read."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.last is None:
+            self.last = torch.arange(3.0)
+        made: Tensor = self.linear(inputs) + self.last
+        return made
+
+
+class KeepingInADictionary(Keeping):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.linear(inputs)
+        self.features["last"] = made
+        return made
+
+
+@pytest.mark.parametrize(
+    ("build", "loss", "engine"),
+    [
+        (Keeping, F.cross_entropy, "eager"),
+        (Keeping, nn.CrossEntropyLoss(weight=torch.ones(3)), "eager"),
+        (KeepingInADictionary, F.cross_entropy, "eager"),
+        (KeepingOnce, F.cross_entropy, "graph"),
+        (KeepingOnce, nn.CrossEntropyLoss(weight=torch.ones(3)), "graph"),
+    ],
+)
+def test_a_model_may_keep_what_it_has_made(build: type[nn.Module], loss: Any, engine: str, tmp_path: Path) -> None:
+    result = bow.train(
+        build(), (X, Y), loss, epochs=1, learners=2, batch_size=8, engine=engine, run_dir=tmp_path, progress=False
+    )
+    assert result.engine == engine
+    assert math.isfinite(result.history[-1]["train_loss"])
+
+
+class Force(nn.Module):
+    """The gradient of an energy, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        where = inputs.clone().requires_grad_()
+        (made,) = torch.autograd.grad(self.energy(where).sum(), where, create_graph=True)
+        return made
+
+
+def test_a_model_may_take_a_gradient_of_its_own(tmp_path: Path) -> None:
+    result = bow.train(
+        Force(), (X, X), F.mse_loss, epochs=1, learners=2, batch_size=8, engine="eager", run_dir=tmp_path,
+        progress=False,
+    )  # fmt: skip
+    assert math.isfinite(result.history[-1]["train_loss"])
