@@ -73,14 +73,15 @@ def describe(hint: Any) -> str:
     """An annotation in words.
 
     Example:
-        >>> describe(int | None)
-        'a whole number or null'
+        >>> describe(int | None), describe(str | Path)
+        ('a whole number or null', 'a path')
         >>> describe(Literal["epoch", "round"])
         'epoch or round'
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(option) for option in arguments if not _is_tensor(option)))
+        left = [each for each in arguments if not (_is_tensor(each) or (each is str and Path in arguments))]
+        return " or ".join(dict.fromkeys(map(describe, left)))
     if origin is Literal:
         return " or ".join(shown(option) for option in arguments)
     if hint is None or hint is type(None):
@@ -96,12 +97,13 @@ def shown(value: Any) -> str:
     """A value as it is written on the command line.
 
     Example:
-        >>> shown((1, None)), shown(""), shown("a")
-        ('[1, null]', "''", 'a')
+        >>> shown((1, None)), shown(""), shown("a"), shown("4")
+        ('[1, null]', "''", 'a', "'4'")
     """
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(shown(element) for element in value)}]"
-    return "null" if value is None else repr(value) if value == "" else str(value)
+    looks_like_another = isinstance(value, str) and (not value or value[0] in "+-.0123456789")
+    return "null" if value is None else repr(value) if looks_like_another else str(value)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -68,7 +68,6 @@ def trajectory(settings: Mapping[str, Any], opened: Opened) -> dict[str, Any]:
     return {name: value for name, value in values.items() if " at 0x" not in str(value)}
 
 
-@refusing_damage()
 def restore(
     state: Mapping[str, Any],
     learned: Mapping[str, Any] | None,
@@ -97,17 +96,20 @@ def restore(
         BowError: the checkpoint is of another model, optimizer, scheduler, synchroniser, seed or data.
     """
     optimizer_given = optimizer_settings(replicas.optimizer)
-    kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]
-    if None not in kinds and kinds[0] != kinds[1]:
-        raise SettingError(
-            f"the checkpoint was made with lr_scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
-        )
-    replicas.load_training_state(learned, replicas.learners)
-    _warn_of_other_settings(state["started_with"], optimizer_given)
-    stream.load_state_dict(state["stream"])
-    _warn_of_another_trajectory(state.get("settings", {}), given, None not in kinds)
-    if scheduler is not None and state["scheduler"] is not None:
-        scheduler.load_state_dict(state["scheduler"])
+    with refusing_damage():
+        kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]
+        if None not in kinds and kinds[0] != kinds[1]:
+            raise SettingError(
+                f"the checkpoint was made with lr_scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
+            )
+        replicas.load_training_state(learned, replicas.learners)
+        _warn_of_other_settings(state["started_with"], optimizer_given)
+        position = {name: state["stream"][name] for name in stream.state_dict()}
+    stream.load_state_dict(position)  # this may read the user's data again, and what fails there is no damage
+    with refusing_damage():
+        _warn_of_another_trajectory(state.get("settings", {}), given, None not in kinds)
+        if scheduler is not None and state["scheduler"] is not None:
+            scheduler.load_state_dict(state["scheduler"])
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "damaged IDX file": (["data=mnist", "data.root=damaged"], ["damaged/train-images-idx3-ubyte"]),
     "optimizer that is not elementwise": (LBFGS, ["LBFGS"]),
     "unwritable run directory": (["run_dir=taken/run"], ["taken/run", "run_dir"]),
+    "number in quotes": (['learners="4"'], ["learners must be a whole number or auto, got '4'"]),
     "run directory of another run": (["run_dir=old"], ["run_dir old already holds a run", "resume"]),
     "nothing to resume": (["resume=nowhere"], ["nowhere", "resume"]),
     "half precision": (["precision=float16"], ["precision", "bfloat16", "float16"]),

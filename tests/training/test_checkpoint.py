@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
@@ -306,6 +306,27 @@ def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(
     torch.save(state, path)
     with pytest.raises(CheckpointError, match=r"is damaged .*'learners'.*; resume from"):
         train(net(), data, resume="auto")
+
+
+def test_data_that_fail_where_a_training_goes_on_are_not_called_damage(
+    train: Train, data: tuple[Tensor, Tensor]
+) -> None:
+    class Pictures(Dataset[Any]):
+        are_broken = False
+
+        def __len__(self) -> int:
+            return 48
+
+        def __getitem__(self, index: int) -> Any:
+            if self.are_broken and index >= 16:
+                raise ValueError("the picture cannot be read")
+            return data[0][index], data[1][index]
+
+    pictures = Pictures()
+    train(net(), DataLoader(pictures, batch_size=4), batch_size=None, steps=4, checkpoint_every=4)
+    pictures.are_broken = True
+    with pytest.raises(ValueError, match="the picture cannot be read"):
+        train(net(), DataLoader(pictures, batch_size=4), batch_size=None, steps=8, resume="auto")
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
