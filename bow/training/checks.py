@@ -241,7 +241,7 @@ def check_first_batch(
                     made = _loss_on(template, batch, loss, labels, data)
             if isinstance(made, Tensor):
                 outside.check(made, [batch])
-                if made.dim() == 0 and not math.isfinite(value := float(made)):
+                if made.dim() == 0 and not math.isfinite(value := float(made.detach())):
                     _check_finite(batch, value, data, most_bad)
     except BowError:
         raise
