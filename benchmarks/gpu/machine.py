@@ -21,8 +21,8 @@ from torch import Tensor
 from benchmarks.gpu.bare import CONNECTIONS
 from benchmarks.gpu.trace import KernelRun, kernel_runs
 from bow.device import CudaDevice, Kernels, Stream, StreamDevice, available_cores, cuda_device, kernels_for
-from bow.device.fake import FakeDevice
 from bow.errors import SettingError
+from bow.testing import FakeDevice
 
 ONE_STREAM, UNPINNED = "one stream", "unpinned"
 """Devices on which all learners share a stream and so its memory; and whose host threads may run on any core."""

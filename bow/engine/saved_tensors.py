@@ -147,7 +147,7 @@ class Swap:
         min_bytes: what is smaller stays on the device.
 
     Example:
-        >>> from bow.device.fake import FakeDevice
+        >>> from bow.testing import FakeDevice
         >>> device, layer = FakeDevice(), nn.Linear(64, 64)
         >>> swap = Swap(device, min_bytes=1024)
         >>> with device.issuing(), swap.task(stays=layer.parameters()):

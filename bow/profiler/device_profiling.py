@@ -77,7 +77,7 @@ def measure_on(
         SettingError: no repeats.
 
     Example:
-        >>> from bow.device.fake import FakeDevice
+        >>> from bow.testing import FakeDevice
         >>> device, batch = FakeDevice(), torch.randn(4, 3)
         >>> subject = subject_on(device, torch.nn.Linear(3, 1), batch, lambda model, batch: model(batch).mean())
         >>> measure_on(device, subject, repeats=2, cache=False).names[1]

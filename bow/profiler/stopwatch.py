@@ -25,7 +25,7 @@ class HostStopwatch:
         device: whose current stream is waited for.
 
     Example:
-        >>> from bow.device.fake import FakeDevice
+        >>> from bow.testing import FakeDevice
         >>> watch = HostStopwatch(FakeDevice())
         >>> watch.seconds(watch.mark(), watch.mark()) >= 0
         True

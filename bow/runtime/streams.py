@@ -54,7 +54,7 @@ class StreamRuntime:
 
     Example:
         >>> import bow
-        >>> from bow.device.fake import FakeDevice
+        >>> from bow.testing import FakeDevice
         >>> from bow.runtime import branch_schedule
         >>> batch = torch.randn(4, 3), torch.randn(4, 1)
         >>> model = torch.nn.Linear(3, 1)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bow.device import memory
-from bow.device.fake import FakeDevice
 from bow.device.memory import free_bytes, host_memory
+from bow.testing import FakeDevice
 
 GIB = 2**30
 

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 
 import bow
-from bow.device.fake import FakeDevice
 from bow.engine import ENGINES, STREAM_ENGINES
+from bow.testing import FakeDevice
 
 TOLERANCE = 1e-10
 SEED = 0

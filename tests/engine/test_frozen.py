@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.device.fake import FakeDevice
 from bow.engine.frozen import MAX_PLACES, FrozenValues
+from bow.testing import FakeDevice
 
 BETA = 0.0
 LEARNERS = 2

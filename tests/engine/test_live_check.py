@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 import bow
-from bow.device.fake import FakeDevice
 from bow.engine.live_check import LiveCheck
+from bow.testing import FakeDevice
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled")]
 

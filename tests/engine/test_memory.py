@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
 import bow
-from bow.device.fake import FakeDevice
 from bow.engine import TaskSettings, step_from_loss
 from bow.engine.eager import Eager
 from bow.engine.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.engine.saved_tensors import LEAVING, MIN_BYTES
 from bow.replica import LearnerGroup
+from bow.testing import FakeDevice
 
 FLOAT = 4
 CPU = torch.device("cpu")

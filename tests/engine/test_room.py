@@ -10,9 +10,9 @@ from torch.nn.functional import mse_loss
 
 import bow
 from bow.device import memory as device_memory
-from bow.device.fake import FakeDevice
 from bow.engine.room import Room, out_of_memory_explained
 from bow.errors import DeviceMemoryError, SettingError
+from bow.testing import FakeDevice
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 GIB = 2**30

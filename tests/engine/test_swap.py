@@ -13,7 +13,6 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from bow.device.fake import FakeDevice, RaceError, Wait
 from bow.engine import TaskSettings, step_from_loss
 from bow.engine.eager import Eager, LearningTasks
 from bow.engine.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap
@@ -23,6 +22,7 @@ from bow.errors import SettingError
 from bow.models import LeNet, Transformer
 from bow.replica import LearnerGroup
 from bow.sync import SMA
+from bow.testing import FakeDevice, RaceError, Wait
 
 MIN_BYTES = 512
 FLOAT = 4

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bow.device.fake import FakeDevice, RaceError, Wait
 from bow.errors import GraphError, SettingError
 from bow.models.branches import Branches, ConvNorm
 from bow.profiler import Profile, Subject
@@ -21,6 +20,7 @@ from bow.runtime import StreamRuntime
 from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of
 from bow.scheduler import critical_path
+from bow.testing import FakeDevice, RaceError, Wait
 
 PROFILE = "profile"
 

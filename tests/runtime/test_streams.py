@@ -19,7 +19,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import bow
 from bow.device import Stream
 from bow.device.cuda import cuda_device
-from bow.device.fake import CaptureRuleError, FakeDevice, RaceError, Wait
 from bow.errors import GraphError, ScheduleError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
@@ -29,6 +28,7 @@ from bow.runtime.issue import MemoryUse
 from bow.runtime.local import dependencies_of
 from bow.scheduler.stream_plan import START, StreamPlan
 from bow.strategy import Schedule
+from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
 
 
 class Branches(nn.Module):

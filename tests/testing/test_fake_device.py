@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bow.device.fake import CaptureRuleError, FakeDevice, RaceError, Wait
+from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
 
 
 @pytest.fixture

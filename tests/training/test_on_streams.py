@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import bow
 from bow.data.indexed import Indexed
-from bow.device.fake import FakeDevice
 from bow.engine import STREAM_ENGINES
+from bow.testing import FakeDevice
 
 Train = Callable[..., bow.Result]
 

@@ -12,9 +12,9 @@ from training.blueprints import linear, samples
 
 import bow
 import bow.training.signals as module
-from bow.device.fake import FakeDevice
 from bow.engine import STREAM_ENGINES
 from bow.errors import SettingError
+from bow.testing import FakeDevice
 from bow.training.signals import Signals
 
 BATCH = 4

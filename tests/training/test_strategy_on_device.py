@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.device.fake import FakeDevice
 from bow.engine import step_from_loss
 from bow.errors import BowError, ScheduleError, SettingError
 from bow.profiler import Policy
 from bow.runtime.issue import operators_of
 from bow.strategy import Schedule, Timeline
+from bow.testing import FakeDevice
 from bow.training import strategy_on_device as module
 from bow.training.blueprint import Blueprint
 from bow.training.strategy import decide, engine_with

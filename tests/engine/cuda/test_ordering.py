@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import bow
-from bow.device.fake import CaptureRuleError, FakeDevice, RaceError, Wait
 from bow.engine.cuda.results import SLOTS
 from bow.engine.live_check import LiveCheck
 from bow.strategy import Schedule
+from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
 from tests.engine.cuda.trainings import ENGINES, SGD, batch, model, round_of, training
 
 pytestmark = pytest.mark.usefixtures("_unchecked")

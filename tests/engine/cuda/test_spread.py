@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.data import open_stream
-from bow.device.fake import FakeDevice
 from bow.engine import Stacked, TaskSettings, step_from_loss
 from bow.engine.cuda import CudaGraphs
 from bow.engine.cuda.spread import SpreadTask
@@ -26,6 +25,7 @@ from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of
 from bow.scheduler import critical_path
 from bow.strategy import Schedule
+from bow.testing import FakeDevice
 from tests.engine.cuda.trainings import ADAMW, LEARNERS, SGD, batch, model, round_of, training
 from tests.engine.pairs import TOLERANCE
 from tests.engine.test_agreement import MODELS, random_batch

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import bow
 from bow.data import Indexed, open_stream
-from bow.device.fake import FakeDevice
 from bow.engine import Stacked
 from bow.engine.cuda.results import SLOTS
 from bow.engine.live_check import LiveCheck
 from bow.errors import DivergenceError, LossError
+from bow.testing import FakeDevice
 from tests.engine.cuda.trainings import ADAMW, ENGINES, LEARNERS, SGD, batch, model, round_of, training
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled")]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.device.fake import FakeDevice
 from bow.engine import STREAM_ENGINES
+from bow.testing import FakeDevice
 
 ENGINES = list(STREAM_ENGINES)
 LEARNERS, SIZE, CLASSES, BATCH = 2, 6, 3, 4

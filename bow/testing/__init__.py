@@ -1,0 +1,6 @@
+"""A GPU that is none, for tests of what runs on one: operators run on the CPU, and their order is checked."""
+
+from bow.testing.fake_device import CaptureRuleError as CaptureRuleError
+from bow.testing.fake_device import FakeDevice as FakeDevice
+from bow.testing.fake_device import RaceError as RaceError
+from bow.testing.fake_device import Wait as Wait
