@@ -4,6 +4,7 @@
 Each is translated to an operator that there is a rule for, or stays whole under its own name.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +15,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
-from bow.errors import BowError, LossError
+from bow.errors import BowError, CaptureError, LossError
 from bow.graph.batches import batch_tensors
 from bow.graph.learning_step import LearningStep, Step, checked_model, step_from_loss
 from bow.graph.quiet import quiet
-from bow.graph.side_effects import python_state, refuse_changes
+from bow.graph.side_effects import changed, python_state, refuse_changes
 from bow.planner.operator_graph import OperatorGraph
 from bow.planner.rule import Rules
 from bow.planner.rules import RULES
@@ -72,8 +73,7 @@ def capture_operators(
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
     batch_tensors(batch)
     model = checked_model(model)
-    learning_step = LearningStep(model, functools.partial(_without_changes, chosen))
-    program = _exported(learning_step, batch)
+    learning_step, program = _captured(model, chosen, batch)
     translation = _Translation(learning_step.model, program, tree_leaves(batch))
     graph, made = translation.run()
     if not graph.tensors[graph.loss].differentiable:
@@ -85,6 +85,23 @@ def capture_operators(
     return CapturedStep(
         with_samples(graph, made, rules), made, builder.dtypes, translation.mutations.counters(), builder.constants
     )
+
+
+def _captured(model: nn.Module, step: Step, batch: Any) -> tuple[LearningStep, ExportedProgram]:
+    learning_step = LearningStep(model, functools.partial(_without_changes, step))
+    try:
+        return learning_step, _exported(learning_step, batch)
+    except CaptureError:
+        # An attribute that is computed once and kept, such as a mask, is there behind one pass and changes no more.
+        once = LearningStep(model, step)
+        before = python_state(once.model)
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        with contextlib.suppress(Exception), quiet(), torch.random.fork_rng(devices=[]):
+            once.run(dict(model.named_parameters()), buffers, batch)
+        if not changed(before, python_state(once.model)):
+            raise
+    learning_step = LearningStep(once.model, functools.partial(_without_changes, step))
+    return learning_step, _exported(learning_step, batch)
 
 
 def _without_changes(step: Step, model: nn.Module, batch: Any) -> Any:

@@ -368,6 +368,35 @@ def test_recurrent_layers_that_cannot_be_split_stay_whole_and_may_drop_nothing(l
         capture_operators(Recurrent(dropout=0.5), batch, F.mse_loss)
 
 
+class Keeping(nn.Module):
+    """Keeps a tensor as an attribute: the first, or its last features too, which the next pass reads."""
+
+    def __init__(self, carries: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.carries, self.kept = carries, None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = torch.arange(4.0)
+        features = self.layer(inputs) + self.kept
+        if self.carries:
+            self.kept = features.detach()
+        return features  # type: ignore[no-any-return]
+
+
+def test_an_attribute_may_be_computed_once_and_kept_but_not_carried_on() -> None:
+    batch = torch.randn(6, 4), torch.randint(4, (6,))
+    model = Keeping(carries=False)
+    graph = capture_operators(model, batch, F.cross_entropy).graph
+    assert graph == capture_operators(model, batch, F.cross_entropy).graph
+    assert model.kept is None
+    model(batch[0])
+    assert graph == capture_operators(model, batch, F.cross_entropy).graph
+    with pytest.raises(CaptureError, match="changes attribute 'kept'"):
+        capture_operators(Keeping(carries=True), batch, F.cross_entropy)
+
+
 def test_one_of_loss_and_step_is_wanted() -> None:
     with pytest.raises(LossError, match="give either loss or step, got neither"):
         capture_operators(Net(), IMAGES)
