@@ -217,7 +217,7 @@ def check_first_batch(
         most_bad: the largest part of the samples that may have values that are not finite.
 
     Raises:
-        ModelError: the model fails on the batch.
+        ModelError: the model fails on the batch, or writes to its parameters.
         LossError: the loss is not a scalar, or depends on what is not in the model and requires a gradient.
         DataError: batches are no pairs, labels are out of range, or values are not finite, and neither is the loss.
     """
@@ -230,6 +230,8 @@ def check_first_batch(
     modes = {module: module.training for module in template.modules()}
     buffers = {} if has_lazy_modules(template) else buffer_state(template)  # some models count their calls
     attributes = [(vars(module), _shallow(vars(module))) for module in template.modules()]
+    trained = {} if has_lazy_modules(template) else {n: p for n, p in template.named_parameters() if p.requires_grad}
+    versions = {name: parameter._version for name, parameter in trained.items()}
     template.eval()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -239,6 +241,11 @@ def check_first_batch(
                     made = result[0] if isinstance(result, tuple) else result
                 else:
                     made = _loss_on(template, batch, loss, labels, data)
+            if written := [name for name, parameter in trained.items() if parameter._version != versions[name]]:
+                raise ModelError(
+                    f"the model changes its parameter {written[0]!r} in place, as nn.Embedding does with max_norm, and "
+                    "learners' parameters are views of a row, which cannot be; scale the value that is used instead"
+                )
             if isinstance(made, Tensor):
                 outside.check(made, [batch])
                 if made.dim() == 0 and not math.isfinite(value := float(made.detach())):

@@ -412,3 +412,11 @@ def test_seeds_of_64_bits_are_taken(train: Train, seed: Any) -> None:
 def test_labels_are_not_checked_where_the_loss_is_not_known_to_take_classes(train: Train, model: nn.Module) -> None:
     result = train(model, (X, Y + 7), lambda outputs, targets: (outputs.mean(1) - targets).pow(2).mean())
     assert result.history
+
+
+def test_a_model_that_writes_to_its_parameters_is_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Flatten(), nn.Linear(8, 3))
+    data = torch.randint(10, (64, 2)), torch.randint(3, (64,))
+    with pytest.raises(ModelError, match=r"'0\.weight' in place"):
+        bow.train(model, data, nn.functional.cross_entropy, progress=False, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
