@@ -147,6 +147,8 @@ def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optim
             scheduler = factory(trial)
         except Exception:  # one that can be made once only
             return
+        if not type(scheduler).__module__.startswith("torch."):  # a user's own may keep what it is told
+            return
         try:
             scheduler.step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()
         except Exception as error:

@@ -165,7 +165,6 @@ def test_a_training_on_synthetic_data_says_so(capsys: pytest.CaptureFixture[str]
         "data.samples=32",
         "data.shape=[1,8,8]",
         "data.limit=16",
-        "learners=1",
         "batch_size=8",
     ]
     assert main(["train", *settings, "engine=eager", "learners=1", "run_dir=here"]) == 0

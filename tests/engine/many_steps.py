@@ -34,7 +34,7 @@ ENGINES = ("eager", "streams", "graph", "fused")
 VALUES = (0.0, 0.0, 0.0, 0.5, 0.5, 1.5, 0.0, 0.25)
 """What the value in Python is, by round."""
 
-UNSEEN = ("in_context", "in_environment", "in_iterator", "in_random")
+UNSEEN = ("in_environment", "in_iterator", "in_random")
 """What a capture cannot watch: that it has changed is found and told when the step itself is run beside it."""
 
 ALPHA, MU = 0.4, 0.3

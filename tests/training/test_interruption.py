@@ -50,6 +50,16 @@ def train(tmp_path: Path) -> Train:
     return run
 
 
+@pytest.fixture(autouse=True)
+def _no_signal_is_ignored() -> Iterator[None]:
+    """Whatever the tests were started with, such as nohup."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("number", "outcome"),
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
