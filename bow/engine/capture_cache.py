@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from bow.engine.frozen import FrozenValues
+from bow.engine.frozen import FrozenValues, generators_kept
 from bow.engine.task import Step
 from bow.errors import CaptureError, reason
 
@@ -100,10 +100,10 @@ class CaptureCache(Generic[Captured]):
             CaptureError: the step changes in Python what it reads; and what `capture` raises.
         """
         frozen = self._frozen or FrozenValues(self._step, self._model())
-        captured = capture()
+        captured = _without_draws(frozen, capture)
         if frozen.changed():  # what is computed once and kept is there now
             frozen = FrozenValues(self._step, self._model())
-            captured = capture()
+            captured = _without_draws(frozen, capture)
         if name := frozen.changed():
             raise CaptureError(f"the step changes {name!r} in Python, which a graph would not repeat; use a buffer")
         self._captured[shape] = captured
@@ -117,3 +117,11 @@ class CaptureCache(Generic[Captured]):
             self._unfit.add(shape)
         else:
             self.refused = reason(error)
+
+
+def _without_draws(frozen: FrozenValues, capture: Callable[[], Captured]) -> Captured:
+    with generators_kept(frozen.generators) as have_drawn:
+        captured = capture()
+        if have_drawn():
+            raise CaptureError("the step draws from a random generator of Python's or NumPy's; draw with torch")
+    return captured

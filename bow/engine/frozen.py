@@ -1,11 +1,12 @@
 """Values in Python that a captured step reads: a graph repeats them for good, eager PyTorch looks every time."""
 
+import contextlib
 import functools
 import operator
 import random
 import sys
 from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import (
     BuiltinMethodType,
@@ -307,3 +308,30 @@ def _equal(now: Any, before: Any) -> bool:
         return bool(now == before)
     except Exception:  # there is a tensor inside by now
         return False
+
+
+@contextlib.contextmanager
+def generators_kept(generators: Sequence[Any]) -> Iterator[Callable[[], bool]]:
+    """A step's own generators are behind it as they were before; tells whether one of Python or NumPy has drawn."""
+    states = [(generator, _state_of(generator)) for generator in generators]
+    others = [(each, str(state)) for each, state in states if not isinstance(each, torch.Generator)]
+    try:
+        yield lambda: any(str(_state_of(each)) != state for each, state in others)
+    finally:
+        for generator, state in states:
+            _set_state(generator, state)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

@@ -7,13 +7,11 @@ every operator's result off by rounding at random, and the spread of that is the
 
 import contextlib
 import dataclasses
-import random
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -22,9 +20,11 @@ from torch.utils._pytree import tree_map_only
 
 from bow.engine.capture_cache import CaptureCache
 from bow.engine.eager import LearningTasks
+from bow.engine.frozen import generators_kept
 from bow.engine.outcome import TaskSettings
 from bow.engine.task import Batch, Metrics
 from bow.errors import reason
+from bow.graph.side_effects import python_random_kept
 from bow.replica import LearnerGroup, buffer_slots, buffer_state
 
 SHARE = 0.01
@@ -209,15 +209,10 @@ class LiveCheck:
         ]
         tensors = [(tensor, tensor._version, tensor.detach().clone()) for tensor in self._may_be_written()]
         gradient, weights = own.gradient.clone(), own.row.detach().clone()
-        generators = [(generator, _state_of(generator)) for generator in self._captures.generators]
-        python, numpy = random.getstate(), np.random.get_state()
         try:
-            yield
+            with python_random_kept(), generators_kept(self._captures.generators):
+                yield
         finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-            for generator, state in generators:
-                _set_state(generator, state)
             for now, before in attributes:
                 now.clear()
                 now.update(before)
@@ -319,7 +314,9 @@ class _RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tree_map_only(Tensor, self._rounded, made)
 
     def _rounded(self, tensor: Tensor) -> Tensor:
-        return tensor * _factors(tensor, self._generator) if tensor.dtype.is_floating_point else tensor
+        # A gradient that torch knows to be 0 (`_efficientzerotensor`) has no memory to read.
+        has_rounding = tensor.dtype.is_floating_point and not tensor._is_zerotensor()
+        return tensor * _factors(tensor, self._generator) if has_rounding else tensor
 
 
 def _factors(tensor: Tensor, generator: torch.Generator) -> Tensor:
@@ -336,18 +333,3 @@ def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
     other = other.detach().to(wide)
     same = (tensor == other) | (tensor.isnan() & other.isnan())
     return float(torch.linalg.vector_norm((tensor - other).masked_fill(same, 0.0)))
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)

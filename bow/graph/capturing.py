@@ -11,7 +11,7 @@ from bow.graph.assembly import assemble, with_updates
 from bow.graph.batches import batch_tensors
 from bow.graph.learning_step import LearningStep, Step, checked_model, step_from_loss
 from bow.graph.refusal import refusal
-from bow.graph.side_effects import python_state, refuse_changes
+from bow.graph.side_effects import python_random_kept, python_state, refuse_changes
 from bow.graph.step_graph import StepGraph
 from bow.graph.update import OptimizerFactory
 
@@ -84,8 +84,9 @@ def _trace(
 ) -> tracing.Trace:
     """Trace a step and make sure that a graph can repeat it."""
     before = python_state(step.model)
-    trace = tracing.trace(step, parameters, buffers, batch)
-    refuse_changes(_name(step), before, python_state(step.model))
+    with python_random_kept():  # of a step that is refused, eager draws the same numbers as without an attempt
+        trace = tracing.trace(step, parameters, buffers, batch)
+        refuse_changes(_name(step), before, python_state(step.model))
     if trace.custom_functions:  # what they may change is known only now, so they run once more
         before = python_state(step.model, trace.custom_functions)
         again = tracing.trace(step, parameters, buffers, batch)

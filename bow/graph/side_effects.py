@@ -1,5 +1,6 @@
 """Finds what a step changes in Python: a graph would do it once, when captured, and never again."""
 
+import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
@@ -34,6 +35,17 @@ def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, 
         for code in _functions(function):
             state.update(_plain(f"variable {{}} of {function.__name__}", _outside(code)))
     return state
+
+
+@contextlib.contextmanager
+def python_random_kept() -> Iterator[None]:
+    """Python's and NumPy's own generators are behind it as they were before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:

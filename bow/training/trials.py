@@ -1,18 +1,17 @@
 """Timed trials: the rounds of a training, run for a moment on the user's own model and data, and forgotten."""
 
 import contextlib
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import cast
 
-import numpy as np
 import torch
 
 from bow.device import StreamDevice
 from bow.engine import EngineName
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
+from bow.graph.side_effects import python_random_kept
 from bow.runtime import is_built
 from bow.training.blueprint import Blueprint
 from bow.training.opened import TrialFeed
@@ -190,9 +189,9 @@ class Trials:
         place = self._blueprint.device
         device = place.torch_device if isinstance(place, StreamDevice) else place
         before = torch.get_num_threads()
-        numbers, arrays = random.getstate(), np.random.get_state()
         with (
             warnings.catch_warnings(),
+            python_random_kept(),
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         ):
             warnings.simplefilter("ignore")
@@ -202,8 +201,6 @@ class Trials:
                 yield
             finally:
                 torch.set_num_threads(before)
-                random.setstate(numbers)
-                np.random.set_state(arrays)
 
 
 def split(name: str) -> tuple[str, bool]:

@@ -61,6 +61,19 @@ def test_a_capture_of_what_every_call_changes_is_told_of() -> None:
 
 
 @pytest.mark.usefixtures("_uncompiled")
+def test_a_step_with_forward_derivatives_can_be_checked_closely() -> None:
+    case = Case(("functional_derivative",), "in_environment", False, "state", "momentum", 1)
+    assert outcome(case, "graph", *course_and_bound(case)).startswith("told behind it")
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_an_attempt_to_capture_draws_no_random_numbers_of_python() -> None:
+    for blocks in (("memory",), ("dense",)):
+        case = Case(blocks, "in_random", True, "state", "nesterov", 1)
+        assert outcome(case, "graph", *course_and_bound(case)).startswith("told: engine graph does not work")
+
+
+@pytest.mark.usefixtures("_uncompiled")
 def test_learners_on_threads_have_the_callers_context_variables() -> None:
     case = Case(("dense",), "in_context", True, "state", "sgd", 2)
     assert outcome(case, "streams", *course_and_bound(case)) == "equal"
