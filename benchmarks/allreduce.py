@@ -24,9 +24,9 @@ from benchmarks.measure import Spread
 from benchmarks.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
 from benchmarks.workloads import WORKLOADS
 from bow.cluster import Bucket, Parcel, Pending, Processes, World, join, start
-from bow.engine import Engine, Stacked, TaskSettings, make_engine, step_from_loss
+from bow.engines import Engine, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.errors import SettingError
-from bow.replica import LearnerGroup
+from bow.replicas import LearnerGroup
 from bow.sync import SMA, Independent, Synchroniser
 
 CPU = torch.device("cpu")

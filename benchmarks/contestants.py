@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value
 from benchmarks.line_up import COMPILED, COMPILED_STEP, Lane
 from benchmarks.workloads import Data, Workload
 from bow.data import BatchStream, open_stream
-from bow.engine import EngineName, Loss, Stacked
+from bow.engines import EngineName, Loss, Stacked
 from bow.sync import SMA
 from bow.training import Replicas
 

@@ -24,7 +24,7 @@ from benchmarks.results import RESULTS, Result, console, prepare_output, write_j
 from bow.costs import ESTIMATORS, Saturation
 from bow.costs.counters import source
 from bow.costs.evidence import compare
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import SettingError
 
 PARTS = ("papers", "climbing", "regression", "here")

@@ -15,9 +15,9 @@ from bow.costs import Case, HillClimb, Roofline, Sample, Work, computed_events
 from bow.costs.counters import count, why_not
 from bow.graph.execution import inputs_of, run_operator
 from bow.models import NETWORKS
-from bow.profiler.profiling import measure
-from bow.profiler.subject import Subject
 from bow.runtime.issue import operators_of
+from bow.schedule.profiler.profiling import measure
+from bow.schedule.profiler.subject import Subject
 
 FAMILIES = ("k-neighbours", "gradient boosting", "random forest", "ordinary least squares")
 ONE = Case(1)

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bow.cluster import Pending
-from bow.engine import Batches, Engine, Outcome, TaskSettings
-from bow.engine.eager import batch_of
-from bow.engine.task import Batch, LearningTask
-from bow.replica import LearnerGroup
+from bow.engines import Batches, Engine, Outcome, TaskSettings
+from bow.engines.eager import batch_of
+from bow.engines.task import Batch, LearningTask
+from bow.replicas import LearnerGroup
 from bow.sync import SMA
 
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from benchmarks.measure import Spread
 from benchmarks.workloads import Workload
-from bow.engine import EngineName
+from bow.engines import EngineName
 
 PLAIN, COMPILED, COMPILED_STEP = "pytorch", "compiled", "compiled_step"
 PYTORCH = (PLAIN, COMPILED, COMPILED_STEP)

@@ -39,10 +39,10 @@ from benchmarks.quartiles import Quartiles
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from benchmarks.schedule_contestants import pairs, shape
 from bow.costs.evidence import TABLE_II
-from bow.device import available_cores, core_sets
-from bow.device.topology import read_topology
+from bow.devices import available_cores, core_sets
+from bow.devices.topology import read_topology
 from bow.errors import SettingError
-from bow.strategy import Topology
+from bow.schedule import Topology
 
 PARTS = ("threads", "pinned", "together")
 
@@ -199,7 +199,7 @@ def ways(topology: Topology) -> dict[str, list[Seat]]:
         topology: of the machine.
 
     Example:
-        >>> from bow.strategy.topology import server
+        >>> from bow.schedule.topology import server
         >>> two = server(sockets=1, cores_per_socket=2, threads_per_core=2)
         >>> [seat.cores for seat in ways(two)["on the same cores"]]
         [(0, 1), (2, 3)]

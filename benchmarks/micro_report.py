@@ -9,7 +9,7 @@ from benchmarks.micro_operators import GEMM, PRODUCT
 from benchmarks.results import Table
 from benchmarks.schedule_contestants import shape
 from bow.costs.evidence import SATURATION, TABLE_II
-from bow.profiler.profiling import numbers_of_threads
+from bow.schedule.profiler.profiling import numbers_of_threads
 
 FIGURE_2 = dict(zip((GEMM, PRODUCT), (threads for _, threads in SATURATION.values()), strict=True))
 """Tang et al.: the threads behind which performance no longer grows, on 64 cores."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 
 from benchmarks.measure import Spread
-from bow.device import available_cores, core_sets
+from bow.devices import available_cores, core_sets
 from bow.runtime import is_available, native
 
 PYTHON, RUNTIME, BY_PRIORITY, HANDED_OVER = "python", "runtime", "by_priority", "handed_over"

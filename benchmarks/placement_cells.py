@@ -13,18 +13,18 @@ import torch
 
 from benchmarks.placement_networks import PLACED
 from benchmarks.results import console
-from bow.placement.budget import Budget
-from bow.placement.comparison import Row, compare
-from bow.placement.device_loads import device_loads, imbalance
-from bow.placement.evaluation import SimulatedEvaluator
-from bow.placement.grouping import module_groups
-from bow.placement.groups import Groups
-from bow.placement.machine import PROCESSOR, k80_machine
-from bow.placement.picture import placement_svg
-from bow.placement.towers import towers
-from bow.planner.costs import RooflineCosts
-from bow.planner.problem import Problem
-from bow.planner.rules import RULES
+from bow.planning.placement.budget import Budget
+from bow.planning.placement.comparison import Row, compare
+from bow.planning.placement.device_loads import device_loads, imbalance
+from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.grouping import module_groups
+from bow.planning.placement.groups import Groups
+from bow.planning.placement.machine import PROCESSOR, k80_machine
+from bow.planning.placement.picture import placement_svg
+from bow.planning.placement.towers import towers
+from bow.planning.rules import RULES
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.costs import RooflineCosts
 
 DATA_SHEET, SLOW = "data_sheet", "slow"
 

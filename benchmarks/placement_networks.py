@@ -12,9 +12,9 @@ from bow.models import NETWORKS
 from bow.models.network import Size
 from bow.models.rnn_language_model import RNNLanguageModel
 from bow.models.translation import Translator
-from bow.placement.machine import K80
-from bow.planner.operator_graph import OperatorGraph
-from bow.tiles.capturing import capture_operators
+from bow.planning.placement.machine import K80
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.tiles.capturing import capture_operators
 
 ADAM, RMSPROP = 2.0, 1.0
 """Bytes that the optimizer keeps for each byte of a weight."""

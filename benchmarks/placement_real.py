@@ -15,27 +15,27 @@ from benchmarks.predicted_steps import Timed, time_strategies
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import console
 from bow.cluster import Parcel, World, join, start
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.models.network import Size
-from bow.placement.budget import Budget
-from bow.placement.evaluation import SimulatedEvaluator
-from bow.placement.grouping import module_groups
-from bow.placement.groups import Devices
-from bow.placement.methods import SHORT, SIZES, place
-from bow.placement.real_steps import RealSteps
-from bow.placement.training import train_policy
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.measured_costs import MeasuredCosts, mean_times
-from bow.planner.problem import Problem
-from bow.planner.rules import RULES
-from bow.planner.topology_files import topology_to_dict
-from bow.tiles import CapturedStep, capture_operators
-from bow.tiles.exchanges import measure_links_in_use
-from bow.tiles.machine import all_on, read_devices
-from bow.tiles.measuring import measure_tiles
-from bow.tiles.team import Team
+from bow.planning.placement.budget import Budget
+from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.grouping import module_groups
+from bow.planning.placement.groups import Devices
+from bow.planning.placement.methods import SHORT, SIZES, place
+from bow.planning.placement.real_steps import RealSteps
+from bow.planning.placement.training import train_policy
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.topology_files import topology_to_dict
+from bow.planning.rules import RULES
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.measured_costs import MeasuredCosts, mean_times
+from bow.planning.tiles import CapturedStep, capture_operators
+from bow.planning.tiles.exchanges import measure_links_in_use
+from bow.planning.tiles.machine import all_on, read_devices
+from bow.planning.tiles.measuring import measure_tiles
+from bow.planning.tiles.team import Team
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ SIZE = Size({"vocabulary": 1000, "hidden": 256, "layers": 2}, (8,), 32)
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.01)
 
 METHODS: Mapping[str, str] = {"single": "gpu", "expert": "expert", "mcmc": "mcmc", "learned": "learned"}
-"""By name in the table: of `bow.placement.methods`."""
+"""By name in the table: of `bow.planning.placement.methods`."""
 
 REAL = "learned from real steps"
 

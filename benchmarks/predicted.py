@@ -23,20 +23,20 @@ from benchmarks.predicted_strategies import draw_strategies
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from bow.cluster import Parcel, World, join, start
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import SettingError
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
-from bow.planner.operator_graph import OperatorGraph
-from bow.planner.problem import Problem
-from bow.planner.rules import RULES
-from bow.planner.simulation_result import SimulationResult
-from bow.planner.topology_files import topology_to_dict
-from bow.tiles.exchanges import SHAPES, MessageRaces, SumRaces, measure_links_in_use
-from bow.tiles.links import measured_topology
-from bow.tiles.machine import all_on, read_devices
-from bow.tiles.measuring import measure_tiles
-from bow.tiles.team import Team
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.topology_files import topology_to_dict
+from bow.planning.rules import RULES
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
+from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.tiles.exchanges import SHAPES, MessageRaces, SumRaces, measure_links_in_use
+from bow.planning.tiles.links import measured_topology
+from bow.planning.tiles.machine import all_on, read_devices
+from bow.planning.tiles.measuring import measure_tiles
+from bow.planning.tiles.team import Team
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from bow.engine import step_from_loss
+from bow.engines import step_from_loss
 from bow.models.sizes import NETWORKS as SIZES
-from bow.tiles import CapturedStep, capture_operators
-from bow.tiles.updating import OptimizerFactory
+from bow.planning.tiles import CapturedStep, capture_operators
+from bow.planning.tiles.updating import OptimizerFactory
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.split import Split
-from bow.strategy import Span
-from bow.tiles import CapturedStep, Team, TileRuntime
-from bow.tiles.updating import OptimizerFactory
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split
+from bow.planning.tiles import CapturedStep, Team, TileRuntime
+from bow.planning.tiles.updating import OptimizerFactory
+from bow.schedule import Span
 
 WARM_UP = 1
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from bow.errors import BowError
-from bow.planner.moves import SplitSpace
-from bow.planner.problem import Problem
-from bow.planner.search import search
-from bow.planner.search_settings import SearchSettings
-from bow.planner.split import Split
-from bow.planner.starts import BASELINES, baseline
+from bow.planning.problem.split import Split
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.problem import Problem
+from bow.planning.search.search import search
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.search.starts import BASELINES, baseline
 from bow.seeds import derive_seed
 
 Strategy: TypeAlias = tuple[Split, ...]

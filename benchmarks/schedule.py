@@ -26,12 +26,12 @@ from benchmarks.schedule_cost import BY_PRIORITY, decisions_per_s, measure_cost
 from benchmarks.schedule_effects import effects
 from benchmarks.schedule_races import Races
 from benchmarks.schedule_spinning import SpinningStep
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.profiler import Subject, compare, policies_here
-from bow.profiler.profiling import REPEATS, measure
-from bow.profiler.turns import take_turns
+from bow.schedule.profiler import Subject, compare, policies_here
+from bow.schedule.profiler.profiling import REPEATS, measure
+from bow.schedule.profiler.turns import take_turns
 
 GRAPHI = ("lstm", "phased_lstm", "pathnet", "googlenet")
 LIU = ("resnet50", "dcgan", "inception", "alexnet")

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.line_up import counted
-from bow.device import available_cores, core_sets
-from bow.engine import Loss
+from bow.devices import available_cores, core_sets
+from bow.engines import Loss
 from bow.graph.learning_step import StepOutputs
-from bow.profiler import Policy, Subject
-from bow.profiler.profiling import numbers_of_threads
-from bow.profiler.subject import Executors
-from bow.profiler.turns import Contestant
 from bow.runtime import ScheduledThreads
-from bow.scheduler import ListScheduler
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.profiler import Policy, Subject
+from bow.schedule.profiler.profiling import numbers_of_threads
+from bow.schedule.profiler.subject import Executors
+from bow.schedule.profiler.turns import Contestant
+from bow.schedule.scheduler import ListScheduler
 
 PYTORCH = "PyTorch"
 """What the names of plain PyTorch begin with."""

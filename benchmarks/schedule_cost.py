@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.quartiles import Quartiles
-from bow.profiler import Profile, Subject
-from bow.profiler.subject import Executors
-from bow.profiler.turns import take_turns
 from bow.runtime.issue import operators_of
-from bow.scheduler import CoRunScheduler, ListScheduler, Scheduler, Start, critical_path
-from bow.simulator import simulate_operators
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.profiler import Profile, Subject
+from bow.schedule.profiler.subject import Executors
+from bow.schedule.profiler.turns import take_turns
+from bow.schedule.scheduler import CoRunScheduler, ListScheduler, Scheduler, Start, critical_path
+from bow.schedule.simulator import simulate_operators
 
 IN_ORDER, BY_PRIORITY, FIRST_COME, AT_ONCE = "in order", "by priority", "first come", "small at once"
 

@@ -24,20 +24,20 @@ from benchmarks.results import RESULTS, Result, console, prepare_output, write_j
 from benchmarks.tiles_runs import OPTIMIZER, Training, train
 from bow.cluster import Parcel, is_leader, join, start
 from bow.data import text
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
 from bow.models.rnn_language_model import RNNLanguageModel
-from bow.planner.baselines import data_parallel
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.problem import Problem
-from bow.planner.rules import RULES
-from bow.planner.search import Found, search
-from bow.planner.search_settings import SearchSettings
-from bow.planner.split import Split, everything_on
-from bow.tiles import CapturedStep, capture_operators
-from bow.tiles.measured import measured_costs
-from bow.tiles.planning import COSTS, problem_of, topology_of
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split, everything_on
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.search.problem import Problem
+from bow.planning.search.search import Found, search
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.tiles import CapturedStep, capture_operators
+from bow.planning.tiles.measured import measured_costs
+from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 
 DEVICES = 2
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from bow.engine import Loss
+from bow.engines import Loss
 from bow.models import MLP, LeNet, LogisticRegression, LSTMLanguageModel, ResNet, sequence_cross_entropy
 
 CLASSES = 10

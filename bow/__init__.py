@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
-    from bow.profiler import profile as profile
+    from bow.planning.tiles.planning import plan as plan
     from bow.runtime import LocalRuntime as LocalRuntime
-    from bow.strategy import Schedule as Schedule
-    from bow.strategy import Timeline as Timeline
+    from bow.schedule import Schedule as Schedule
+    from bow.schedule import Timeline as Timeline
+    from bow.schedule.profiler import profile as profile
     from bow.sync import ASGD as ASGD
     from bow.sync import EASGD as EASGD
     from bow.sync import SMA as SMA
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from bow.sync import Independent as Independent
     from bow.sync import LocalSGD as LocalSGD
     from bow.sync import TwoLevel as TwoLevel
-    from bow.tiles.planning import plan as plan
     from bow.training import Accuracy as Accuracy
     from bow.training import Callback as Callback
     from bow.training import Metric as Metric
@@ -40,11 +40,11 @@ _HOMES = {
     "bow.cli.arguments": ("recipe",),
     "bow.errors": ("BowError",),
     "bow.graph": ("StepGraph", "capture"),
-    "bow.profiler": ("profile",),
+    "bow.schedule.profiler": ("profile",),
     "bow.runtime": ("LocalRuntime",),
-    "bow.strategy": ("Schedule", "Timeline"),
+    "bow.schedule": ("Schedule", "Timeline"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD", "TwoLevel"),
-    "bow.tiles.planning": ("plan",),
+    "bow.planning.tiles.planning": ("plan",),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
     "bow.tuner": ("Tuner",),
 }

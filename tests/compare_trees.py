@@ -10,8 +10,10 @@ What the two trees spell differently is in `_spelling`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -21,6 +23,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROUNDS, LEARNERS, SIZE, CLASSES = 50, 3, 12, 3
@@ -186,10 +189,10 @@ def _training(folder: Path | None, *, steps: int, resume: bool) -> str:
 
 def _spelling() -> dict[str, Any]:
     """What trees have other names for."""
-    profiler = __import__("bow.profiler", fromlist=["make_policies"])
+    profiler = _first_of("bow.schedule.profiler", "bow.profiler")
     return {
         **{name: getattr(profiler, name) for name in ("Subject", "Profile", "make_policies")},
-        "OperatorTime": __import__("bow.profiler.profile", fromlist=["OperatorTime"]).OperatorTime,
+        "OperatorTime": importlib.import_module(f"{profiler.__name__}.profile").OperatorTime,
         "partition": lambda found: json.loads(found.strategy.to_json()),
         "schedule": lambda schedule: json.loads(schedule.to_json()),
         "run": lambda folder, steps, resume: {
@@ -199,6 +202,14 @@ def _spelling() -> dict[str, Any]:
             **({"resume": "auto"} if resume else {}),
         },
     }
+
+
+def _first_of(*names: str) -> ModuleType:
+    """The module under the name that this tree has for it, the newest name first."""
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise ModuleNotFoundError(f"none of {names}")
 
 
 def record(out: Path, run: Path) -> None:

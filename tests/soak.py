@@ -1,6 +1,6 @@
 """Training for minutes while learners come and go: memory stays flat, and no thread and no open file is left behind.
 
-`make soak` runs it for ten minutes per engine; `tests/engine/test_soak.py` for some seconds.
+`make soak` runs it for ten minutes per engine; `tests/engines/test_soak.py` for some seconds.
 
 Usage: python -m tests.soak [MINUTES [ENGINE ...]]
 """

@@ -25,6 +25,6 @@ def test_functions_without_shapes_are_not_wrapped() -> None:
 
 
 def test_the_package_is_checked() -> None:
-    from bow.replica.matrix import ReplicaMatrix
+    from bow.replicas.matrix import ReplicaMatrix
 
     assert hasattr(ReplicaMatrix.leaf, "__wrapped__")

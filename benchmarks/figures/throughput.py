@@ -15,7 +15,7 @@ from benchmarks.figures.forms import Form
 from benchmarks.figures.training import Course, Training, make_training, wait_for
 from benchmarks.measure import Contestant, race, warm_up
 from benchmarks.workloads import Workload
-from bow.device.cores import available_cores
+from bow.devices.cores import available_cores
 
 CALLS_CUDA = 32
 """Pieces of work that are issued to a GPU before it is waited for."""

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.figures.entries import Entry
 from bow.data import BatchStream, evaluation_batches, open_stream
-from bow.engine import EngineName, Stacked
-from bow.replica import OptimizerFactory
+from bow.engines import EngineName, Stacked
+from bow.replicas import OptimizerFactory
 from bow.training import Accuracy, Replicas
 
 ENGINE: EngineName = "graph"

@@ -13,8 +13,8 @@ from benchmarks.gpu.contestants import BowTraining
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.serving import first_words
 from benchmarks.gpu.workloads import workload
-from bow.device import TorchKernels
-from bow.engine import EngineName
+from bow.devices import TorchKernels
+from bow.engines import EngineName
 
 KERNELS = ("sma_round", "sgd_round", "sma_center")
 COLUMNS = (431_080, 464_154, LARGE)

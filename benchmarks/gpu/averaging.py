@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.racing import Race, spread
-from bow.engine import EngineName
+from bow.engines import EngineName
 from bow.sync import SMA, Independent, Synchroniser
 
 ENGINES = ("graph", "whole_round")

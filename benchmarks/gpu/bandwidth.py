@@ -11,7 +11,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.racing import spread
 from benchmarks.gpu.workloads import workload
-from bow.device import Kernels
+from bow.devices import Kernels
 
 LEARNERS = (1, 2, 4, 8, 16)
 LARGE = 25_000_000

@@ -13,9 +13,9 @@ from torch import Tensor
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.workloads import SGD, Data, Feed, Workload
 from bow.data import open_stream
-from bow.device import StreamDevice
-from bow.engine import EngineName, Stacked
-from bow.strategy import Schedule
+from bow.devices import StreamDevice
+from bow.engines import EngineName, Stacked
+from bow.schedule import Schedule
 from bow.sync import SMA, Synchroniser
 from bow.training import Replicas
 

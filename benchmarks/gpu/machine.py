@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bare import CONNECTIONS
 from benchmarks.gpu.trace import KernelRun, kernel_runs
-from bow.device import CudaDevice, Kernels, Stream, StreamDevice, available_cores, cuda_device, kernels_for
+from bow.devices import CudaDevice, Kernels, Stream, StreamDevice, available_cores, cuda_device, kernels_for
 from bow.errors import SettingError
 from bow.testing import FakeDevice
 

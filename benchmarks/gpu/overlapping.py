@@ -9,7 +9,7 @@ from benchmarks.gpu.parts import Context
 from benchmarks.gpu.serving import first_words
 from benchmarks.gpu.trace import overlap, save_small
 from benchmarks.gpu.workloads import workload
-from bow.engine import EngineName
+from bow.engines import EngineName
 
 ENGINES: tuple[EngineName, ...] = ("graph", "whole_round", "streams")
 LEARNERS = 2

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.gpu.bare import ROOT
 from benchmarks.gpu.budget import Allotment
-from bow.device.memory import host_memory
+from bow.devices.memory import host_memory
 
 READY_POLL_S = 0.2
 REPLY_S = 60.0

@@ -13,7 +13,7 @@ from benchmarks.gpu.peers import Peer, PeerError
 from benchmarks.gpu.serving import first_words
 from benchmarks.gpu.workloads import Data, Workload, workload
 from benchmarks.measure import Spread, ratios
-from bow.device import StreamDevice
+from bow.devices import StreamDevice
 
 
 class Runner(Protocol):

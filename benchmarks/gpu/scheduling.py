@@ -17,10 +17,10 @@ from benchmarks.gpu.line_up import GRAPHED, bow_name
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.racing import Race, gain
 from benchmarks.gpu.spreading import spread, subject_of
-from bow.profiler import Policy, Profile, Subject
-from bow.profiler.device_policies import device_policies
-from bow.profiler.device_profiling import measure_on
-from bow.scheduler import critical_path
+from bow.schedule.profiler import Policy, Profile, Subject
+from bow.schedule.profiler.device_policies import device_policies
+from bow.schedule.profiler.device_profiling import measure_on
+from bow.schedule.scheduler import critical_path
 
 BATCH = 16
 MOST_LEARNERS = 4

@@ -11,12 +11,12 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.racing import Race
 from benchmarks.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
-from bow.engine import step_from_loss
+from bow.engines import step_from_loss
 from bow.graph import StepGraph
-from bow.profiler import Subject
-from bow.profiler.device_profiling import subject_on
 from bow.runtime import StreamRuntime, branch_schedule
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.profiler import Subject
+from bow.schedule.profiler.device_profiling import subject_on
 from bow.sync import SMA
 
 STREAMS = (1, 2, 4, 8)

@@ -16,7 +16,7 @@ from benchmarks.gpu.parts import PARTS, Context
 from benchmarks.gpu.peers import Spec
 from benchmarks.gpu.racing import Race
 from benchmarks.gpu.settings import Settings
-from bow.engine import EngineName
+from bow.engines import EngineName
 
 FUSED_LEARNERS = {
     "throughput_lenet_16": (8, 16, 4, 2, 1),

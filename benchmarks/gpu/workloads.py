@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.gpu.machine import place
-from bow.device import StreamDevice
-from bow.engine import Loss, Stacked
+from bow.devices import StreamDevice
+from bow.engines import Loss, Stacked
 from bow.models import GoogLeNet, InceptionV3, LeNet, LogisticRegression, ResNet, RNNLanguageModel
 from bow.models.branches import Branches, ConvNorm
 from bow.models.sequence_loss import sequence_cross_entropy

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from benchmarks.manycore.machines import CACHES, CORES
 from benchmarks.manycore.steps import Step
 from bow.costs import Case, Curve, HillClimb, Saturation, Work, lanes
-from bow.scheduler import CacheTimes, Start
+from bow.schedule.scheduler import CacheTimes, Start
 
 Times: TypeAlias = dict[int, int]
 """Of one operator, by number of threads: nanoseconds."""

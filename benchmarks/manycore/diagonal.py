@@ -10,9 +10,9 @@ from benchmarks.manycore.executors import at_random, critical_first, first_come
 from benchmarks.manycore.machines import durations, team
 from benchmarks.manycore.steps import Step
 from bow.costs import Saturation
-from bow.scheduler import Scheduler, Start
-from bow.simulator import simulate_operators
-from bow.strategy import Span, Timeline
+from bow.schedule import Span, Timeline
+from bow.schedule.scheduler import Scheduler, Start
+from bow.schedule.simulator import simulate_operators
 
 Cell: TypeAlias = tuple[int, int]
 """Layer and step in time."""

@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks.manycore.machines import TEAM_CORES, durations, share_of_memory, team
 from benchmarks.manycore.steps import Step
 from bow.costs import Saturation
-from bow.scheduler import ListScheduler, Scheduler, Start, critical_path
-from bow.simulator import simulate_operators
+from bow.schedule.scheduler import ListScheduler, Scheduler, Start, critical_path
+from bow.schedule.simulator import simulate_operators
 
 EXTRA = {"pathnet": (6, 10), "googlenet": (3, 10)}
 """Executors, and threads of each, that the paper tries with one network only: as many as operators run in parallel."""

@@ -29,8 +29,8 @@ from benchmarks.manycore.strategies import (
     try_sharing,
 )
 from bow.costs import Saturation, sort_of
-from bow.scheduler import critical_path
-from bow.strategy import Timeline
+from bow.schedule import Timeline
+from bow.schedule.scheduler import critical_path
 
 MACHINE = Saturation()
 

@@ -7,8 +7,8 @@ from benchmarks.manycore.executors import simulated_ns
 from benchmarks.manycore.machines import TEAM_CORES, durations, team
 from benchmarks.manycore.steps import Step
 from bow.costs import Saturation, sort_of
-from bow.scheduler import ListScheduler, Start, classes_by_scaling, critical_path
-from bow.simulator import simulate_operators
+from bow.schedule.scheduler import ListScheduler, Start, classes_by_scaling, critical_path
+from bow.schedule.simulator import simulate_operators
 
 TEAMS = ((32, 16, 8, 8), (16, 16, 8, 8, 4, 4, 4, 4))
 """Executors of three sizes, as in the paper's example, which share out all cores."""

@@ -10,7 +10,7 @@ from benchmarks.manycore.paper import BEST_SPEEDUP
 from benchmarks.results import write_text
 from bow.models import NETWORKS
 from bow.observe.charts import BLUE, GREY, ORANGE, STYLE
-from bow.strategy.picture import timeline_svg
+from bow.schedule.picture import timeline_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

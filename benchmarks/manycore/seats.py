@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bow.errors import SettingError
-from bow.scheduler import ListScheduler, Start
+from bow.schedule.scheduler import ListScheduler, Start
 
 
 def fit(executors: int, threads: int, cores: int) -> bool:

@@ -12,13 +12,13 @@ from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds
 from benchmarks.manycore.seats import Seated, fit
 from benchmarks.manycore.steps import Step
 from bow.costs import Case, Saturation, Work
-from bow.scheduler import CoRunScheduler, Start
-from bow.scheduler.cores import Cores
-from bow.scheduler.corun import Strategy
-from bow.scheduler.threads_of import threads_by_kind
-from bow.simulator import simulate_operators
-from bow.strategy import Timeline
-from bow.strategy.picture import co_running, mean_co_running
+from bow.schedule import Timeline
+from bow.schedule.picture import co_running, mean_co_running
+from bow.schedule.scheduler import CoRunScheduler, Start
+from bow.schedule.scheduler.cores import Cores
+from bow.schedule.scheduler.corun import Strategy
+from bow.schedule.scheduler.threads_of import threads_by_kind
+from bow.schedule.simulator import simulate_operators
 
 HARDWARE_THREADS = 4
 """Of a core."""

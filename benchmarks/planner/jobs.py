@@ -13,9 +13,9 @@ from benchmarks.planner.problems import CLUSTERS, cluster, lenet, problem_of, sh
 from benchmarks.planner.proofs import check_neighbours, prove
 from benchmarks.planner.settings import Settings
 from benchmarks.planner.simulators import compare_simulators
-from bow.planner.native_simulator import Algorithm
-from bow.planner.operator_graph import OperatorGraph
-from bow.planner.split import Split
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.split import Split
+from bow.planning.simulator.native_simulator import Algorithm
 
 CURVES: tuple[Algorithm, ...] = ("delta", "full")
 

@@ -4,16 +4,16 @@ import random
 from typing import Any
 
 from benchmarks.planner.problems import problem_of
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.limits import Limits
-from bow.planner.metropolis import Best, metropolis
-from bow.planner.moves import SplitSpace
-from bow.planner.native_simulator import Algorithm
-from bow.planner.operator_graph import OperatorGraph
-from bow.planner.proposals import SymmetricProposals
-from bow.planner.search import search
-from bow.planner.search_settings import SearchSettings
-from bow.planner.starts import baseline
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.search.limits import Limits
+from bow.planning.search.metropolis import Best, metropolis
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.proposals import SymmetricProposals
+from bow.planning.search.search import search
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.search.starts import baseline
+from bow.planning.simulator.native_simulator import Algorithm
 from bow.seeds import derive_seed
 
 STARTS = ("single",) * 16

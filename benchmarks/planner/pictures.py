@@ -8,9 +8,9 @@ from benchmarks.planner.problems import TITLES, cluster
 from benchmarks.planner.structure import strategy_svg
 from benchmarks.results import write_text
 from bow.observe.charts import BLUE, ORANGE, STYLE
-from bow.planner.operator_graph import OperatorGraph
-from bow.planner.rules import RULES
-from bow.planner.split import Split
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.split import Split
+from bow.planning.rules import RULES
 
 COLOURS = {"delta": BLUE, "full": ORANGE}
 

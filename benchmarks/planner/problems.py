@@ -9,14 +9,14 @@ from bow.models import NETWORKS, LeNet
 from bow.models.network import Size
 from bow.models.rnn_language_model import RNNLanguageModel
 from bow.models.sequence_loss import sequence_cross_entropy
-from bow.planner.costs import RooflineCosts
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.native_simulator import Algorithm
-from bow.planner.operator_graph import OperatorGraph
-from bow.planner.problem import Problem
-from bow.planner.rules import RULES
-from bow.planner.topology_files import load_topology
-from bow.tiles import capture_operators
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.topology_files import load_topology
+from bow.planning.rules import RULES
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.tiles import capture_operators
 
 TITLES: Mapping[str, str] = {
     "alexnet": "AlexNet",

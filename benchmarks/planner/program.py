@@ -12,7 +12,7 @@ from benchmarks.planner.pictures import draw
 from benchmarks.planner.problems import graph_of
 from benchmarks.planner.settings import Settings
 from benchmarks.results import Result, console, prepare_output, write_json, write_text
-from bow.planner.operator_graph import OperatorGraph
+from bow.planning.problem.operator_graph import OperatorGraph
 
 FILE = "planner.json"
 

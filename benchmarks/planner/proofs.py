@@ -4,16 +4,16 @@ import time
 from typing import Any
 
 from benchmarks.planner.problems import problem_of
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.exhaustive import exhaustive
-from bow.planner.limits import Limits
-from bow.planner.moves import SplitSpace
-from bow.planner.neighbours import descend, try_neighbours
-from bow.planner.operator_graph import OperatorGraph
-from bow.planner.search import search
-from bow.planner.search_settings import SearchSettings
-from bow.planner.simulated import Evaluator
-from bow.planner.starts import baseline
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.search.exhaustive import exhaustive
+from bow.planning.search.limits import Limits
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.neighbours import descend, try_neighbours
+from bow.planning.search.search import search
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.search.starts import baseline
+from bow.planning.simulator.simulated import Evaluator
 
 STARTS = ("single", "data", "expert", "random", "random", "random")
 """What the search that is compared with the proof starts from; the best of all goes on."""

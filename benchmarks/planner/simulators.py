@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.planner.problems import problem_of
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.limits import Limits
-from bow.planner.metropolis import Proposed, metropolis
-from bow.planner.moves import SplitSpace
-from bow.planner.native_simulator import ALGORITHMS, Algorithm
-from bow.planner.operator_graph import OperatorGraph
-from bow.planner.proposals import SymmetricProposals
-from bow.planner.simulation import Simulation
-from bow.planner.split import Split
-from bow.planner.starts import baseline
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.split import Split
+from bow.planning.search.limits import Limits
+from bow.planning.search.metropolis import Proposed, metropolis
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.proposals import SymmetricProposals
+from bow.planning.search.starts import baseline
+from bow.planning.simulator.native_simulator import ALGORITHMS, Algorithm
+from bow.planning.simulator.simulation import Simulation
 from bow.seeds import derive_seed
 
 LEAST = 3

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from bow.planner.operator_graph import OperatorGraph, PlanOperator
-from bow.planner.rule import Rules
-from bow.planner.split import Split
-from bow.strategy.svg import COLOURS, WIDTH, legend, svg
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.problem.split import Split
+from bow.planning.rules.rule import Rules
+from bow.schedule.svg import COLOURS, WIDTH, legend, svg
 
 LEFT, TOP = 170, 56
 ROW, GAP = 30, 6

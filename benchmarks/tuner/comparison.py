@@ -19,7 +19,7 @@ from benchmarks.tuner.exhaustive import Tried, everything, try_all
 from benchmarks.tuner.pairs import PAIRS, Pair
 from benchmarks.tuner.turns import Interval, ratio, take_turns
 from bow.compiling import CACHE
-from bow.engine import step_from_loss
+from bow.engines import step_from_loss
 from bow.sync import SMA
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.tuner.turns import take_turns
-from bow.device import available_cores, share_cores
+from bow.devices import available_cores, share_cores
 from bow.errors import SettingError
 from bow.training.lanes import ENGINES_CPU
 from bow.training.trials import COMPILED, Trials, split

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 
 from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Data, Workload
-from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
+from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.models import LogisticRegression
 
 SAMPLES, MOST_LEARNERS = 4096, 8

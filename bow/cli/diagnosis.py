@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bow.device.memory import free_bytes
+from bow.devices.memory import free_bytes
 from bow.doctor import Machine, check_engines, find_libraries, inspect_machine, problems
-from bow.engine.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
+from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.errors import BowError
 
 USAGE = """\
@@ -122,7 +122,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 
 def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
     """The engine that would run, and what it would need."""
-    from bow.engine import choose_learners
+    from bow.engines import choose_learners
     from bow.training.given import engine_for
 
     inputs, size, memory = arguments["data"][0], arguments["batch_size"], arguments["memory"]

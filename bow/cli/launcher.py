@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from bow.cluster.network import address_towards, is_ours
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import ClusterError, SettingError, reason
 from bow.values import processes, whole
 

@@ -13,19 +13,19 @@ from bow.cli.planning_tables import add_result, comparison, explanation_table, s
 from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, reason
 from bow.observe.search_bar import measuring
-from bow.planner.chains import spaces_of
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.explain import explain
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.problem import Problem
-from bow.planner.search_settings import MOVES, STARTS, SearchSettings
-from bow.planner.simulation_result import SimulationResult
-from bow.planner.starts import baseline
-from bow.planner.topology_files import save_topology, shipped_topologies
-from bow.tiles import capture_operators
-from bow.tiles.machine import MACHINE
-from bow.tiles.measured import measured_costs
-from bow.tiles.planning import COSTS, problem_of, topology_of
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.topology_files import save_topology, shipped_topologies
+from bow.planning.search.chains import spaces_of
+from bow.planning.search.explain import explain
+from bow.planning.search.problem import Problem
+from bow.planning.search.search_settings import MOVES, STARTS, SearchSettings
+from bow.planning.search.starts import baseline
+from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.tiles import capture_operators
+from bow.planning.tiles.machine import MACHINE
+from bow.planning.tiles.measured import measured_costs
+from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.training.evaluation import batch_length
 from bow.values import given_path
 

@@ -10,15 +10,15 @@ from typing import Any, get_args
 from bow.cli.planning_settings import Settings
 from bow.errors import SettingError, disk_reason
 from bow.files import spare_files, write_whole
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.moves import DeviceLists
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.search_settings import SearchSettings
-from bow.planner.simulation_result import SimulationResult
-from bow.planner.strategy_files import PLANNED_FOR, strategy_text
-from bow.planner.topology_files import topology_from_dict
-from bow.strategy.picture import timeline_svg
-from bow.tiles.planning import COSTS
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.strategy_files import PLANNED_FOR, strategy_text
+from bow.planning.problem.topology_files import topology_from_dict
+from bow.planning.search.moves import DeviceLists
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.tiles.planning import COSTS
+from bow.schedule.picture import timeline_svg
 
 STRATEGY, TIMELINE, PICTURE = "strategy.json", "timeline.json", "timeline.svg"
 

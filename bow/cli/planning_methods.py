@@ -10,16 +10,16 @@ from rich.console import Console
 from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
 from bow.observe.search_bar import watched
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.exhaustive import exhaustive
-from bow.planner.moves import SplitSpace
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.problem import Problem
-from bow.planner.search import search
-from bow.planner.search_settings import SearchSettings
-from bow.planner.simulated import Evaluator
-from bow.planner.starts import BASELINES, baseline
-from bow.planner.step_model import StepModel
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.step_model import StepModel
+from bow.planning.search.exhaustive import exhaustive
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.problem import Problem
+from bow.planning.search.search import search
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.search.starts import BASELINES, baseline
+from bow.planning.simulator.simulated import Evaluator
 
 SEARCHES = ("search", "mcmc", "exhaustive")
 """Methods of the planner that take time; `mcmc` is another name of `search`."""
@@ -60,7 +60,7 @@ class Planned:
 
 def placement_methods() -> dict[str, str]:
     """The methods of device placement: by the name that they have here, the one that they have there."""
-    from bow.placement.methods import METHODS
+    from bow.planning.placement.methods import METHODS
 
     return {RENAMED.get(name, name): name for name in METHODS if name not in LEFT_OUT}
 
@@ -169,10 +169,10 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
 
 
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
-    from bow.placement.budget import Budget
-    from bow.placement.evaluation import SimulatedEvaluator
-    from bow.placement.grouping import module_groups
-    from bow.placement.methods import place
+    from bow.planning.placement.budget import Budget
+    from bow.planning.placement.evaluation import SimulatedEvaluator
+    from bow.planning.placement.grouping import module_groups
+    from bow.planning.placement.methods import place
 
     groups = module_groups(problem.graph)
     evaluator = SimulatedEvaluator(problem, groups, processors=processors(problem.topology))
@@ -198,9 +198,9 @@ def told_towers(problem: Problem) -> Iterator[str]:
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.4.
     """
-    from bow.placement.evaluation import SimulatedEvaluator
-    from bow.placement.grouping import module_groups
-    from bow.placement.towers import Towers, towers
+    from bow.planning.placement.evaluation import SimulatedEvaluator
+    from bow.planning.placement.grouping import module_groups
+    from bow.planning.placement.towers import Towers, towers
 
     homes = processors(problem.topology)
     if not 0 < len(homes) < problem.topology.num_devices:

@@ -8,9 +8,9 @@ from typing import Any
 from bow.cli.planning_methods import check_method
 from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
-from bow.planner.search_settings import SearchSettings
-from bow.tiles.machine import MACHINE
-from bow.tiles.planning import COSTS, CostsName
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.tiles.machine import MACHINE
+from bow.planning.tiles.planning import COSTS, CostsName
 from bow.values import given_path, whole
 
 DRY_RUN = "--dry-run"

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bow.planner.explain import Explained, Explanation, degrees_text, split_dimensions
-from bow.planner.neighbours import Choice
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.problem import Problem
-from bow.planner.simulation_result import SimulationResult
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.search.explain import Explained, Explanation, degrees_text, split_dimensions
+from bow.planning.search.neighbours import Choice
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.simulation_result import SimulationResult
 
 FEW = 4
 """Of more devices only the first two and the last are named."""

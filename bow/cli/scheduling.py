@@ -13,11 +13,13 @@ from rich.console import Console
 
 from bow.cli.subject import parts
 from bow.cli.suggestion import suggestion
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
-from bow.profiler import Comparison, Policy, Profile, Subject, compare, make_policies, policies_here, symmetric
-from bow.profiler.profiling import REPEATS, measure, under
-from bow.profiler.report import (
+from bow.runtime.loading import is_available, native
+from bow.schedule.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
+from bow.schedule.profiler import Comparison, Policy, Profile, Subject, compare, make_policies, policies_here, symmetric
+from bow.schedule.profiler.profiling import REPEATS, measure, under
+from bow.schedule.profiler.report import (
     before_after_table,
     longest_table,
     path_table,
@@ -25,9 +27,7 @@ from bow.profiler.report import (
     step_table,
     symmetric_table,
 )
-from bow.runtime.loading import is_available, native
-from bow.scheduler import critical_path
-from bow.strategy.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
+from bow.schedule.scheduler import critical_path
 from bow.values import given_path, whole
 
 USAGE = """\

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from bow.cli.suggestion import suggestion
-from bow.engine import Step
+from bow.engines import Step
 from bow.errors import SettingError
-from bow.replica import OptimizerFactory
-from bow.tiles.measured import OPTIMIZER
+from bow.planning.tiles.measured import OPTIMIZER
+from bow.replicas import OptimizerFactory
 
 SIZE = "tiny"
 """Of a network where none is given."""
@@ -45,7 +45,7 @@ def parts(network: str, size: str, others: Sequence[str]) -> Parts:
 
 
 def _network(name: str, size: str) -> Parts:
-    from bow.engine import step_from_loss
+    from bow.engines import step_from_loss
     from bow.models.sizes import NETWORKS
 
     if name not in NETWORKS:
@@ -59,8 +59,8 @@ def _network(name: str, size: str) -> Parts:
 def _recipe(words: Sequence[str]) -> Parts:
     from bow.cli.arguments import build
     from bow.cli.composition import compose
-    from bow.engine import step_from_loss
-    from bow.engine.captured import with_autocast
+    from bow.engines import step_from_loss
+    from bow.engines.captured import with_autocast
     from bow.training.opened import Opened
 
     given = build(compose(words))

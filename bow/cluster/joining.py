@@ -22,8 +22,8 @@ from bow.cluster.meeting import meet
 from bow.cluster.network import reachable_by
 from bow.cluster.processes import PATIENCE, Bucket, Processes, backend_for
 from bow.cluster.world import ALONE, World
-from bow.device import available_cores
-from bow.device.cores import siblings_of
+from bow.devices import available_cores
+from bow.devices.cores import siblings_of
 from bow.errors import ClusterError, DivergenceError, SettingError, reason
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

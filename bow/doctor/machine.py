@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from bow.device import processor
-from bow.device.memory import host_memory
+from bow.devices import processor
+from bow.devices.memory import host_memory
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from bow.graph import Operator, StepGraph
 from bow.graph.kinds import is_update
 from bow.runtime.local import Dependencies, in_turn
-from bow.scheduler import ListScheduler, Recorder, Start
-from bow.scheduler.levels import followers
-from bow.scheduler.stream_placement import place_branches
-from bow.simulator import simulate_operators
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.scheduler import ListScheduler, Recorder, Start
+from bow.schedule.scheduler.levels import followers
+from bow.schedule.scheduler.stream_placement import place_branches
+from bow.schedule.simulator import simulate_operators
 
 
 def operators_of(graph: StepGraph) -> list[Operator]:

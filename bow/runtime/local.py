@@ -19,9 +19,9 @@ from bow.graph.learning_step import StepOutputs
 from bow.runtime.job import JobBuilder
 from bow.runtime.loading import is_available, native
 from bow.runtime.seating import Seating
-from bow.scheduler import ListScheduler
+from bow.schedule import Schedule, Span, Timeline
+from bow.schedule.scheduler import ListScheduler
 from bow.seeds import derive_seed
-from bow.strategy import Schedule, Span, Timeline
 
 Dependencies: TypeAlias = Sequence[frozenset[int]]
 """By operator: those that must have run before it."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bow.device import core_sets
-from bow.strategy import Schedule
+from bow.devices import core_sets
+from bow.schedule import Schedule
 
 
 @dataclass(frozen=True)

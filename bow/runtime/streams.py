@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.device import CapturedGraph, Event, Stream, StreamDevice
+from bow.devices import CapturedGraph, Event, Stream, StreamDevice
 from bow.errors import GraphError, ScheduleError
 from bow.graph import Operator, StepGraph
 from bow.graph.batches import batch_tensors
@@ -17,9 +17,9 @@ from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_opera
 from bow.graph.learning_step import StepOutputs
 from bow.runtime.issue import MemoryUse, issue_order, operators_of
 from bow.runtime.local import dependencies_of
-from bow.scheduler.stream_plan import START, StreamPlan
+from bow.schedule import Schedule
+from bow.schedule.scheduler.stream_plan import START, StreamPlan
 from bow.seeds import derive_seed
-from bow.strategy import Schedule
 
 WARM_UP = 3
 """So often a step is run before it is captured: libraries set themselves up, measure and allocate workspaces for every

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.device import pin_here
+from bow.devices import pin_here
 from bow.errors import SettingError
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_operator
 from bow.graph.learning_step import StepOutputs
 from bow.runtime.issue import operators_of
-from bow.scheduler.start import Scheduler, Start
+from bow.schedule import Span, Timeline
+from bow.schedule.scheduler.start import Scheduler, Start
 from bow.seeds import derive_seed
-from bow.strategy import Span, Timeline
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ScheduledThreads:
     Example:
         >>> import bow
         >>> from bow.runtime.local import dependencies_of
-        >>> from bow.scheduler import ListScheduler
+        >>> from bow.schedule.scheduler import ListScheduler
         >>> batch = torch.randn(4, 3), torch.randn(4, 1)
         >>> model = torch.nn.Linear(3, 1)
         >>> graph = bow.capture(model, batch, torch.nn.functional.mse_loss)

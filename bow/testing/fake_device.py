@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from bow.device.base import CapturedGraph, Event, Stream, StreamDevice
-from bow.device.cores import available_cores
+from bow.devices.base import CapturedGraph, Event, Stream, StreamDevice
+from bow.devices.cores import available_cores
 from bow.testing.accesses import accessed, tensors_in
 from bow.testing.clocks import Access, Clock, History, extent, merge
 

@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from bow.cluster import ALONE, StandIn, World
-from bow.device import StreamDevice
-from bow.engine import Batch, EngineName, OnNan, Step
-from bow.engine.memory import is_cpu
-from bow.engine.room import Room
-from bow.engine.swap import Memory
+from bow.devices import StreamDevice
+from bow.engines import Batch, EngineName, OnNan, Step
+from bow.engines.memory import is_cpu
+from bow.engines.room import Room
+from bow.engines.swap import Memory
 from bow.errors import SettingError
-from bow.replica import BufferPolicy, OptimizerFactory
-from bow.scheduler import Dispatch
-from bow.strategy import Schedule
+from bow.replicas import BufferPolicy, OptimizerFactory
+from bow.schedule import Schedule
+from bow.schedule.scheduler import Dispatch
 from bow.sync import Synchroniser
 from bow.training.replicas import Replicas
 

@@ -17,11 +17,11 @@ from torch.utils.data import TensorDataset
 
 from bow.cluster import is_member
 from bow.data import BatchStream
-from bow.device import StreamDevice, available_cores
-from bow.engine import Batch, Loss, Step, check_clipping, check_dispatch, check_loss
+from bow.devices import StreamDevice, available_cores
+from bow.engines import Batch, Loss, Step, check_clipping, check_dispatch, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.graph.outside import OutsideTensors
-from bow.replica import buffer_state, has_lazy_modules, load_buffers
+from bow.replicas import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
 from bow.training.given import check_has_values, resolve_device
 from bow.training.metrics import IGNORED_LABEL, Metric, reached

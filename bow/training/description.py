@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bow.device import StreamDevice, available_cores, processor
-from bow.replica.model import check_trainable
-from bow.replica.optimizer import make_optimizer
+from bow.devices import StreamDevice, available_cores, processor
+from bow.replicas.model import check_trainable
+from bow.replicas.optimizer import make_optimizer
 from bow.runtime import is_built
 from bow.runtime.build import content_hash
 from bow.training.blueprint import Blueprint

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from bow.data import Batch, evaluation_batches, open_stream
-from bow.engine import Loss, autocast
+from bow.engines import Loss, autocast
 from bow.errors import DataError, SettingError
-from bow.replica import recalibrate
+from bow.replicas import recalibrate
 from bow.training.checks import num_not_finite
 from bow.training.learners import Learners
 from bow.training.metrics import Metric, check_names

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bow.device import StreamDevice, prepare_environment
-from bow.engine import EngineName, Loss, Step, choose_engine, step_from_loss
-from bow.engine.swap import Memory
+from bow.devices import StreamDevice, prepare_environment
+from bow.engines import EngineName, Loss, Step, choose_engine, step_from_loss
+from bow.engines.swap import Memory
 from bow.errors import DataError, ScheduleError, SettingError
-from bow.strategy import Schedule
+from bow.schedule import Schedule
 from bow.sync import Synchroniser
 from bow.values import whole
 

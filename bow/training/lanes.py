@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import nn
 
-from bow.device import available_cores, share_cores
-from bow.engine import EngineName
-from bow.engine.choice import FUSED_PARAMETERS
-from bow.engine.swap import SWAPPING
-from bow.replica import num_trainable
+from bow.devices import available_cores, share_cores
+from bow.engines import EngineName
+from bow.engines.choice import FUSED_PARAMETERS
+from bow.engines.swap import SWAPPING
+from bow.replicas import num_trainable
 from bow.runtime import is_built
 from bow.training.blueprint import Blueprint
 from bow.training.trials import COMPILED, Trials

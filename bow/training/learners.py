@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from bow.cluster import World
-from bow.engine import Event, Outcome, Step
-from bow.scheduler import Dispatch
-from bow.strategy import Timeline
+from bow.engines import Event, Outcome, Step
+from bow.schedule import Timeline
+from bow.schedule.scheduler import Dispatch
 from bow.sync import Synchroniser
 
 

@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from bow.data import Batch, BatchStream, Deal, open_stream
 from bow.data.stream import IndexedStream
-from bow.engine import Batches, Stacked
-from bow.engine.eager import batch_of
+from bow.engines import Batches, Stacked
+from bow.engines.eager import batch_of
 from bow.errors import DataError
 from bow.seeds import derive_seed
 from bow.tuner.setting import count_text

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import ALONE, World
 from bow.data import BatchStream
-from bow.device import StreamDevice, cuda_device
-from bow.engine import (
+from bow.devices import StreamDevice, cuda_device
+from bow.engines import (
     Batch,
     EngineName,
     Event,
@@ -29,17 +29,17 @@ from bow.engine import (
     choose_learners,
     make_engine,
 )
-from bow.engine.eager import batch_of
-from bow.engine.memory import bytes_text
-from bow.engine.room import Room
-from bow.engine.swap import Memory, check_swap
+from bow.engines.eager import batch_of
+from bow.engines.memory import bytes_text
+from bow.engines.room import Room
+from bow.engines.swap import Memory, check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
-from bow.replica import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
-from bow.scheduler import Dispatch
-from bow.strategy import Schedule, Timeline
+from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
+from bow.schedule import Schedule, Timeline
+from bow.schedule.scheduler import Dispatch
 from bow.sync import SMA, DropRule, Synchroniser, Timing
 from bow.training.checkpoint import refusing_damage
 from bow.training.given import (
@@ -82,7 +82,7 @@ class Replicas(nn.Module):
         engine: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on
             cores of its own without Python's lock, or with a CUDA graph of its own on a GPU), `"streams"` (the same
             with threads of Python, for models that cannot be captured), `"whole_round"` (all learners as one graph,
-            on a GPU), or `"auto"`, a rule that `bow.engine.choice` documents.
+            on a GPU), or `"auto"`, a rule that `bow.engines.choice` documents.
         sync: what keeps the learners together.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
-from bow.engine import OnNan, Outcome, Stacked
-from bow.engine.base import MAX_ROUNDS_TOGETHER, REMEDY
-from bow.engine.place import num_threads
+from bow.engines import OnNan, Outcome, Stacked
+from bow.engines.base import MAX_ROUNDS_TOGETHER, REMEDY
+from bow.engines.place import num_threads
 from bow.errors import BowError, DataError, DeviceMemoryError, DivergenceError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
 from bow.observe.records import SYNTHETIC

@@ -8,18 +8,18 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from bow.device import StreamDevice, available_cores, cuda_device
-from bow.engine import Batch, EngineName
-from bow.engine.captured import with_autocast
-from bow.engine.memory import is_cpu
+from bow.devices import StreamDevice, available_cores, cuda_device
+from bow.engines import Batch, EngineName
+from bow.engines.captured import with_autocast
+from bow.engines.memory import is_cpu
 from bow.errors import BowError, ScheduleError, SettingError, reason
-from bow.planner import plan_strategy
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.search import Found
-from bow.profiler import Comparison, Subject, compare, make_policies
-from bow.profiler.profiling import measure, numbers_of_threads
-from bow.scheduler import Dispatch
-from bow.strategy import Schedule, schedule
+from bow.planning.problem import plan_strategy
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.search.search import Found
+from bow.schedule import Schedule, schedule
+from bow.schedule.profiler import Comparison, Subject, compare, make_policies
+from bow.schedule.profiler.profiling import measure, numbers_of_threads
+from bow.schedule.scheduler import Dispatch
 from bow.training.blueprint import Blueprint
 from bow.training.strategy_on_device import compare_on
 from bow.values import given_path

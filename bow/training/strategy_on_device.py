@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from bow.device import StreamDevice
-from bow.engine import Batch
-from bow.engine.captured import with_autocast
+from bow.devices import StreamDevice
+from bow.engines import Batch
+from bow.engines.captured import with_autocast
 from bow.errors import BowError, ScheduleError
-from bow.profiler import Comparison, Policy
-from bow.profiler.device_policies import device_policies
-from bow.profiler.device_profiling import measure_on, subject_on
-from bow.profiler.turns import take_turns
-from bow.scheduler import CriticalPath, critical_path
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.profiler import Comparison, Policy
+from bow.schedule.profiler.device_policies import device_policies
+from bow.schedule.profiler.device_profiling import measure_on, subject_on
+from bow.schedule.profiler.turns import take_turns
+from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.training.blueprint import Blueprint
 
 TURNS = 10

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import World
-from bow.engine import Batch, Event, Outcome, Stacked, Step
-from bow.engine.eager import batch_of
-from bow.engine.frozen import FrozenValues
+from bow.engines import Batch, Event, Outcome, Stacked, Step
+from bow.engines.eager import batch_of
+from bow.engines.frozen import FrozenValues
 from bow.errors import CheckpointError, DivergenceError
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.scheduler import Dispatch
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
+from bow.planning.tiles.agreement import check_agreement
+from bow.planning.tiles.refusing import refusal
+from bow.planning.tiles.team import wait_for
+from bow.schedule import Timeline
+from bow.schedule.scheduler import Dispatch
 from bow.seeds import derive_seed
-from bow.strategy import Timeline
 from bow.sync import Synchroniser
-from bow.tiles import CapturedStep, Team, TileRuntime, capture_operators
-from bow.tiles.agreement import check_agreement
-from bow.tiles.refusing import refusal
-from bow.tiles.team import wait_for
 from bow.training.blueprint import Blueprint
 
 STATE_VERSION = "placed strategy 1"

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 from bow.cluster import World
-from bow.engine import Batch
+from bow.engines import Batch
 from bow.errors import SettingError, disk_reason
-from bow.planner.baselines import data_parallel
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.rules import RULES
-from bow.strategy import Timeline
-from bow.tiles import CapturedStep, Team, TileRuntime
-from bow.tiles.predicting import predicted_timeline
-from bow.tiles.timelines import save_timelines
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.tiles import CapturedStep, Team, TileRuntime
+from bow.planning.tiles.predicting import predicted_timeline
+from bow.planning.tiles.timelines import save_timelines
+from bow.schedule import Timeline
 from bow.training.blueprint import Blueprint
 from bow.training.tiles import Placed
 

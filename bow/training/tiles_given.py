@@ -6,12 +6,12 @@ import torch
 
 from bow.cluster import is_member
 from bow.data.tensor_stream import TensorStream
-from bow.device import StreamDevice, available_cores
+from bow.devices import StreamDevice, available_cores
 from bow.errors import SettingError
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.rules import RULES
-from bow.tiles.averaging import check_timing
-from bow.tiles.updating import tile_optimizer
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.rules import RULES
+from bow.planning.tiles.averaging import check_timing
+from bow.planning.tiles.updating import tile_optimizer
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened
 from bow.training.tiles import Placed, captured_step

@@ -26,20 +26,20 @@ from bow.cluster import (
     was_restarted,
 )
 from bow.data import SyntheticSamples
-from bow.device import StreamDevice
-from bow.engine import EngineName, Loss, OnNan, Step, check_engine, choose_learners
-from bow.engine.swap import Memory
+from bow.devices import StreamDevice
+from bow.engines import EngineName, Loss, OnNan, Step, check_engine, choose_learners
+from bow.engines.swap import Memory
 from bow.errors import RunDirectoryError
 from bow.files import save_text
 from bow.forking import begin_to_compute
 from bow.observe import Logger, Progress, RunDirectory, RunLock
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.search import Found
-from bow.replica import BufferPolicy, OptimizerFactory, prepare_template
-from bow.scheduler import Dispatch
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.search.search import Found
+from bow.planning.tiles import Team, registered_rules, take_over_rules
+from bow.planning.tiles.registering import Registered
+from bow.replicas import BufferPolicy, OptimizerFactory, prepare_template
+from bow.schedule.scheduler import Dispatch
 from bow.sync import Synchroniser
-from bow.tiles import Team, registered_rules, take_over_rules
-from bow.tiles.registering import Registered
 from bow.training.blueprint import Blueprint
 from bow.training.callbacks import Hooks, check_callbacks
 from bow.training.checkpoint import delete_checkpoints_after, meant, open_checkpoint, run_of
@@ -156,7 +156,7 @@ def train(
         engine: `"eager"`, `"fused"`, `"graph"`, `"streams"`, `"whole_round"` or `"auto"`, see `Replicas`; `"auto"` is
             found by the same trials. They run model, loss or step, and optimizer on samples of the data, and leave
             no trace in the training, unless `loss` or `step` keep a state of their own; trainings too short for
-            trials follow the rule in `bow.engine.choice`.
+            trials follow the rule in `bow.engines.choice`.
         sync: what keeps the learners together.
         devices: `"cuda"`: all GPUs that there are; `"cpu"`: all cores as one device; `"auto"`: GPUs if there are any;
             or a number of devices, which without a GPU are as many shares of the cores. Each device is trained on by a

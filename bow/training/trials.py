@@ -8,8 +8,8 @@ from typing import cast
 
 import torch
 
-from bow.device import StreamDevice
-from bow.engine import EngineName
+from bow.devices import StreamDevice
+from bow.engines import EngineName
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
 from bow.graph.side_effects import python_random_kept
 from bow.runtime import is_built

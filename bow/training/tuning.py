@@ -12,8 +12,8 @@ import torch
 
 from bow.cluster import World
 from bow.compiling import cache_folder
-from bow.engine import EngineName
-from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
+from bow.engines import EngineName
+from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
 from bow.training.blueprint import Blueprint
@@ -49,7 +49,7 @@ class Tuned:
     """What a training begins with, and why.
 
     Attributes:
-        engine: what runs the learners; `"auto"` leaves it to the rule of `bow.engine.choice`.
+        engine: what runs the learners; `"auto"` leaves it to the rule of `bow.engines.choice`.
         learners: how many.
         threads: torch's threads; None: as many as there are.
         compile: whether the learning task is compiled.

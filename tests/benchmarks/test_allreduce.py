@@ -14,9 +14,9 @@ from benchmarks import main
 from benchmarks.allreduce import BASE, BUCKETS, DELAYED, LEADER, VARIABLES, WHOLE, Settings
 from benchmarks.leader import ByLeader
 from bow.cluster import Pending, StandIn
-from bow.engine import Eager, Engine, Stacked, TaskSettings, step_from_loss
+from bow.engines import Eager, Engine, Stacked, TaskSettings, step_from_loss
 from bow.errors import SettingError
-from bow.replica import LearnerGroup
+from bow.replicas import LearnerGroup
 from bow.sync import SMA
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from benchmarks.costs_report import TABLE_IV, TABLE_V
 from bow.costs import ESTIMATORS, Case, Saturation, Work, cases
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.profiler.subject import Subject
+from bow.schedule.profiler.subject import Subject
 
 WORK = Work("aten.convolution.default", 1e9, 1e7)
 

@@ -66,9 +66,9 @@ from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.models.rnn_language_model import RNNLanguageModel
 from bow.models.sequence_loss import sequence_cross_entropy
-from bow.scheduler import CacheTimes, ListScheduler, Start
-from bow.simulator import simulate_operators
-from bow.strategy import Span, Timeline
+from bow.schedule import Span, Timeline
+from bow.schedule.scheduler import CacheTimes, ListScheduler, Start
+from bow.schedule.simulator import simulate_operators
 
 ROOT = Path(__file__).parents[2]
 MACHINE = Saturation()

@@ -45,10 +45,10 @@ from benchmarks.micro_operators import (
     sample,
 )
 from benchmarks.micro_report import FIGURE_1, FIGURE_2, TABLE_III
-from bow.device import available_cores, core_sets
+from bow.devices import available_cores, core_sets
 from bow.errors import SettingError
 from bow.runtime import is_available
-from bow.strategy.topology import manycore, server
+from bow.schedule.topology import manycore, server
 
 CORES = len(available_cores())
 NATIVE = pytest.mark.skipif(not is_available(), reason="needs the native runtime")

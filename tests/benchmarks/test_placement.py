@@ -15,8 +15,8 @@ from benchmarks.placement_networks import PLACED
 from benchmarks.placement_report import BENCHMARK, DOCUMENT, KEYS, missed, replaced
 from benchmarks.placement_tables import best_baseline, misses
 from bow.errors import SettingError
-from bow.placement.grouping import module_groups
-from bow.placement.methods import METHODS
+from bow.planning.placement.grouping import module_groups
+from bow.planning.placement.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 

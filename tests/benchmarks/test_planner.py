@@ -17,10 +17,10 @@ from benchmarks.planner.proofs import check_neighbours
 from benchmarks.planner.settings import PARTS
 from benchmarks.planner.structure import strategy_svg
 from bow.errors import SettingError
-from bow.planner.baselines import data_parallel
-from bow.planner.moves import SplitSpace
-from bow.planner.rules import RULES
-from tests.planner.search_graphs import language_model, perceptron
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.search.moves import SplitSpace
+from tests.planning.search_graphs import language_model, perceptron
 
 ROOT = Path(__file__).parents[2]
 

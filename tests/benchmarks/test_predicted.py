@@ -14,16 +14,16 @@ from benchmarks.predicted import Settings, run
 from benchmarks.predicted_picture import draw
 from benchmarks.predicted_steps import spans_ms
 from benchmarks.predicted_strategies import draw_strategies, mixed
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import SettingError
-from bow.planner.costs import RooflineCosts
-from bow.planner.moves import SplitSpace
-from bow.planner.problem import Problem
-from bow.planner.rules import RULES
-from bow.planner.split import everything_on
-from bow.planner.topology_files import load_topology
-from bow.strategy import Span
-from tests.planner.search_graphs import perceptron
+from bow.planning.problem.split import everything_on
+from bow.planning.problem.topology_files import load_topology
+from bow.planning.rules import RULES
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.costs import RooflineCosts
+from bow.schedule import Span
+from tests.planning.search_graphs import perceptron
 
 PAIR = load_topology("two_cores")
 GRAPH = perceptron()

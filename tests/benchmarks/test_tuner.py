@@ -12,7 +12,7 @@ from benchmarks.tuner.exhaustive import Tried, everything, try_all
 from benchmarks.tuner.pairs import MOST_LEARNERS, PAIRS
 from benchmarks.tuner.report import as_dict, line, markdown, reached
 from benchmarks.tuner.turns import median_interval, ratio, take_turns
-from bow.engine.choice import MIN_ROUNDS_PER_EPOCH
+from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.training.tuning import Tuned
 from bow.tuner import Measurement, Setting, Trial

@@ -16,11 +16,11 @@ from rich.console import Console
 
 import bow
 from bow.cli import main, planning, planning_methods, planning_settings
-from bow.planner.device_topology import DeviceTopology
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.topology_files import load_topology
-from bow.strategy import Timeline
-from bow.tiles import capture_operators
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.topology_files import load_topology
+from bow.planning.tiles import capture_operators
+from bow.schedule import Timeline
 
 MODEL = ["model=mlp", "batch_size=8"]
 NODE = "topology=p100_node"
@@ -230,9 +230,9 @@ def test_what_bow_plan_returns_is_saved_with_its_topology(
 def test_costs_and_topology_of_this_machine_are_measured_and_kept(
     said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bow.tiles import measuring
-    from bow.tiles import planning as tiles_planning
-    from bow.tiles.machine import read_devices
+    from bow.planning.tiles import measuring
+    from bow.planning.tiles import planning as tiles_planning
+    from bow.planning.tiles.machine import read_devices
 
     def one_device(devices: str = "auto", count: int | None = None) -> DeviceTopology:
         return read_devices("cpu", 1)

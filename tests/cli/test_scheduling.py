@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bow.cli import main, scheduling
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError
 from bow.models import NETWORKS
 from bow.models.network import Network, Size
-from bow.profiler import Comparison, Policy, Profile, Subject
-from bow.strategy import Schedule, Timeline
+from bow.schedule import Schedule, Timeline
+from bow.schedule.profiler import Comparison, Policy, Profile, Subject
 
 RECIPE = ["recipe=logistic_regression", "batch_size=4"]
 """Few operators, so that it is quick."""
@@ -25,7 +25,7 @@ SHARED = pytest.mark.skipif(len(available_cores()) < 2, reason="operators side b
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where commands run; what they measure is kept there, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bow.profiler.cache.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bow.schedule.profiler.cache.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(scheduling, "REPEATS", 2)
     measure = functools.partial(scheduling.measure, repeats=2)
     monkeypatch.setattr(scheduling, "measure", measure)

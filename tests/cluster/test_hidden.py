@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.cluster import Pending, StandIn
-from bow.engine.graph_round import GraphRound
+from bow.engines.graph_round import GraphRound
 from bow.errors import ClusterError, DataError
 
 EVENTS: list[str] = []

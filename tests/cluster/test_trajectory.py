@@ -73,7 +73,7 @@ def trajectory(world: World, by_device: list[int]) -> dict[Case, list[Tensor]]:
         stream = open_stream(data, batch_size=BATCH, seed=1)
         found[case] = []
         while (deal := stream.deal(in_all, replicas.own)) is not None:
-            replicas.round(bow.engine.Stacked(deal.batches) if deal.stacked else deal.batches)
+            replicas.round(bow.engines.Stacked(deal.batches) if deal.stacked else deal.batches)
             if case.sync == "independent":
                 replicas.settle()
             found[case].append(replicas.z.clone())

@@ -36,7 +36,7 @@ def test_missing_compiler_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_engine_is_checked() -> None:
-    from bow.engine import ENGINES, STREAM_ENGINES
+    from bow.engines import ENGINES, STREAM_ENGINES
 
     assert {engine.name for engine in check_engines(inspect_machine())} == {*ENGINES, *STREAM_ENGINES}
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu.machine import Machine, place
 from bow.data import open_stream
-from bow.engine import Stacked
+from bow.engines import Stacked
 from tests.gpu.case import Case
 from tests.gpu.trainings import ENGINES, batches, exact, few, subject, training, weights
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.machine import Machine
-from bow.device import Kernels, TorchKernels
+from bow.devices import Kernels, TorchKernels
 from tests.gpu.case import Case, Skipped
 from tests.gpu.trainings import is_fake
 

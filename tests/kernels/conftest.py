@@ -9,7 +9,7 @@ import torch
 from tests.kernels.emulated import EmulatedKernels, Emulation, compile_emulation, fake_cupy
 
 if TYPE_CHECKING:
-    from bow.device.kernels import Kernels
+    from bow.devices.kernels import Kernels
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +33,8 @@ def emulated(emulation: Emulation) -> EmulatedKernels:
 @pytest.fixture(params=["torch", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Every implementation; the last is the real one, on a machine with a GPU and CuPy."""
-    from bow.device.cupy_kernels import CupyKernels
-    from bow.device.kernels import TorchKernels
+    from bow.devices.cupy_kernels import CupyKernels
+    from bow.devices.kernels import TorchKernels
 
     if request.param == "torch":
         return TorchKernels()
@@ -47,7 +47,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 @pytest.fixture
 def device(kernels: Kernels) -> torch.device:
     """Where tensors must be for these kernels."""
-    from bow.device.cupy_kernels import CupyKernels
+    from bow.devices.cupy_kernels import CupyKernels
 
     on_gpu = isinstance(kernels, CupyKernels) and not isinstance(kernels, EmulatedKernels)
     return torch.device("cuda", 0) if on_gpu else torch.device("cpu")

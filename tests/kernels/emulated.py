@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bow.device.cupy_kernels import CupyKernels, source
+from bow.devices.cupy_kernels import CupyKernels, source
 
 FOLDER = Path(__file__).parents[2] / "kernels"
 HEADER = Path(__file__).with_name("emulation.h")

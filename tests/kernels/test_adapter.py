@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from bow.device import cupy_kernels
-from bow.device import kernels as module
-from bow.device.kernels import TorchKernels, kernels_for
+from bow.devices import cupy_kernels
+from bow.devices import kernels as module
+from bow.devices.kernels import TorchKernels, kernels_for
 from bow.errors import MissingDependencyError, RuntimeUnavailableError
 from tests.kernels.emulated import EmulatedKernels, Emulation, RawModule, Stream, signatures
 

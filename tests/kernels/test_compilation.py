@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bow.device.cupy_kernels import compile_options, source
+from bow.devices.cupy_kernels import compile_options, source
 from tests.kernels.emulated import FOLDER, SOURCES, signatures
 
 for_every_architecture = pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])

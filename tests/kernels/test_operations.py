@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bow.device.kernels import Kernels
+from bow.devices.kernels import Kernels
 from tests.kernels import numpy_oracle as oracle
 from tests.kernels.emulated import EmulatedKernels, Emulation
 from tests.kernels.memory import ALIGNED, ODD_STRIDE, ONE_ODD, SHIFTED, Memory, check_close, exact

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bow
-from bow.device.kernels import Kernels, TorchKernels
-from bow.replica.matrix import ReplicaMatrix
+from bow.devices.kernels import Kernels, TorchKernels
+from bow.replicas.matrix import ReplicaMatrix
 
 LEARNERS, COLUMNS, ROUNDS = 4, 50, 12
 ALPHA, MU = 0.3, 0.6
@@ -152,7 +152,7 @@ def test_rows_may_be_leaves_of_autograd(kernels: Kernels, device: torch.device) 
 @pytest.mark.gpu
 def test_captured_graph_takes_the_numbers_of_its_replay() -> None:
     pytest.importorskip("cupy", reason="needs CuPy")
-    from bow.device.cupy_kernels import CupyKernels
+    from bow.devices.cupy_kernels import CupyKernels
 
     device = torch.device("cuda", 0)
     for kernels in (CupyKernels(device), TorchKernels()):

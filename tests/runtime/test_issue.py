@@ -13,12 +13,12 @@ from bow.models import LogisticRegression
 from bow.runtime import branch_schedule
 from bow.runtime.issue import MemoryUse, costs_behind, issue_order
 from bow.runtime.local import dependencies_of
-from bow.scheduler import ListScheduler, critical_path
-from bow.scheduler.stream_plan import StreamPlan
-from bow.simulator import simulate_operators
-from bow.strategy import Schedule
-from tests.scheduler.graphs import Dependencies, listed
-from tests.scheduler.graphs import dependencies as graphs
+from bow.schedule import Schedule
+from bow.schedule.scheduler import ListScheduler, critical_path
+from bow.schedule.scheduler.stream_plan import StreamPlan
+from bow.schedule.simulator import simulate_operators
+from tests.schedule.scheduler.graphs import Dependencies, listed
+from tests.schedule.scheduler.graphs import dependencies as graphs
 
 
 def test_streams_in_the_order_of_capture_are_issued_in_it() -> None:

@@ -19,13 +19,13 @@ from graph.cases import PAPER_MODELS, captured, state
 from torch import Tensor, nn
 
 import bow
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import GraphError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
 from bow.runtime import LocalRuntime, is_available
 from bow.runtime.local import dependencies_of, in_turn
-from bow.strategy import Schedule
+from bow.schedule import Schedule
 
 NATIVE = [False, True]
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import bow
-from bow.device import Stream
-from bow.device.cuda import cuda_device
+from bow.devices import Stream
+from bow.devices.cuda import cuda_device
 from bow.errors import GraphError, ScheduleError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
@@ -26,8 +26,8 @@ from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_en
 from bow.runtime import CapturedStep, StreamRuntime, branch_schedule
 from bow.runtime.issue import MemoryUse
 from bow.runtime.local import dependencies_of
-from bow.scheduler.stream_plan import START, StreamPlan
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.scheduler.stream_plan import START, StreamPlan
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
 
 

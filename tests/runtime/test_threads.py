@@ -12,8 +12,8 @@ from bow.errors import GraphError, SettingError
 from bow.runtime import LocalRuntime, ScheduledThreads
 from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of
-from bow.scheduler import CoRunScheduler, ListScheduler, held_by_core
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.scheduler import CoRunScheduler, ListScheduler, held_by_core
 
 
 @pytest.mark.parametrize("executors", [1, 2, 3])

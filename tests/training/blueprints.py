@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.engine import step_from_loss
+from bow.engines import step_from_loss
 from bow.training.blueprint import Blueprint
 from bow.training.lanes import Request
 from bow.training.opened import Opened

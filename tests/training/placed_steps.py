@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.cluster import World
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.tiles import capture_operators
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.tiles import capture_operators
 from tests.cluster.worlds import in_world
-from tests.engine.many_steps import ALPHA, MU, UNSEEN, VALUES, course_and_bound
-from tests.engine.random_steps import BATCH, Case
-from tests.tiles.strategies import accepted_splits, problem_on
+from tests.engines.many_steps import ALPHA, MU, UNSEEN, VALUES, course_and_bound
+from tests.engines.random_steps import BATCH, Case
+from tests.planning.tiles.strategies import accepted_splits, problem_on
 
 DEVICES = 2
 

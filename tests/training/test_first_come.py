@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 
 import bow
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import SettingError
 
 Train = Callable[..., bow.Result]
@@ -41,7 +41,7 @@ class Diary:
 @pytest.fixture
 def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one place the order of events, and so the trajectory, is known."""
-    monkeypatch.setattr("bow.engine.streams.available_cores", lambda: available_cores()[:1])
+    monkeypatch.setattr("bow.engines.streams.available_cores", lambda: available_cores()[:1])
 
 
 def test_every_sample_is_seen_once_an_epoch_and_callbacks_hear_of_every_round(

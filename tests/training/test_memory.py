@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
-from bow.device import memory as device_memory
-from bow.engine.room import Room
+from bow.devices import memory as device_memory
+from bow.engines.room import Room
 from bow.errors import SettingError
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 

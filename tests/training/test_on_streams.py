@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.data.indexed import Indexed
-from bow.engine import STREAM_ENGINES
+from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
 
 Train = Callable[..., bow.Result]

@@ -12,7 +12,7 @@ from training.blueprints import linear, samples
 
 import bow
 import bow.training.signals as module
-from bow.engine import STREAM_ENGINES
+from bow.engines import STREAM_ENGINES
 from bow.errors import SettingError
 from bow.testing import FakeDevice
 from bow.training.signals import Signals

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.device import available_cores
+from bow.devices import available_cores
 from bow.errors import ScheduleError, SettingError
 from bow.models import ResNet
-from bow.profiler import Comparison, Subject, make_policies
-from bow.profiler.profiling import measure
 from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of
-from bow.scheduler import CriticalPath, critical_path
-from bow.strategy import Schedule
+from bow.schedule import Schedule
+from bow.schedule.profiler import Comparison, Subject, make_policies
+from bow.schedule.profiler.profiling import measure
+from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.training import strategy as module
 from tests.training.blueprints import blueprint
 

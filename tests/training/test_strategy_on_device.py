@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.engine import step_from_loss
+from bow.engines import step_from_loss
 from bow.errors import BowError, ScheduleError, SettingError
-from bow.profiler import Policy
 from bow.runtime.issue import operators_of
-from bow.strategy import Schedule, Timeline
+from bow.schedule import Schedule, Timeline
+from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
 from bow.training import strategy_on_device as module
 from bow.training.blueprint import Blueprint
@@ -65,7 +65,7 @@ def on_fake(**settings: Any) -> tuple[FakeDevice, Blueprint]:
 def _short_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "TURNS", 1)
     monkeypatch.setattr(module, "STINT_S", 0.0)
-    monkeypatch.setattr("bow.profiler.cache.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bow.schedule.profiler.cache.cache_folder", lambda: tmp_path / "cache")
 
 
 def made_up(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:

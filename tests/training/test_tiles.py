@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import bow
 from bow.cluster import World
 from bow.errors import CaptureError, CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
-from bow.planner.baselines import data_parallel
-from bow.planner.device_topology import Device, DeviceKind, DeviceTopology
-from bow.planner.plan_strategy import PlacedStrategy
-from bow.planner.rules import RULES
-from bow.planner.split import Split, everything_on
-from bow.strategy import Timeline
-from bow.tiles import capture_operators, kept_lines, predicting
-from bow.tiles.exchanges import SHAPES
+from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split, everything_on
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.tiles import capture_operators, kept_lines, predicting
+from bow.planning.tiles.exchanges import SHAPES
+from bow.schedule import Timeline
 from bow.training import tiles_check
 from bow.training.tiles import LEFT_OUT
 from tests.cluster.worlds import in_world

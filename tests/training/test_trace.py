@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.errors import SettingError
-from bow.strategy import Timeline
+from bow.schedule import Timeline
 
 Train = Callable[..., bow.Result]
 

@@ -1,0 +1,307 @@
+"""A CUDA device, through torch."""
+
+import contextlib
+import functools
+import gc
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bow.devices.base import CapturedGraph, Event, Stream, StreamDevice
+from bow.devices.cores import available_cores, parse_cores
+from bow.errors import SettingError
+
+STREAMS_PER_PRIORITY = 32
+"""torch hands out so many streams of a priority, round-robin: the 33rd would be the first one again."""
+
+_PCI = Path("/sys/bus/pci/devices")
+
+
+class CudaEvent(Event):
+    """An event of CUDA's, without timing, which costs more."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.raw: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        """Block the host until the device has got there."""
+        self.raw.synchronize()
+
+    def query(self) -> bool:
+        """Whether the device has got there."""
+        return bool(self.raw.query())
+
+
+class CudaStream(Stream):
+    """A stream of CUDA's."""
+
+    def __init__(self, name: str, raw: Any) -> None:
+        super().__init__(name)
+        self.raw = raw
+
+    def wait(self, event: Event) -> None:
+        """Order what comes behind the event."""
+        assert isinstance(event, CudaEvent)
+        self.raw.wait_event(event.raw)
+
+    def record(self, event: Event) -> None:
+        """Put the event behind what has been issued."""
+        assert isinstance(event, CudaEvent)
+        event.raw.record(self.raw)
+
+
+class CudaGraph(CapturedGraph):
+    """A CUDA graph with a memory pool of its own: graphs that may run at the same time must not share one.
+
+    Args:
+        of_stream: the graphs that were captured on the same stream.
+    """
+
+    def __init__(self, of_stream: "GraphsOfStream") -> None:
+        self.raw: Any = torch.cuda.CUDAGraph()
+        self._dropped = weakref.finalize(self, of_stream.drop, of_stream.keep(self.raw))
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+        self.raw.replay()
+
+    def reset(self) -> None:
+        """Give its pool back, as soon as no graph of its stream is in use."""
+        self._dropped()
+
+
+class GraphsOfStream:
+    """The graphs that were captured on one stream; they are destroyed together.
+
+    From torch 2.12 on, destroying one frees the workspaces that cuBLAS has on its stream, which the others, of another
+    training perhaps, go on using.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+        self._in_use: set[int] = set()
+        self._last = 0
+        self.reserved = 0
+        """What their memory pools take, which nobody else can use."""
+
+    def keep(self, raw: Any) -> int:
+        """Keep a graph, under the number that is returned."""
+        self._last += 1
+        self._kept[self._last] = raw
+        self._in_use.add(self._last)
+        return self._last
+
+    def drop(self, number: int) -> None:
+        """Nobody uses a graph any more."""
+        self._in_use.discard(number)
+        if not self._in_use:
+            self._kept.clear()
+            self.reserved = 0
+
+
+class CudaDevice(StreamDevice):
+    """One GPU.
+
+    Args:
+        torch_device: with its index.
+    """
+
+    def __init__(self, torch_device: torch.device) -> None:
+        super().__init__(torch_device)
+        self._index = torch_device.index or 0
+        self._handles: set[int] = set()
+        self._graphs: dict[str, GraphsOfStream] = {}
+        self._generators = threading.RLock()
+
+    def _make_stream(self, name: str, high_priority: bool) -> Stream:
+        for _ in range(STREAMS_PER_PRIORITY):  # others may have taken some in between
+            made = torch.cuda.Stream(self.torch_device, priority=-1 if high_priority else 0)  # type: ignore[no-untyped-call]
+            if made.cuda_stream not in self._handles:
+                self._handles.add(made.cuda_stream)
+                return CudaStream(name, made)
+        raise SettingError(
+            f"{len(self._handles)} streams are in use on {self.torch_device} and torch has no more of its own "
+            f"({STREAMS_PER_PRIORITY} a priority); use fewer learners"
+        )
+
+    def caller(self) -> Stream:
+        """The stream that is current in the calling thread."""
+        return CudaStream("caller", torch.cuda.current_stream(self.torch_device))
+
+    def on(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
+        """Make a stream the current one."""
+        assert isinstance(stream, CudaStream)
+        context: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream.raw)
+        return context
+
+    def issuing(self) -> contextlib.AbstractContextManager[Any]:
+        """Make this the current device."""
+        context: contextlib.AbstractContextManager[Any] = torch.cuda.device(self._index)
+        return context
+
+    def event(self, name: str) -> Event:
+        """Make an event."""
+        return CudaEvent(name)
+
+    @contextlib.contextmanager
+    def capture(self, stream: Stream, generator: torch.Generator | None = None) -> Iterator[CapturedGraph]:
+        """Capture what is issued.
+
+        `thread_local`: other threads (a loader that pins memory) may go on calling CUDA meanwhile. Until torch 2.12 all
+        graphs of a generator share one pair of seed and offset on the device, which graphs that run at the same time
+        would take from each other: hence a state of its own for each, which is the default generator's while its graph
+        is captured.
+
+        A capture that fails is ended here, which `torch.cuda.graph` does not do (2.11): the allocator would go on as if
+        it were under way, on the capture's stream, and the error that comes would be another one.
+        """
+        assert isinstance(stream, CudaStream)
+        of_stream = self._graphs.setdefault(stream.name, GraphsOfStream())
+        graph = CudaGraph(of_stream)
+        pool: Any = torch.cuda.graph_pool_handle()
+        failure: BaseException | None = None
+        with (
+            _no_garbage_collection(),
+            torch.cuda.stream(torch.cuda.current_stream(self.torch_device)),
+            self._state_of(generator),
+        ):
+            try:
+                with torch.cuda.graph(graph.raw, pool=pool, stream=stream.raw, capture_error_mode="thread_local"):
+                    reserved = torch.cuda.memory_reserved(self._index)
+                    try:
+                        yield graph
+                    except BaseException as error:
+                        failure = error
+                        raise
+                of_stream.reserved += torch.cuda.memory_reserved(self._index) - reserved
+            except BaseException as error:
+                self._end_capture(pool)
+                raise (failure or error) from None
+
+    def _end_capture(self, pool: Any) -> None:
+        private: Any = torch._C
+        for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            with contextlib.suppress(RuntimeError, AttributeError):  # where it has ended already
+                getattr(private, end)(self._index, pool)
+
+    def prepare_captures(self) -> None:
+        """Collect garbage: old graphs in it give their memory back now, and not while others are captured."""
+        gc.collect()
+
+    @contextlib.contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """Have torch raise where an operator would make the host wait."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that this is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def generator(self) -> torch.Generator:
+        """Make a generator on the device."""
+        return torch.Generator(self.torch_device)
+
+    @contextlib.contextmanager
+    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Put the generator's state in the place of the default generator's."""
+        with self._state_of(generator):
+            yield
+
+    @contextlib.contextmanager
+    def _state_of(self, generator: torch.Generator | None) -> Iterator[None]:
+        if generator is None:
+            yield
+            return
+        with self._generators:
+            default = torch.cuda.default_generators[self._index]
+            own = default.graphsafe_get_state()
+            default.graphsafe_set_state(generator.graphsafe_get_state())
+            try:
+                yield
+            finally:
+                default.graphsafe_set_state(own)
+
+    def is_host(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the memory of the host."""
+        return tensor.device.type == "cpu"
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Page-locked host memory."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def write_host(self, target: Tensor, source: Tensor) -> None:
+        """Copy on the host."""
+        target.copy_(source)
+
+    def read_host(self, pinned: Tensor) -> list[Any]:
+        """Read on the host."""
+        values: list[Any] = pinned.tolist()
+        return values
+
+    def upload(self, target: Tensor, values: Sequence[float]) -> None:
+        """Copy from fresh page-locked memory, which torch keeps until the copy has been made."""
+        target.copy_(torch.tensor(values, dtype=target.dtype).pin_memory(), non_blocking=True)
+
+    def free_bytes(self) -> int:
+        """What the driver has, and what torch's allocator keeps without using it."""
+        free, _ = torch.cuda.mem_get_info(self._index)
+        kept = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
+        of_graphs = sum(graphs.reserved for graphs in self._graphs.values())
+        return int(free + max(0, kept - of_graphs))
+
+    def used_bytes(self) -> int:
+        """What torch's allocator has given out."""
+        return int(torch.cuda.memory_allocated(self._index))
+
+    def cores(self) -> tuple[int, ...]:
+        """The cores of the socket that the GPU is plugged into, of those that this process may use."""
+        allowed = available_cores()
+        near = set(_local_cores(self._index))
+        return tuple(core for core in allowed if core in near) or allowed
+
+
+@functools.cache
+def _local_cores(index: int) -> tuple[int, ...]:
+    properties: Any = torch.cuda.get_device_properties(index)
+    try:
+        address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        return parse_cores((_PCI / address / "local_cpulist").read_text(encoding="ascii"))
+    except (AttributeError, OSError, ValueError):  # an older torch, or a container that hides its buses
+        return ()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A graph that Python happens to collect during a capture is destroyed by a call that ends the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def prepare_environment() -> None:
+    """Ask CUDA for as many hardware queues as it has; without effect once CUDA has been used in this process.
+
+    With the default of 8, streams beyond that share a queue, and one learner's kernels wait behind another's.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+@functools.cache
+def cuda_device(torch_device: torch.device) -> CudaDevice:
+    """The one object for a GPU: its streams are made once."""
+    return CudaDevice(torch_device)

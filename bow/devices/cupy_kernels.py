@@ -1,0 +1,268 @@
+"""The CUDA kernels of `kernels/`, compiled and launched through CuPy: the one file that imports cupy."""
+
+import contextlib
+import hashlib
+import importlib
+import importlib.metadata
+import math
+from pathlib import Path
+from typing import Any
+
+# Before cupy is imported: each loads a libnccl.so.2, and torch needs the functions of its own.
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from bow.devices.kernels import Batch, Indices, Matrix, Numbers, Row, Samples, TorchKernels, cuda_extra
+from bow.errors import MissingDependencyError, RuntimeUnavailableError, reason
+
+SOURCES = ("dtypes.cuh", "sma.cu", "gather.cu")
+OPERATIONS = ("sma_contribute", "sma_apply", "sma_center", "sgd_row", "sgd_round", "sma_round")
+SUFFIXES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
+THREADS = 256
+BLOCKS_PER_MULTIPROCESSOR = 8
+BYTES_PER_THREAD = 16
+
+
+class CupyKernels:
+    """See `bow.devices.kernels.Kernels`; other dtypes than float32, float64 and bfloat16 go to `TorchKernels`.
+
+    Everything is compiled and loaded here, before any CUDA graph is captured. A launch is one kernel on the stream that
+    is current in PyTorch, so that it can be captured; only the first launch of a thread asks the driver for more
+    than a capture allows (`launch_once`).
+
+    Args:
+        device: the CUDA device that all tensors are on.
+
+    Raises:
+        MissingDependencyError: CuPy is not installed.
+        RuntimeUnavailableError: CuPy cannot be imported, or is installed beside libraries that break it.
+    """
+
+    name = "cupy"
+    reason: str | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self._cupy = _import_cupy()
+        self._device = device
+        self._torch = TorchKernels()
+        self._streams: dict[int, Any] = {}
+        self._most_blocks = BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors()
+        names = [f"{operation}_{suffix}" for operation in OPERATIONS for suffix in SUFFIXES.values()]
+        code = source()
+        with self._on_device():
+            module = self._cupy.RawModule(code=code, options=compile_options(code))
+            module.compile()
+            self._functions = {name: module.get_function(name) for name in [*names, "gather"]}
+
+    def launch_once(self) -> None:
+        """See `Kernels.launch_once`."""
+        numbers = torch.zeros(6, dtype=torch.float64, device=self._device)
+        finite = torch.ones(1, dtype=torch.bool, device=self._device)
+        index = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self.gather(index, index, torch.empty_like(index))
+        for dtype in SUFFIXES:
+            rows = torch.zeros(3, 1, 16, dtype=dtype, device=self._device)
+            z, z_prev, z_next = torch.zeros(3, 16, dtype=dtype, device=self._device)
+            self.sma_contribute(rows[0], z, rows[1], z_next, 0.0)
+            self.sma_apply(rows[0], rows[1], z, z_prev, z_next, 0.0)
+            self.sma_center(rows[0], z, z_prev, z_next, numbers)
+            self.sma_round(rows[0], z, z_prev, numbers)
+            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_next, finite[0], numbers, True)
+            self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, finite, numbers, True)
+
+    def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
+        """See `Kernels.sma_contribute`."""
+        if weights.dtype not in SUFFIXES:
+            return self._torch.sma_contribute(weights, z, corrections, total, alpha)
+        w, center, c, added = self._pointers(weights, z, corrections, total)
+        arguments = (w, weights.stride(0), center, c, corrections.stride(0), added, float(alpha), *weights.shape)
+        return self._launch_over_rows("sma_contribute", weights, arguments)
+
+    def sma_apply(self, weights: Matrix, corrections: Matrix, z: Row, z_prev: Row, total: Row, mu: float) -> None:
+        """See `Kernels.sma_apply`."""
+        if weights.dtype not in SUFFIXES:
+            return self._torch.sma_apply(weights, corrections, z, z_prev, total, mu)
+        w, c, center, before, added = self._pointers(weights, corrections, z, z_prev, total)
+        strides = weights.stride(0), corrections.stride(0)
+        arguments = (w, strides[0], c, strides[1], center, before, added, float(mu), *weights.shape)
+        return self._launch_over_rows("sma_apply", weights, arguments)
+
+    def sma_center(self, weights: Matrix, z: Row, z_prev: Row, z_next: Row, numbers: Numbers) -> None:
+        """See `Kernels.sma_center`."""
+        if weights.dtype not in SUFFIXES:
+            return self._torch.sma_center(weights, z, z_prev, z_next, numbers)
+        w, *centers = self._pointers(weights, z, z_prev, z_next)
+        arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
+        return self._launch_over_rows("sma_center", weights, arguments)
+
+    def sgd_row(
+        self,
+        weights: Row,
+        momentum: Row,
+        gradient: Row,
+        z: Row,
+        z_next: Row,
+        finite: Bool[Tensor, ""],
+        numbers: Numbers,
+        synchronise: bool,
+    ) -> None:
+        """See `Kernels.sgd_row`."""
+        if weights.dtype not in SUFFIXES:
+            return self._torch.sgd_row(weights, momentum, gradient, z, z_next, finite, numbers, synchronise)
+        rows = self._pointers(weights, momentum, gradient, z, z_next)
+        arguments = (
+            *rows,
+            self._address(finite, torch.bool),
+            self._address(numbers, torch.float64),
+            weights.numel(),
+            int(synchronise),
+        )
+        return self._launch_over_rows("sgd_row", weights, arguments)
+
+    def sgd_round(
+        self,
+        weights: Matrix,
+        momenta: Matrix,
+        gradients: Matrix,
+        z: Row,
+        z_prev: Row,
+        finite: Bool[Tensor, " learners"],
+        numbers: Numbers,
+        synchronise: bool,
+    ) -> None:
+        """See `Kernels.sgd_round`."""
+        if weights.dtype not in SUFFIXES:
+            return self._torch.sgd_round(weights, momenta, gradients, z, z_prev, finite, numbers, synchronise)
+        w, m, g, *centers = self._pointers(weights, momenta, gradients, z, z_prev)
+        rows = (w, weights.stride(0), m, momenta.stride(0), g, gradients.stride(0))
+        flags = (self._address(finite, torch.bool), self._address(numbers, torch.float64))
+        return self._launch_over_rows("sgd_round", weights, (*rows, *centers, *flags, *weights.shape, int(synchronise)))
+
+    def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
+        """See `Kernels.sma_round`."""
+        if weights.dtype not in SUFFIXES:
+            return self._torch.sma_round(weights, z, z_prev, numbers)
+        w, *centers = self._pointers(weights, z, z_prev)
+        arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
+        return self._launch_over_rows("sma_round", weights, arguments)
+
+    def gather(self, source: Samples, indices: Indices, out: Batch) -> None:
+        """See `Kernels.gather`."""
+        if not (source.is_contiguous() and indices.is_contiguous() and out.is_contiguous()):
+            return self._torch.gather(source, indices, out)
+        row_bytes = math.prod(source.shape[1:]) * source.itemsize
+        pointers = (
+            self._address(out, source.dtype),
+            self._address(source, source.dtype),
+            self._address(indices, torch.int64),
+        )
+        arguments = (*pointers, row_bytes, indices.numel(), source.shape[0])
+        return self._launch("gather", indices.numel() * row_bytes, arguments)
+
+    def _pointers(self, *tensors: Tensor) -> list[int]:
+        """Addresses of rows that a kernel can walk along."""
+        dtype, columns = tensors[0].dtype, tensors[0].shape[-1]
+        for tensor in tensors:
+            assert tensor.dtype == dtype, f"{tensor.dtype} beside {dtype}"
+            assert tensor.device == self._device, f"{tensor.device} beside {self._device}"
+            assert tensor.shape[-1] == columns
+            assert tensor.stride(-1) == 1 or columns <= 1, "the elements of a row must lie without gaps"
+        return [tensor.data_ptr() for tensor in tensors]
+
+    def _address(self, tensor: Tensor, dtype: torch.dtype) -> int:
+        assert tensor.dtype == dtype, f"{tensor.dtype} instead of {dtype}"
+        assert tensor.device == self._device, f"{tensor.device} beside {self._device}"
+        assert tensor.is_contiguous()
+        return tensor.data_ptr()
+
+    def _launch_over_rows(self, operation: str, weights: Tensor, arguments: tuple[int | float, ...]) -> None:
+        row_bytes = weights.shape[-1] * weights.itemsize
+        self._launch(f"{operation}_{SUFFIXES[weights.dtype]}", row_bytes, arguments)
+
+    def _launch(self, name: str, num_bytes: int, arguments: tuple[int | float, ...]) -> None:
+        """Start a kernel whose threads share `num_bytes`.
+
+        Integers and addresses are `long long` in every kernel and other scalars `double`: what CuPy makes of Python's
+        own int and float. It makes 4 bytes of a NumPy float32 and 1 of a bool, which nobody would notice here.
+        """
+        blocks = min(-(-num_bytes // (BYTES_PER_THREAD * THREADS)), self._most_blocks)
+        with self._on_device():
+            self._functions[name]((max(1, blocks),), (THREADS,), arguments, stream=self._stream())
+
+    def _stream(self) -> Any:
+        """PyTorch's current stream as CuPy's, one object for each: CuPy only looks up its handle."""
+        handle = self._stream_handle()
+        stream = self._streams.get(handle)
+        if stream is None:
+            cuda = self._cupy.cuda
+            if hasattr(cuda.Stream, "from_external"):
+                stream = cuda.Stream.from_external(_ForeignStream(handle))
+            else:  # CuPy 13, in which ExternalStream is not deprecated yet
+                stream = cuda.ExternalStream(handle, self._device.index)
+            self._streams[handle] = stream
+        return stream
+
+    # What is asked of the device; tests on a machine without one answer in its place.
+
+    def _num_multiprocessors(self) -> int:
+        return int(torch.cuda.get_device_properties(self._device).multi_processor_count)
+
+    def _stream_handle(self) -> int:
+        return int(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def _on_device(self) -> contextlib.AbstractContextManager[None]:
+        """CuPy compiles for the current device and looks its kernels up there."""
+        return torch.cuda.device(self._device)
+
+
+class _ForeignStream:
+    """A stream by its handle, in the protocol that CuPy asks for and that streams of older PyTorch lack."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def source() -> str:
+    """All kernels as one text.
+
+    Headers are pasted in: CuPy's cache of compiled kernels knows a text, and would not see that an included file
+    changed.
+    """
+    folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
+    lines = [line for name in SOURCES for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    return "\n".join(line for line in lines if not line.startswith('#include "')) + "\n"
+
+
+def compile_options(code: str) -> tuple[str, ...]:
+    """What NVRTC is told besides what CuPy adds."""
+    return ("-std=c++17", f"-DBOW_SRC_SHA={hashlib.sha256(code.encode()).hexdigest()[:16]}")
+
+
+def _import_cupy() -> Any:
+    both = [name for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13") if _is_installed(name)]
+    if len(both) == 2:
+        raise RuntimeUnavailableError(
+            f"{' and '.join(both)} are both installed and overwrite each other's files; uninstall one of them"
+        )
+    remedy = f"pip install 'bow-trainer[{cuda_extra()}]'"
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        if error.name != "cupy":
+            raise
+        raise MissingDependencyError(f"the CUDA kernels need CuPy; {remedy}") from error
+    except ImportError as error:
+        raise RuntimeUnavailableError(f"CuPy cannot be imported ({reason(error)}); {remedy}") from error
+    return cupy
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""How much memory there is, and how much of it is free: of a GPU, or of the host."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from bow.devices.base import StreamDevice
+from bow.devices.cuda import cuda_device
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes(place: torch.device | StreamDevice) -> int:
+    """Memory that a training could take, in bytes.
+
+    Args:
+        place: a GPU, a device with streams, or the CPU: what of the host's memory is available.
+    """
+    if isinstance(place, StreamDevice):
+        return place.free_bytes()
+    return cuda_device(place).free_bytes() if place.type == "cuda" else host_memory()[1]
+
+
+def host_memory() -> tuple[int, int]:
+    """Memory of this machine, in all and free, in bytes; that of the container where it is limited to less."""
+    values = {}
+    if MEMINFO.exists():
+        lines = (line.split() for line in MEMINFO.read_text(encoding="ascii").splitlines())
+        values = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = values.get("MemTotal", pages)
+    available = values.get("MemAvailable", total)
+    limit, used = _cgroup()
+    if limit is None or limit >= total:
+        return total, available
+    return limit, min(available, max(limit - used, 0))
+
+
+def _cgroup() -> tuple[int | None, int]:
+    """The limit of a container, and what of it is taken and cannot be given back: cached files can."""
+    for folder, limit, used, cached in (
+        (CGROUP, "memory.max", "memory.current", "inactive_file"),
+        (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        if (limit_bytes := _number(folder / limit)) is not None:
+            return limit_bytes, max((_number(folder / used) or 0) - _statistic(folder / "memory.stat", cached), 0)
+    return None, 0
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # not there, or the word "max"
+        return None
+
+
+def _statistic(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

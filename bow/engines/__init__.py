@@ -1,0 +1,29 @@
+"""Engines: how the learning tasks and the synchronisation task of a round run on one device."""
+
+from bow.engines.base import Engine as Engine
+from bow.engines.choice import ENGINES as ENGINES
+from bow.engines.choice import STREAM_ENGINES as STREAM_ENGINES
+from bow.engines.choice import EngineName as EngineName
+from bow.engines.choice import check_device as check_device
+from bow.engines.choice import check_engine as check_engine
+from bow.engines.choice import choose_engine as choose_engine
+from bow.engines.choice import choose_learners as choose_learners
+from bow.engines.choice import make_engine as make_engine
+from bow.engines.eager import Eager as Eager
+from bow.engines.fused import Fused as Fused
+from bow.engines.graph import Graph as Graph
+from bow.engines.outcome import Batches as Batches
+from bow.engines.outcome import Event as Event
+from bow.engines.outcome import OnNan as OnNan
+from bow.engines.outcome import Outcome as Outcome
+from bow.engines.outcome import Stacked as Stacked
+from bow.engines.outcome import TaskSettings as TaskSettings
+from bow.engines.outcome import check_clipping as check_clipping
+from bow.engines.outcome import check_dispatch as check_dispatch
+from bow.engines.streams import Streams as Streams
+from bow.engines.task import Batch as Batch
+from bow.engines.task import Loss as Loss
+from bow.engines.task import Step as Step
+from bow.engines.task import autocast as autocast
+from bow.engines.task import check_loss as check_loss
+from bow.engines.task import step_from_loss as step_from_loss

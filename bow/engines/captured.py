@@ -1,0 +1,187 @@
+"""Learning tasks as step graphs: which shapes of batches have one, and which are compiled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from bow.engines.capture_cache import CaptureCache
+from bow.engines.outcome import TaskSettings
+from bow.engines.task import Batch, Step, autocast
+from bow.errors import CaptureError, DataError, RuntimeUnavailableError, reason
+from bow.graph import StepGraph, capture
+from bow.replicas import LearnerGroup
+from bow.runtime import Region, compile_region, is_compiled
+
+COMPILING_PAYS_S = 120
+"""A learning task is compiled, which takes half a minute, when running it operator by operator would take so long in
+all: by FLOPs and operators at the rates below, and not by the clock, so that the same training always runs alike."""
+
+COMPILE_S, COMPILE_OPERATOR_S, COMPILE_REPEATED_S, MOST_DIFFERENT = 10.0, 0.1, 0.0085, 100
+"""What compiling takes at all, and for each operator, on two cores of 2026 (LeNet 14 s, ResNet-8 23 s, an LSTM 34 s):
+an expectation for those who plan. In large graphs most operators are repetitions, which take less."""
+
+FLOPS_PER_S = 20e9
+OPERATOR_S = 5e-6
+
+Shape: TypeAlias = tuple[Any, ...]
+"""How a batch is made up; whether the caller has autocast on; shape, strides and dtype of every tensor."""
+
+NO_SHAPE: Shape = ()
+
+
+@dataclass(frozen=True)
+class CapturedTask:
+    """A learning task for batches of certain shapes."""
+
+    graph: StepGraph
+    region: Region | None
+    """What runs it as a whole; None: operator by operator."""
+
+
+class CapturedTasks(CaptureCache[CapturedTask]):
+    """The learning task of a training as step graphs, one for each shape of batch that is worth it.
+
+    Args:
+        group: the learners, which have one model.
+        settings: what their learning tasks have in common.
+        tell: says what a user should know.
+    """
+
+    def __init__(self, group: LearnerGroup, settings: TaskSettings, tell: Callable[[str], None]) -> None:
+        super().__init__(settings.step, lambda: group.learners[0].module)
+        self._group = group
+        self._settings = settings
+        self._tell = tell
+        self._traced_step = with_autocast(settings.step, group.device, settings.precision)
+
+    @property
+    def any_compiled(self) -> bool:
+        """Whether one of them is a compiled region."""
+        return any(task.region is not None for task in self._captured.values())
+
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds that compiling may take, 0 where it was done before; None where nothing is captured that could be."""
+        task = next(iter(self._captured.values()), None)
+        if task is None:
+            return None
+        if is_compiled(task.graph):
+            return 0.0
+        count = len(task.graph.operators)
+        return COMPILE_S + COMPILE_OPERATOR_S * min(count, MOST_DIFFERENT) + COMPILE_REPEATED_S * count
+
+    def by_learner(
+        self, batches: Sequence[Batch | None], shapes: Sequence[Shape | None], round_index: int
+    ) -> list[CapturedTask] | None:
+        """The learning task of every learner, any other's where it has no batch; None if one has to run in `eager`."""
+        present = {shape: batch for shape, batch in zip(shapes, batches, strict=True) if shape is not None}
+        for shape, batch in present.items():
+            self._see_to(shape, batch, round_index)
+        found = [shape for shape in present if shape in self]
+        if len(found) < len(present) or not found:
+            return None
+        return [self[found[0] if shape is None else shape] for shape in shapes]
+
+    def _see_to(self, shape: Shape, batch: Batch, round_index: int) -> None:
+        if shape is NO_SHAPE:
+            self.refused = "a batch holds something that is no dense tensor"
+        elif self.wants(shape, round_index):
+            compiles = not self._captured and not self.has_changed
+            try:
+                self.add(shape, lambda: self._capture(batch, compiles))
+            except (CaptureError, DataError) as error:
+                self.refuse(shape, error)
+                if self.refused is None:
+                    self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
+
+    def _capture(self, batch: Batch, compiles: bool) -> CapturedTask:
+        """The step graph for a batch.
+
+        Raises:
+            CaptureError: the step cannot be captured, or a graph would not do what it does.
+        """
+        graph = capture(self._group.learners[0].module, batch, step=self._traced_step)
+        _check_buffers(graph)
+        return CapturedTask(graph, self._region(graph) if compiles else None)
+
+    def _region(self, graph: StepGraph) -> Region | None:
+        if self._settings.schedule is not None:  # a region is one operator
+            return None
+        if not (self._settings.compile or compiling_pays(graph, self._settings.rounds)):
+            return None
+        try:
+            return compile_region(graph)
+        except RuntimeUnavailableError as error:
+            self._tell(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
+            return None
+
+
+def leaves_of(batch: Batch) -> list[Any]:
+    """The tensors of a batch, in the order that the step graph has them."""
+    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):  # almost always, and in no time
+        return list(batch)
+    return tree_leaves(batch)
+
+
+def structure_of(batch: Batch) -> Any:
+    """How a batch is made up of tensors; None where it holds something else."""
+    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):
+        return len(batch)
+    leaves, spec = tree_flatten(batch)
+    return spec if leaves and all(isinstance(leaf, Tensor) for leaf in leaves) else None
+
+
+def shape_of(batch: Batch) -> Shape:
+    """What sets batches apart for a step graph; `NO_SHAPE` where it cannot take one."""
+    structure = structure_of(batch)
+    if structure is None or any(leaf.layout is not torch.strided for leaf in leaves_of(batch)):
+        return NO_SHAPE
+    name = structure if isinstance(structure, int) else str(structure)
+    return (
+        name,
+        torch.is_autocast_enabled("cpu"),
+        *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves_of(batch)),
+    )
+
+
+def _check_buffers(graph: StepGraph) -> None:
+    """Refuse a step that makes something else of a buffer than a tensor of its kind.
+
+    Raises:
+        CaptureError: it does.
+    """
+    for name, value in graph.new_buffers.items():
+        before, after = graph.values[graph.buffers[name]], graph.values[value]
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise CaptureError(
+                f"the step makes {after} of buffer {name!r}, which was {before}; keep its shape and dtype"
+            )
+
+
+def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:
+    """Whether compiling a learning task will have been worth its time.
+
+    Args:
+        graph: the learning task.
+        rounds: how many the training has; None where that is unknown.
+    """
+    if rounds is None:
+        return False
+    seconds = graph.flops / FLOPS_PER_S + len(graph.operators) * OPERATOR_S
+    return rounds * seconds >= COMPILING_PAYS_S
+
+
+def with_autocast(step: Step, device: torch.device, precision: str | None) -> Step:
+    """A step that computes in the precision that was asked for, however it is captured."""
+    if precision is None:
+        return step
+
+    def run(model: nn.Module, batch: Batch) -> Any:
+        with autocast(device, precision):
+            return step(model, batch)
+
+    return run

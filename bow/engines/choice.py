@@ -1,0 +1,111 @@
+"""Which engine runs, and with how many learners, where the user leaves it open.
+
+`bow.train` measures, if the training is long enough. Where nothing is measured, "auto" is a rule:
+
+* learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
+* engine on a GPU: `graph`, whose capture takes less than a second;
+* engine on a CPU: `fused` for models without convolutions or recurrent layers and of at most 50,000 parameters that are
+  known to train for at least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that
+  are known to train for at least 1,000 rounds, since the native runtime has to be built once on every machine and the
+  step to be captured; `eager` otherwise. `benchmarks/results/engines.md` has the measurements: `fused` and `graph` are
+  both far ahead for logistic regression, `graph` for everything larger.
+"""
+
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import nn
+
+from bow.devices import StreamDevice
+from bow.engines.base import Engine
+from bow.engines.cuda import CudaFused, CudaGraphs, CudaStreams, StreamEngine, WholeRound
+from bow.engines.eager import Eager
+from bow.engines.fused import Fused
+from bow.engines.graph import Graph
+from bow.engines.outcome import TaskSettings
+from bow.engines.streams import Streams
+from bow.errors import SettingError
+from bow.replicas import LearnerGroup, num_trainable
+from bow.sync import Synchroniser
+
+EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams", "whole_round"]
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Eager, Fused, Graph, Streams)}
+"""Those of a CPU."""
+
+STREAM_ENGINES: dict[str, type[StreamEngine]] = {
+    engine.name: engine for engine in (CudaGraphs, CudaStreams, WholeRound, CudaFused)
+}
+"""Those of a device with streams; `eager` runs there too."""
+
+LEARNERS_CPU = 4
+LEARNERS_CUDA = 8
+MIN_ROUNDS_PER_EPOCH = 25
+FUSED_PARAMETERS = 50_000
+FUSED_ROUNDS = 5_000
+GRAPH_ROUNDS = 1_000
+
+
+def check_engine(engine: str) -> None:
+    """Refuse an engine that does not exist."""
+    names = get_args(EngineName)
+    if engine not in names:
+        raise SettingError(f"engine must be one of {', '.join(names)}, got {engine!r}")
+
+
+def make_engine(
+    name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None
+) -> Engine:
+    """Make an engine by its name.
+
+    Args:
+        name: of the engine.
+        group: the learners.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they are, if it is a device with streams.
+    """
+    if device is not None and name in STREAM_ENGINES:
+        return STREAM_ENGINES[name](group, sync, settings, device)
+    return Eager(group, sync, settings, device) if name == Eager.name else ENGINES[name](group, sync, settings)
+
+
+def check_device(engine: str, streams: bool) -> None:
+    """Refuse an engine that does not run on a device.
+
+    Args:
+        engine: its name.
+        streams: whether the device works through streams, as GPUs do.
+    """
+    if not streams and engine not in ENGINES:
+        raise SettingError(
+            f'engine="{engine}" runs on GPUs, and this training runs on the CPU; use engine="graph", or device="cuda"'
+        )
+
+
+def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) -> str:
+    """The engine for `engine="auto"`.
+
+    Args:
+        model: the template model.
+        rounds: how long the training will be; None where that is unknown.
+        device: where it will be.
+    """
+    if device.type == "cuda":
+        return CudaGraphs.name
+    unfit = (nn.modules.conv._ConvNd, nn.RNNBase)
+    fusible = num_trainable(model) <= FUSED_PARAMETERS and not any(isinstance(m, unfit) for m in model.modules())
+    if rounds is not None and rounds >= FUSED_ROUNDS and fusible:
+        return Fused.name
+    if rounds is not None and rounds >= GRAPH_ROUNDS:
+        return Graph.name
+    return Eager.name
+
+
+def choose_learners(place: torch.device | StreamDevice, samples_per_epoch: int | None, batch_size: int | None) -> int:
+    """The number of learners for `learners="auto"`."""
+    on_cpu = isinstance(place, torch.device) and place.type == "cpu"
+    wanted = LEARNERS_CPU if on_cpu else LEARNERS_CUDA
+    if samples_per_epoch is None or batch_size is None:
+        return wanted
+    return max(1, min(wanted, samples_per_epoch // (batch_size * MIN_ROUNDS_PER_EPOCH)))

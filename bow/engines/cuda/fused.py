@@ -1,0 +1,99 @@
+"""The vectorised round as one CUDA graph."""
+
+import torch
+from torch import Tensor
+
+from bow.devices import StreamDevice
+from bow.engines.cuda.feed import Given
+from bow.engines.cuda.learner import WARM_UP, gathered, same_in_python, state_of
+from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
+from bow.engines.outcome import TaskSettings
+from bow.engines.task import compiled
+from bow.engines.together import StackedBuffers, TogetherTask, vectorised, writing_results
+from bow.errors import BowError, reason
+from bow.replicas import LearnerGroup
+from bow.sync import Synchroniser
+
+
+class CudaFused(RoundGraphs):
+    """Runs the learning tasks of all learners as one, whose kernels they share, behind it one kernel for all the rest.
+
+    The only engine whose number of kernels does not grow with that of the learners. The vectorised learning task is
+    compiled; where that is impossible it is captured as it is, and what cannot be vectorised runs on the learners'
+    streams.
+    """
+
+    name = "fused"
+
+    def __init__(
+        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
+    ) -> None:
+        self._compiles = True
+        self._together: TogetherTask
+        self._buffers: StackedBuffers
+        super().__init__(group, sync, settings, device)
+
+    @property
+    def description(self) -> str:
+        """`fused`, `fused (not compiled)`, or `fused (not captured)` where every learner runs by itself."""
+        return super().description if self._compiles or self._captures.refused else f"{self.name} (not compiled)"
+
+    def capture(self, given: Given) -> None:
+        """Stack the learners' buffers, and capture the round."""
+        # On the caller's stream, to which the memory of the single ones goes back.
+        self.device.caller().wait(self.learners[0].through)  # it was asked for metrics, and its buffers put back
+        self._buffers.tensors()
+        super().capture(given)
+
+    def warm_up(self, static: StaticRound) -> bool:
+        """Compile and run the vectorised learning task; what it does to buffers is undone."""
+        before = state_of(self.generator)
+        try:
+            with (
+                same_in_python(self.learners[0].module, strictly=True),
+                self.device.on(self.stream),
+                self.device.drawing_from(self.generator),
+                unchanged(self._buffers.tensors()),
+            ):
+                try:
+                    self._try(static)
+                except (BowError, AssertionError, torch.OutOfMemoryError):
+                    raise
+                except Exception as error:
+                    if not self._compiles:
+                        raise
+                    self._compiles, self._together = False, writing_results(self._vectorised)
+                    self._try(static)  # raises if the error is the user's
+                    self._tell(f"fused is not compiled ({reason(error)}); running {self.description}")
+        finally:
+            self.stream.record(self.through)
+            self.device.caller().wait(self.through)  # other streams may be the next to use the learners
+        return state_of(self.generator) != before
+
+    def issue_round(self, static: StaticRound, due: bool) -> None:
+        """The vectorised learning task, and SGD and averaging in one pass behind it."""
+        finite = self._learn(static)
+        if self.stepping is not None:
+            self.stepping.whole(finite, due)
+
+    def _try(self, static: StaticRound) -> None:
+        for _ in range(WARM_UP):
+            self._learn(static)
+        with self.device.without_waiting():  # as a capture would
+            self._learn(static)
+
+    def _learn(self, static: StaticRound) -> Tensor:
+        """Learn on the current stream, and say on the device who stayed finite."""
+        matrix, fed = self.group.matrix, gathered(static.given.batch, self.kernels)
+        with torch.autograd.set_multithreading_enabled(False):
+            loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), fed)
+        values = [loss, finite, *metrics.values()]
+        static.rows.copy_(torch.stack([value.to(static.rows.dtype) for value in values], dim=1))
+        return finite
+
+    def _bind(self) -> None:
+        super()._bind()
+        self._vectorised = vectorised(self.group, self.settings)
+        run = writing_results(self._vectorised)
+        self._together = compiled(run) if self._compiles else run
+        self._buffers = StackedBuffers(self.group)

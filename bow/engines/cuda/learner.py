@@ -1,0 +1,324 @@
+"""One learner on a device with streams: its stream, its random numbers, its learning task as a graph."""
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from bow.data import Indexed
+from bow.devices import CapturedGraph, Event, Kernels, StreamDevice
+from bow.engines.cuda.feed import Given
+from bow.engines.cuda.spread import SpreadTask
+from bow.engines.eager import LearningTasks
+from bow.engines.live_check import Expected, LiveCheck
+from bow.engines.random import DEFAULT_GENERATOR
+from bow.engines.task import Batch, Step
+from bow.errors import CaptureError
+from bow.graph import StepGraph
+from bow.graph import capture as capture_step
+from bow.replicas import LearnerGroup, buffer_slots, buffer_state, load_buffers
+from bow.seeds import derive_seed
+
+WARM_UP = 3
+"""Learning tasks that run before one is captured: libraries choose their algorithms and take their workspaces."""
+
+
+@dataclass
+class Made:
+    """What a learning task has left on the device.
+
+    Attributes:
+        results: `[loss, finite, metrics...]`.
+        finite: whether loss and gradient are finite, a bool tensor of shape [].
+        metrics: the names of the metrics.
+    """
+
+    results: Tensor
+    finite: Tensor
+    metrics: list[str]
+
+
+@dataclass
+class CapturedTask:
+    """A learning task as a graph.
+
+    Attributes:
+        graph: to replay.
+        inputs: the batch that it reads, always at the same addresses.
+        made: where it leaves its results.
+        draws: whether it draws random numbers.
+        spread: what was captured, if its operators are spread over streams; the graph reads tensors of it.
+    """
+
+    graph: CapturedGraph
+    inputs: Given
+    made: Made
+    draws: bool
+    spread: SpreadTask | None
+
+
+class StreamLearner:
+    """A learner that learns on a stream of its own, and on further ones where its operators are spread over several.
+
+    Args:
+        device: where.
+        kernels: what gathers batches that lie on the device.
+        group: the learners.
+        tasks: their learning tasks.
+        index: which learner this is.
+    """
+
+    def __init__(
+        self, device: StreamDevice, kernels: Kernels, group: LearnerGroup, tasks: LearningTasks, index: int
+    ) -> None:
+        self.index = index
+        self.stream = device.stream(f"learner {index}")
+        self.streams = [self.stream]
+        """All of its own. What is issued on the others is joined on the first one."""
+        self.through = device.event(f"learner {index} is through")
+        self.drawless: set[Hashable] = set()
+        """Shapes of batches whose learning tasks, where they are not captured, draw no random numbers."""
+        self._device = device
+        self._kernels = kernels
+        self._group = group
+        self._tasks = tasks
+        self._generator = device.generator()
+        self._captured: dict[Hashable, CapturedTask] = {}
+
+    @property
+    def module(self) -> nn.Module:
+        """The learner's model."""
+        return self._group.learners[self.index].module
+
+    def __contains__(self, shape: Hashable) -> bool:
+        return shape in self._captured
+
+    def learn(self, given: Given, seeds: Sequence[int]) -> Made:
+        """Issue the learning task on the current stream, up to the gradient in the learner's row of `G`.
+
+        Args:
+            given: what it learns from; it must have been copied.
+            seeds: from which those of its random numbers derive.
+        """
+        captured = self._captured.get(given.shape)
+        if captured is None:
+            drawless = given.shape in self.drawless
+            with contextlib.nullcontext() if drawless else self._drawing(derive_seed(*seeds)):
+                return self.run(given)
+        for static, leaf in zip(captured.inputs.leaves, given.leaves, strict=True):
+            static.copy_(leaf)
+        if captured.draws:
+            self._generator.manual_seed(derive_seed(*seeds))
+        captured.graph.replay()
+        return captured.made
+
+    def open_streams(self, count: int) -> None:
+        """Have so many streams.
+
+        Raises:
+            SettingError: the device has no more.
+        """
+        more = range(len(self.streams), count)
+        self.streams += [self._device.stream(f"{self.stream.name}, stream {number}") for number in more]
+
+    def capture(self, given: Given, behind: Event, spread: SpreadTask | None = None) -> None:
+        """Capture the learning task for batches of this shape.
+
+        Args:
+            given: a batch, of the host or the device.
+            behind: when the batch, and what the learner is, can be read.
+            spread: the learning task on several streams, which become branches of the graph; None: it is on one.
+
+        Raises:
+            Exception: the task cannot be captured; buffers are as they were.
+        """
+        with self._trying(behind, capturing=True):
+            inputs = self.inputs_like(given)
+            with _closing(spread):  # a capture must not wait for what ran outside of it
+                draws = self.warm_up(inputs, spread=spread)
+            try:
+                with _closing(spread), self._device.capture(self.stream, self._generator) as graph:
+                    made = self.run(inputs, spread)
+            except BaseException:
+                self._generator = self._device.generator()  # the other one takes part in a capture that has not ended
+                raise
+        self._captured[given.shape] = CapturedTask(graph, inputs, made, draws, spread)
+
+    def trace(self, given: Given, behind: Event, step: Step) -> StepGraph:
+        """The learning task for batches of this shape as a step graph; nothing is computed.
+
+        Args:
+            given: a batch, of the host or the device.
+            behind: when it can be read.
+            step: what is done with it.
+
+        Raises:
+            BowError: as `bow.capture`.
+        """
+        with self._trying(behind):
+            batch = gathered(self.inputs_like(given).batch, self._kernels)
+            with _disable_current_modes():  # a device that watches operators must not take tracing for work
+                return capture_step(self.module, batch, step=step)
+
+    def try_out(self, given: Given, behind: Event, *, strictly: bool) -> bool:
+        """Run the learning task a few times, undo it, and say whether it draws random numbers."""
+        with self._trying(behind, capturing=strictly):
+            return self.warm_up(self.inputs_like(given), strictly=strictly)
+
+    def probe(self, given: Given, behind: Event) -> list[str]:
+        """Run the learning task once, undo it, and say what metrics the step returns."""
+        with self._trying(behind), self._device.drawing_from(self._generator):
+            return self.run(self.inputs_like(given)).metrics
+
+    def expect(self, live: LiveCheck, given: Given, behind: Event, seed: int, draws_as_eager: bool) -> Expected:
+        """Run the user's own step on the learner's stream, and undo it.
+
+        Args:
+            live: what compares it with what was captured.
+            given: a batch, of the host or the device.
+            behind: when the batch, and what the learner is, can be read.
+            seed: of its random numbers.
+            draws_as_eager: whether a captured task draws the same.
+        """
+        drew: list[bool] = []
+
+        @contextlib.contextmanager
+        def numbers() -> Iterator[Callable[[], bool]]:
+            with self._drawing(seed):
+                before = state_of(self._generator)
+                yield lambda: draws_as_eager or not any(drew)
+            drew.append(state_of(self._generator) != before)
+
+        self.stream.wait(behind)
+        with self._device.on(self.stream), torch.autograd.set_multithreading_enabled(False):
+            expected = live.expect(self.index, gathered(self.inputs_like(given).batch, self._kernels), numbers)
+            self.stream.record(self.through)
+        return expected
+
+    def inputs_like(self, given: Given) -> Given:
+        """Tensors of the current stream, at addresses that stay, with a batch in them."""
+        device = self._device.torch_device
+        leaves = [
+            torch.empty(leaf.shape, dtype=leaf.dtype, device=device).copy_(leaf) if isinstance(leaf, Tensor) else leaf
+            for leaf in given.leaves
+        ]
+        return given.with_leaves(leaves)
+
+    def warm_up(self, given: Given, *, strictly: bool = True, spread: SpreadTask | None = None) -> bool:
+        """Run the learning task a few times on the current stream, and say whether it draws random numbers.
+
+        Args:
+            given: what it learns from.
+            spread: as for `capture`.
+            strictly: whether it raises where the host would have to wait for the device: a capture would fail there,
+                and one that fails is not undone altogether.
+        """
+        before = state_of(self._generator)
+        with self._device.drawing_from(self._generator):
+            for _ in range(WARM_UP):
+                self.run(given, spread)
+            with self._device.without_waiting() if strictly else contextlib.nullcontext():
+                self.run(given, spread)
+        return state_of(self._generator) != before
+
+    @contextlib.contextmanager
+    def _drawing(self, seed: int) -> Iterator[None]:
+        self._generator.manual_seed(seed)
+        with DEFAULT_GENERATOR, self._device.drawing_from(self._generator):
+            yield
+
+    @contextlib.contextmanager
+    def _trying(self, behind: Event, *, capturing: bool = False) -> Iterator[None]:
+        """Around learning tasks that are none of the training's: what they do to buffers and numbers is undone."""
+        self.stream.wait(behind)
+        with self._device.on(self.stream):
+            before = buffer_state(self.module)
+            empty = [(owner, key) for _, (owner, key) in buffer_slots(self.module) if owner._buffers[key] is None]
+            try:
+                with same_in_python(self.module, strictly=capturing):
+                    yield
+            finally:
+                load_buffers(self.module, before)
+                for owner, key in empty:
+                    owner._buffers[key] = None
+                self.stream.record(self.through)
+
+    def forget(self) -> None:
+        """Give the graphs back; none of them is running."""
+        for captured in self._captured.values():
+            captured.graph.reset()
+        self._captured.clear()
+
+    def run(self, given: Given, spread: SpreadTask | None = None) -> Made:
+        """Issue every operator of the learning task, from the current stream on and back to it.
+
+        Args:
+            given: what it learns from.
+            spread: as for `capture`.
+        """
+        bound = [(owner, key, owner._buffers[key]) for _, (owner, key) in buffer_slots(self.module)]
+        # Backward on this thread: torch's own thread for the device is one for all learners.
+        with torch.autograd.set_multithreading_enabled(False):
+            batch = gathered(given.batch, self._kernels)
+            learned = self._tasks.run(self.index, batch) if spread is None else spread.run(batch)
+        for owner, key, buffer in bound:
+            assigned = owner._buffers[key]
+            if assigned is not buffer and buffer is not None and assigned is not None:
+                if (assigned.shape, assigned.dtype) != (buffer.shape, buffer.dtype):
+                    continue
+                buffer.copy_(assigned)  # a graph goes on reading where it read
+                owner._buffers[key] = buffer
+        row = self._group.learners[self.index].gradient
+        # Infinite minus infinite is no number: one value tells of all.
+        total = row.sum() + learned.loss
+        finite = (total - total) == 0
+        values = [learned.loss, finite, *learned.metrics.values()]
+        dtype = torch.promote_types(row.dtype, torch.float32)
+        results = torch.stack([value.to(row.device, dtype) for value in values])
+        return Made(results, finite, list(learned.metrics))
+
+
+@contextlib.contextmanager
+def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
+    """Around learning tasks that are none of the training's: numbers and the like that modules hold are put back.
+
+    Args:
+        model: whose they are.
+        strictly: whether one that was changed is an error.
+
+    Raises:
+        CaptureError: it was, and that is one.
+    """
+    plain = (bool, int, float, str, type(None))
+    held = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, plain) and not name.startswith("_")
+    ]
+    try:
+        yield
+        changed = [name for attributes, name, value in held if attributes.get(name) != value]
+        if changed and strictly:
+            raise CaptureError(f"the step changes {changed[0]!r} in Python, which a graph would not repeat")
+    finally:
+        for attributes, name, value in held:
+            attributes[name] = value
+
+
+def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[object]:
+    """Behind it, the task lets go of the memory that it left."""
+    return contextlib.nullcontext() if task is None else contextlib.closing(task)
+
+
+def gathered(batch: Batch, kernels: Kernels) -> Batch:
+    """The batch itself, gathered on the current stream where it is known by the numbers of its samples."""
+    return batch.gathered(kernels.gather) if isinstance(batch, Indexed) else batch
+
+
+def state_of(generator: torch.Generator) -> bytes:
+    """How far a generator is."""
+    return bytes(generator.get_state().numpy())

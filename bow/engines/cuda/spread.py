@@ -1,0 +1,91 @@
+"""A learning task whose operators run on several streams of its learner, by a schedule."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bow.devices import Stream, StreamDevice
+from bow.engines.eager import Learned
+from bow.engines.task import Batch
+from bow.errors import CaptureError, GraphError
+from bow.graph import StepGraph
+from bow.replicas import Learner, ParameterLayout
+from bow.runtime import StreamRuntime
+from bow.schedule import Schedule
+
+
+class SpreadTask:
+    """One learner's learning task on batches of one shape: a step graph on streams of the learner's own.
+
+    It begins and ends on the first of them. The gradient goes to the learner's row of `G`, buffers are written where
+    they are, and random numbers are those of the device's generator, in the order of issue.
+
+    Args:
+        device: where.
+        graph: the step, captured for the batches.
+        schedule: which stream runs which operators.
+        streams: one for each of its executors, the learner's own first.
+        learner: whose task it is.
+        layout: how a row is cut into parameters.
+
+    Raises:
+        GraphError, ScheduleError: as `StreamRuntime`.
+        CaptureError: the step makes something else of a buffer than a tensor of its kind.
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
+    """
+
+    def __init__(
+        self,
+        device: StreamDevice,
+        graph: StepGraph,
+        schedule: Schedule,
+        streams: Sequence[Stream],
+        learner: Learner,
+        layout: ParameterLayout,
+    ) -> None:
+        self._runtime = StreamRuntime(graph, schedule, device, streams)
+        self._module = learner.module
+        self._parameters: dict[str, Tensor] = dict(learner.module.named_parameters())
+        slots = [(name, slot) for slot in layout.slots for name in slot.names if name in graph.gradients]
+        self._trained = [name for name, _ in slots]  # of a tied parameter, one name
+        self._gradients = [slot.of(learner.gradient) for _, slot in slots]
+        self._changed = _changed_buffers(graph)
+
+    def run(self, batch: Batch) -> Learned:
+        """Issue it, up to the gradient; the first stream is the current one.
+
+        Raises:
+            GraphError: an operator fails; the message names it.
+            OutOfMemoryError: there is no memory for what it makes.
+        """
+        buffers = dict(self._module.named_buffers())
+        try:
+            made = self._runtime.run(self._parameters, buffers, batch)
+        except GraphError as error:
+            # Others know what to say of memory; and what must never be is no matter of the operator.
+            if isinstance(error.__cause__, (torch.OutOfMemoryError, AssertionError)):
+                raise error.__cause__ from None
+            raise
+        torch._foreach_copy_(self._gradients, [made.gradients[name] for name in self._trained])
+        for name in self._changed:
+            buffers[name].copy_(made.buffers[name])
+        return Learned(made.loss, made.metrics)
+
+    def close(self) -> None:
+        """Let go of the memory that it left, before a capture or behind one."""
+        self._runtime.close()
+
+
+def _changed_buffers(graph: StepGraph) -> list[str]:
+    """The buffers that a step writes to."""
+    changed = [name for name, value in graph.new_buffers.items() if value != graph.buffers[name]]
+    for name in changed:
+        before, after = graph.values[graph.buffers[name]], graph.values[graph.new_buffers[name]]
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise CaptureError(
+                f"the step makes {after} of buffer {name!r}, which was {before}; keep its shape and dtype"
+            )
+    return changed

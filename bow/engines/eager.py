@@ -1,0 +1,261 @@
+"""The oracle: learners one after another, by ordinary autograd."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from bow.devices import StreamDevice, cuda_device
+from bow.engines.base import Engine
+from bow.engines.outcome import Batches, Outcome, Stacked, TaskSettings
+from bow.engines.random import DrawWatch, task_random
+from bow.engines.swap import Around, swapped_tasks
+from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range
+from bow.errors import BowError, LossError, ModelError, reason
+from bow.graph.outside import OutsideTensors
+from bow.graph.side_effects import changed, python_state
+from bow.replicas import Learner, LearnerGroup, buffer_state, load_buffers
+from bow.schedule.scheduler import Learn, TaskScheduler
+from bow.seeds import derive_seed
+from bow.sync import Synchroniser
+
+Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes the context of one forward pass."""
+
+
+class Eager(Engine):
+    """Runs any module with any optimizer; all other engines must agree with it.
+
+    Each learner's row is split and viewed as its parameters, applied with `torch.func.functional_call`, and the
+    loss is differentiated in the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
+
+    Args:
+        group: the learners of the device.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they run, if it is a device with streams; None: the GPU that their rows are on, if it is one.
+    """
+
+    name = "eager"
+
+    def __init__(
+        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
+    ) -> None:
+        super().__init__(group, sync, settings)
+        if device is None and group.device.type == "cuda":
+            device = cuda_device(group.device)
+        self._swapped = swapped_tasks(settings.memory, group, device, at_once=False)
+        self._in_turn = InTurn(group, settings, self._swapped)
+
+    def resized(self) -> None:
+        """Wrap the learners anew."""
+        self._in_turn.resized()
+
+    def learn(self, batches: Batches) -> Outcome:
+        """Run the learning tasks in turn."""
+        return self._in_turn.learn(batches, self.round_index)
+
+    def close(self) -> None:
+        """Give pinned memory back, if there is some; the next round takes it anew."""
+        if self._swapped is not None:
+            self._swapped.close()
+
+
+class InTurn:
+    """Runs the learning tasks of a device one after another.
+
+    Args:
+        group: the learners.
+        settings: what their learning tasks have in common.
+        around: as for `LearningTasks`.
+    """
+
+    def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:
+        self._group = group
+        self._seed = settings.seed
+        self.tasks = LearningTasks(group, settings, around)
+        self._order = _order_on_one_place(len(group))
+
+    def resized(self) -> None:
+        """Learners were added or removed."""
+        self.tasks.resized()
+        self._order = _order_on_one_place(len(self._group))
+
+    def learn(self, batches: Batches, round_index: int, watch: DrawWatch | None = None) -> Outcome:
+        """Run every learning task up to its gradient.
+
+        Args:
+            batches: one per learner.
+            round_index: tells the seeds of one round from those of another.
+            watch: sees the random numbers that the tasks draw.
+        """
+        group = self._group
+        learned: list[Learned | None] = [None] * len(group)
+        with task_random(group.device) as generator:
+            for index in self._order:
+                batch = batch_of(batches, index)
+                if batch is None:
+                    group.learners[index].gradient.zero_()
+                    continue
+                generator.manual_seed(derive_seed(self._seed, round_index, group.first + index))
+                if watch is None:
+                    learned[index] = self.tasks.run(index, batch)
+                else:
+                    with watch:
+                        learned[index] = self.tasks.run(index, batch, watch.forward)
+        losses, metrics = self.tasks.collected(learned)
+        finite = torch.isfinite(losses) & torch.isfinite(group.matrix.gradients.sum(1))
+        return Outcome(losses, finite, [each is not None for each in learned], metrics)
+
+
+def _order_on_one_place(learners: int) -> list[int]:
+    """The learners in the order in which the task scheduler has them learn where there is one place for all."""
+    runs = TaskScheduler(learners, places=1).start([[True] * learners], synchronise=False)
+    return [run.task.learner for run in runs if isinstance(run.task, Learn)]
+
+
+class Learned(NamedTuple):
+    """What a learning task leaves besides its gradient."""
+
+    loss: Tensor
+    metrics: Metrics
+
+
+class LearningTasks:
+    """The learning tasks of a device's learners, by ordinary autograd or compiled, each when it is asked for.
+
+    Different learners' tasks can run at the same time.
+
+    Args:
+        group: the learners.
+        settings: what their learning tasks have in common.
+        around: makes the context around forward and backward pass of a task; None: there is none.
+    """
+
+    def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:
+        self._group = group
+        self._settings = settings
+        self._around = around
+        self.resized()
+        self._compiled = self._compile() if settings.compile else None
+        self._is_checked = False
+        """Whether the compiled task, which is the first learner's, was seen to leave its Python values alone."""
+        self._has_run = False
+        """Whether a task was seen to depend on nothing but its model."""
+
+    def resized(self) -> None:
+        """Wrap every learner's module as a learning task."""
+        device, settings = self._group.device, self._settings
+        modules = [learner.module for learner in self._group.learners]
+        self._tasks = [LearningTask(module, settings.step, device, settings.precision) for module in modules]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether tasks run compiled; if they were to and cannot, they do not any more."""
+        return self._compiled is not None
+
+    def run(self, learner: int, batch: Batch, forward: Forward = contextlib.nullcontext) -> Learned:
+        """Run one learning task up to its gradient, which goes to the learner's row of `G`.
+
+        Args:
+            learner: whose.
+            batch: on what.
+            forward: makes the context of the forward pass of a task that is not compiled.
+        """
+        around = contextlib.nullcontext() if self._around is None else self._around(learner, batch)
+        with around:
+            return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)
+
+    def collected(self, learned: Sequence[Learned | None]) -> tuple[Tensor, Metrics]:
+        """Losses and metrics of a round's tasks, each as one tensor; NaN where there was none."""
+        z = self._group.matrix.z
+        nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
+        losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
+        return losses, _stack_metrics([{} if each is None else each.metrics for each in learned])
+
+    def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch, forward: Forward) -> Learned:
+        try:
+            compiled = self._compiled  # another learner's failure may end compiling meanwhile
+            if compiled is not None and (self._is_checked or learner is self._group.learners[0]):
+                return self._learn_compiled(compiled, learner, task, batch)
+            with torch.enable_grad():
+                parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
+                outside = None if self._has_run else OutsideTensors(self._settings.step, learner.module)
+                # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
+                with forward():
+                    loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
+                if not loss.requires_grad:
+                    raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
+                if outside is not None:
+                    outside.check(loss, [learner.row, batch])
+                    self._has_run = True
+                (gradient,) = torch.autograd.grad(loss, learner.row)
+        except IndexError as error:
+            raise out_of_range(error) from error
+        except RuntimeError as error:
+            if "use_reentrant" in str(error):
+                raise ModelError(
+                    "activation checkpointing with use_reentrant=True works for .backward() only, and bow takes the "
+                    "gradient of a row; call checkpoint with use_reentrant=False"
+                ) from error
+            if "sparse" not in str(error):
+                raise
+            raise ModelError(
+                f"a layer of the model has sparse gradients, which a row cannot hold ({reason(error)}); "
+                "make it with sparse=False"
+            ) from error
+        learner.gradient.copy_(gradient)
+        return Learned(loss.detach(), {name: value.detach() for name, value in metrics.items()})
+
+    def _learn_compiled(
+        self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch
+    ) -> Learned:
+        before = None if self._is_checked else python_state(learner.module)
+        try:
+            result = compiled(learner.row.detach(), buffer_state(learner.module), batch)
+        except (BowError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            self._compiled = None
+            learned = self._learn_one(learner, task, batch, contextlib.nullcontext)  # raises if the error is the user's
+            self._stop_compiling(reason(error))
+            return learned
+        if before is not None:
+            self._is_checked = True
+            if names := changed(before, python_state(learner.module)):
+                self._stop_compiling(f"the step changes {names[0]} in Python, of which every learner has its own")
+        learner.gradient.copy_(result.gradient)
+        load_buffers(learner.module, result.buffers)
+        return Learned(result.loss, result.metrics)
+
+    def _stop_compiling(self, why: str) -> None:
+        self._compiled = None
+        warnings.warn(f"the learning task runs without torch.compile ({why})", stacklevel=9)
+
+    def _compile(self) -> Callable[..., TaskResult]:
+        alone = PureTask(self._tasks[0], self._group.layout)
+
+        def run(row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+            return alone(row, buffers, batch)
+
+        return compiled(run)
+
+
+def batch_of(batches: Batches, learner: int) -> Batch | None:
+    """One learner's batch."""
+    if isinstance(batches, Stacked):
+        return tree_map(lambda t: t[learner], batches.value)
+    return batches[learner]
+
+
+def _stack_metrics(metrics: list[Metrics]) -> Metrics:
+    names = next((m for m in metrics if m), None)
+    if names is None:
+        return {}
+    nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
+    return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}

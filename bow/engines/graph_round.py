@@ -1,0 +1,266 @@
+"""The rounds of engine `graph` whose batches have certain shapes, as one native job.
+
+Each learner's learning task is a copy of the step graph; behind all of them come, where optimizer and synchroniser
+allow it, SGD and the synchronisation task, of which every executor has its columns, in one pass over the rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from bow.engines.captured import CapturedTask, leaves_of, structure_of
+from bow.engines.lanes import Lanes
+from bow.engines.outcome import Batches, Outcome, Stacked
+from bow.engines.sgd_state import SgdState
+from bow.engines.task import Batch
+from bow.graph import StepGraph
+from bow.graph.execution import run_operators
+from bow.replicas import LearnerGroup, Slot, buffer_slots
+from bow.runtime import JobBuilder, Label, NativeTeam, Program, named, spans_of
+from bow.schedule import Span
+from bow.schedule.scheduler import Learn, TaskScheduler
+
+
+class GraphRound:
+    """Runs learning tasks of a round for batches of certain shapes: all learners' or one's.
+
+    Args:
+        group: the learners.
+        learners: those that it runs, neighbours in the replica matrix.
+        tasks: by learner: what it runs.
+        like: by learner: a batch of the kind that it learns from.
+        lanes: the executors that share the learners.
+        sgd: what steps and averages inside the job; None: gradients go to the rows of `G` and nothing else happens.
+    """
+
+    def __init__(
+        self,
+        group: LearnerGroup,
+        learners: Sequence[int],
+        tasks: Sequence[CapturedTask],
+        like: Sequence[Batch],
+        lanes: Lanes,
+        sgd: SgdState | None,
+    ) -> None:
+        self._group = group
+        self._rows = slice(learners[0], learners[-1] + 1)
+        self._structures = [structure_of(batch) for batch in like]
+        self._executor: int | None = None
+        self._sgd = sgd
+        self.lanes = lanes
+        """The executors that it needs."""
+        self._num_lanes = len(lanes.threads)
+        self._builder = JobBuilder([task.graph for task in tasks], [task.region for task in tasks], learners)
+        self._metrics = list(tasks[0].graph.metrics)
+        self._results = [
+            slot
+            for program in self._builder.programs
+            for slot in program.slots(sorted(program.graph.results - _given(program.graph)))
+        ]
+        self._active: list[bool] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self.is_random = any(op.is_random for task in tasks for op in task.graph.operators)
+        """Whether learning tasks draw random numbers, so that they need seeds."""
+        self._build()
+
+    @property
+    def steps(self) -> bool:
+        """Whether learners step inside the job."""
+        return self._sgd is not None
+
+    def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
+        """Give the learners what they learn from next.
+
+        Args:
+            batches: one for each of the learners; None: it sits out.
+            seeds: by learner: of its random numbers.
+
+        Returns:
+            Whether the batches are of the shapes that this is for.
+        """
+        job = self._builder.job
+        self._keep_buffers()
+        if isinstance(batches, Stacked):
+            if any(structure != structure_of(batches.value) for structure in self._structures):
+                return False
+            self._active = [True] * len(seeds)
+            return bool(job.feed_stacked(leaves_of(batches.value), seeds))
+        expected = zip(batches, self._structures, strict=True)
+        if any(batch is not None and structure_of(batch) != structure for batch, structure in expected):
+            return False
+        self._active = [batch is not None for batch in batches]
+        return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
+
+    def begin(self, due: bool, total: Tensor | None = None) -> None:
+        """Say whether a synchronisation task is part of what is run next.
+
+        Args:
+            due: whether it is.
+            total: where other devices average too, what has the sum over all of them when `between` has returned.
+        """
+        if self._sgd is None:
+            return
+        matrix, rows, sgd = self._group.matrix, self._rows, self._sgd
+        sgd.begin_round()
+        self._builder.job.set_rows(
+            matrix.weights[rows], sgd.momenta[rows], matrix.z, matrix.state["z_prev"], *sgd.numbers(), due, total
+        )
+
+    def run(self, team: NativeTeam, record: bool = False, between: Callable[[], None] | None = None) -> Outcome:
+        """Run it on as many executors as it has lanes, and wait for it.
+
+        Args:
+            team: the executors.
+            record: whether `spans` shall have start and end of every operator.
+            between: called when the learning tasks have ended and nothing has changed yet.
+
+        Raises:
+            GraphError, RuntimeError: a learning task fails; no row and no buffer of any learner has changed by then.
+        """
+        job = self._builder.job
+        try:
+            job.run(team, record, commits=between is None)
+            if between is not None:
+                between()
+                job.commit(team, record)
+        except Exception as error:
+            self._explain(error)
+        return self._outcome()
+
+    def post(self, team: NativeTeam, executor: int, record: bool = False) -> None:
+        """Start it on one executor, which must be idle, and return at once; it has one lane."""
+        self._executor = executor
+        self._builder.job.post(team, executor, record)
+
+    def collect(self) -> Outcome:
+        """What has come of it, once the executor that it was posted to is idle.
+
+        Raises:
+            GraphError, RuntimeError: the learning task failed.
+        """
+        try:
+            self._builder.job.raise_failure()
+        except Exception as error:
+            self._explain(error)
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        job, names = self._builder.job, self._metrics
+        losses, finite, all_finite, metrics = job.outcome(self._group.matrix.z.dtype, len(names))
+        job.release(self._results)
+        outcome = Outcome(losses, finite, self._active, dict(zip(names, metrics, strict=True)) if names else {})
+        if all_finite:
+            outcome.healthy = self._active  # what it would find out itself, at some cost in a tiny round
+        return outcome
+
+    def spans(self) -> list[Span]:
+        """The recorded times of the last round."""
+        return spans_of(self._builder, self._executor)
+
+    def _explain(self, error: Exception) -> NoReturn:
+        """Raise an error that names the operator that failed, where one did."""
+        node = self._builder.job.failed_node
+        if node < 0:
+            raise error
+        program = self._builder.program_of(node)
+        if program is not None and self._builder.labels[node].operator is None:
+            # A compiled region does not know its operators any more: run them one by one to find the one that fails.
+            job, graph = self._builder.job, program.graph
+            with torch.no_grad():
+                run_operators(graph, {value: job.value(program.slot(value)) for value in _given(graph)}, seed=0)
+        raise named(error, node, self._builder) from error
+
+    def _keep_buffers(self) -> None:
+        """Put buffers back that a round in `eager` has put another tensor in the place of; its values stay."""
+        for owner, key, bound in self._buffers:
+            current = owner._buffers[key]
+            if current is not bound and current is not None and current.shape == bound.shape:
+                bound.copy_(current)
+                owner._buffers[key] = bound
+
+    def _build(self) -> None:
+        builder, group = self._builder, self._group
+        finishes = []
+        commit: list[list[int]] = [[] for _ in range(self._num_lanes)]
+        for program in builder.programs:
+            module = group.learners[program.learner].module
+            slots = [(name, *slot) for name, slot in buffer_slots(module)]
+            buffers = {name: bound for name, owner, key in slots if (bound := owner._buffers[key]) is not None}
+            self._buffers += [(owner, key, buffers[name]) for name, owner, key in slots if name in buffers]
+            builder.bind(program, dict(module.named_parameters()), buffers)
+            graph = program.graph
+            like = [graph.values[value].meta() for value in graph.batch.values()]
+            builder.job.expect(program.group, program.slots(list(graph.batch.values())), like)
+            finishes.append(self._add_finish(program))
+            commit[program.group % self._num_lanes] += self._add_commit(program, buffers)
+        for part in range(self._num_lanes) if self._sgd is not None else ():
+            node = builder.job.add_average(part, self._num_lanes)
+            commit[part].append(builder.note(node, Label("SGD and averaging", "synchronisation")))
+        commit = commit if any(commit) else []
+        order, after, threads = self._order(finishes)
+        builder.job.schedule(
+            order=order, priority=[], num_lanes=self._num_lanes, commit=commit, after=after, threads=threads
+        )
+
+    def _order(self, finishes: Sequence[int]) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
+        """What each executor runs of the learning tasks: the learners that the task scheduler gives its team, in turn.
+
+        Returns:
+            Nodes by executor; by node, others that it waits for besides; threads by node.
+        """
+        programs, lanes = self._builder.programs, self.lanes
+        order: list[list[int]] = [[] for _ in range(self._num_lanes)]
+        after: dict[int, list[int]] = {}
+        threads: list[int] = []
+        scheduler = TaskScheduler(len(programs), lanes.teams)
+        for run in scheduler.start([[True] * len(programs)], synchronise=False):
+            assert isinstance(run.task, Learn)
+            nodes, first = programs[run.task.learner].nodes, run.place * lanes.width
+            seating = lanes.seating(len(nodes))
+            for executor, operators in enumerate(seating.order):
+                order[first + executor] += [nodes[index] for index in operators]
+            after |= {nodes[later]: [nodes[index] for index in waits] for later, waits in seating.waits.items()}
+            if seating.operator_threads:
+                threads = threads or [0] * len(self._builder.labels)
+                for node, number in zip(nodes, seating.operator_threads, strict=True):
+                    threads[node] = number
+            order[first].append(finishes[run.task.learner])
+        return order, after, threads
+
+    def _add_finish(self, program: Program) -> int:
+        graph, layout = program.graph, self._group.layout
+        gradient = self._group.matrix.gradient_of(program.learner)
+        pieces = [
+            (program.slot(graph.gradients[name]), slot.of(gradient), slot.offset)
+            for slot in layout.slots
+            if (name := _name_in(graph, slot))
+        ]
+        node = self._builder.job.add_finish(
+            group=program.group,
+            loss=program.slot(graph.loss),
+            metrics=program.slots([graph.metrics[name] for name in self._metrics]),
+            gradients=pieces,
+            into_row=self._sgd is None,
+        )
+        return self._builder.note(node, Label("loss and gradient", "finish", program.learner))
+
+    def _add_commit(self, program: Program, buffers: dict[str, Tensor]) -> list[int]:
+        """A node that writes what the learning task made of the buffers, if it changes any."""
+        graph = program.graph
+        changed = {name: value for name, value in graph.new_buffers.items() if value != graph.buffers[name]}
+        if not changed:
+            return []
+        targets = [(program.slot(value), buffers[name]) for name, value in changed.items()]
+        node = self._builder.job.add_commit(program.group, targets)
+        return [self._builder.note(node, Label("buffers", "finish", program.learner))]
+
+
+def _given(graph: StepGraph) -> set[int]:
+    return {*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants}
+
+
+def _name_in(graph: StepGraph, slot: Slot) -> str:
+    """The name under which the graph has the gradient of a slot; a tied parameter has several."""
+    return next(name for name in slot.names if name in graph.gradients)

@@ -1,0 +1,335 @@
+"""Now and then a captured learning task is held against the user's own step on a live batch.
+
+What a capture has frozen, wherever the step has read it (a file, the clock, a C extension), shows in loss, gradient,
+metrics or buffers. Rounding must not: where the two differ by more than a few units of it, the step is run again with
+every operator's result off by rounding at random, and the spread of that is the measure.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from bow.engines.capture_cache import CaptureCache
+from bow.engines.eager import LearningTasks
+from bow.engines.frozen import generators_kept
+from bow.engines.outcome import TaskSettings
+from bow.engines.task import Batch, Metrics
+from bow.errors import reason
+from bow.graph.side_effects import python_random_kept
+from bow.replicas import LearnerGroup, buffer_slots, buffer_state
+
+SHARE = 0.01
+"""Of the training time, for all checks behind the first ones."""
+
+FIRST = (1, 2, 4, 8)
+"""Rounds behind a capture that are checked whatever it takes: together less than the capture has taken."""
+
+FREE_S = 0.1
+"""Checks whenever the rounds behind a capture have doubled are part of no share until they have taken so long in all:
+a training may be over before a share of its time is enough for one."""
+
+ROUNDING = 64
+"""Units of rounding, relative to a tensor's norm, within which results are equal without a closer look."""
+
+NOISE, NOISY_RUNS, SPREADS = 4, 8, 4
+"""Units of rounding that operators are off by; in how many runs; how many times the largest effect is allowed."""
+
+REPEATED = 1e-3
+"""A step whose loss differs by a larger part when it is run again on the same batch reads what every run changes."""
+
+MAX_UNDONE_BYTES = 2**26
+"""Tensors that are no buffers are put back, if the step writes to them, up to so many bytes."""
+
+Numbers: TypeAlias = Callable[[], contextlib.AbstractContextManager[Callable[[], bool]]]
+"""Makes the context in which a step draws random numbers; behind it, says whether they were those of the capture."""
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """What a learning task left.
+
+    Attributes:
+        loss: shape [].
+        gradient: as a row.
+        metrics: by name.
+        buffers: of the learner, behind the task.
+        rounding: by element, how far off the gradient is for the way in which it was found.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    metrics: Metrics
+    buffers: Mapping[str, Tensor]
+    rounding: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the user's own step makes of a batch.
+
+    Attributes:
+        learner: whose.
+        run: what it left; None where it cannot be compared.
+        spread: by part, the effect of rounding; None: nobody has looked.
+        failure: what it has raised.
+    """
+
+    learner: int
+    run: TaskRun | None
+    spread: Mapping[str, float] | None = None
+    failure: str | None = None
+
+
+class LiveCheck:
+    """Compares a capture with the step, in the first rounds behind a capture and then in 1 % of the time.
+
+    Args:
+        group: the learners.
+        settings: what their learning tasks have in common.
+        captures: what has been captured.
+    """
+
+    def __init__(self, group: LearnerGroup, settings: TaskSettings, captures: CaptureCache[Any]) -> None:
+        self._group = group
+        self._captures = captures
+        self._tasks = LearningTasks(group, dataclasses.replace(settings, compile=False))
+        self._num_captures = 0
+        self._since = 0
+        self._next = FIRST[0]
+        self._again = False  # a closer look has to tell
+        self._closely = False
+        self._comparable = True
+        self._num_checks = 0
+        self._began = self._ended = time.perf_counter()
+        self._spent_s = self._last_s = 0.0
+        self._written: list[Tensor] | None = None
+        self._equal: int | None = None
+
+    def resized(self) -> None:
+        """Learners were added or removed."""
+        self._tasks.resized()
+
+    def is_due(self, round_index: int) -> bool:
+        """Whether to check the coming round, should it replay a capture."""
+        if self._captures.num_captures != self._num_captures:
+            self._num_captures = self._captures.num_captures
+            self._since, self._next, self._again, self._comparable = round_index, FIRST[0], False, True
+        if not self._num_captures or not self._comparable:
+            return False
+        if self._again:
+            return True
+        has_doubled = round_index - self._since + 1 >= self._next
+        if self._next <= FIRST[-1] or (has_doubled and self._spent_s < FREE_S):
+            return has_doubled
+        now = time.perf_counter()
+        return now - self._ended >= self._last_s / SHARE and (now - self._began) * SHARE >= self._spent_s
+
+    def choose(self, shapes: Sequence[Hashable | None]) -> int | None:
+        """The learner to check, another one each time, one with the newest shape first; None: none has a batch.
+
+        Args:
+            shapes: of the learners' batches; None where there is none.
+        """
+        present = [learner for learner, shape in enumerate(shapes) if shape in self._captures]
+        newest = [learner for learner in present if shapes[learner] == self._captures.newest]
+        chosen = newest if newest and self._next == FIRST[0] else present
+        return chosen[self._num_checks % len(chosen)] if chosen else None
+
+    def expect(self, learner: int, batch: Batch, numbers: Numbers) -> Expected:
+        """Run the user's own step and put everything back that it may have changed."""
+        self._started = time.perf_counter()
+        self._num_checks += 1
+        try:
+            run, comparable = self._run(learner, batch, numbers, noise=None)
+            if not comparable:
+                self._comparable = False
+            if not comparable or not bool(torch.isfinite(run.loss) & torch.isfinite(run.gradient.sum())):
+                return Expected(learner, None)
+            if self._closely:
+                again = self._run(learner, batch, numbers, noise=None)[0].loss
+                if _norm(again, run.loss) > REPEATED * _norm(run.loss):
+                    return Expected(learner, None, failure="its loss is another one each time that it is run")
+            spread = self._spread(learner, batch, numbers, run) if self._closely else None
+        except torch.OutOfMemoryError:
+            return Expected(learner, None)
+        except AssertionError:  # the user's own, or of a device that watches the order of accesses
+            raise
+        except Exception as error:
+            return Expected(learner, None, failure=reason(error))
+        return Expected(learner, run, spread)
+
+    def verdict(self, made: TaskRun, expected: Expected, round_index: int) -> str | None:
+        """How the capture differs from the step; None where it does not, or where only another look can tell."""
+        differing = self._differing(made, expected)
+        now = time.perf_counter()
+        self._last_s, self._ended = now - self._started, now
+        self._spent_s += self._last_s
+        self._next = max(self._next, 2 * (round_index - self._since + 1))
+        self._again = bool(differing) and expected.spread is None
+        self._closely |= self._again
+        if expected.failure is not None:
+            return self._sentence(f"the step itself fails: {expected.failure}")
+        if differing:
+            return None if self._again else self._sentence(differing[0])
+        if expected.run is not None:
+            self._equal = round_index
+        return None
+
+    def run_of(
+        self,
+        learner: int,
+        loss: Tensor,
+        metrics: Metrics,
+        gradient: Tensor | None = None,
+        rounding: Tensor | None = None,
+    ) -> TaskRun:
+        """What a learning task has left in the learner; its gradient is in the row of `G`, if it is not given."""
+        own = self._group.learners[learner]
+        gradient = own.gradient.clone() if gradient is None else gradient
+        return TaskRun(loss, gradient, metrics, buffer_state(own.module), rounding)
+
+    @contextlib.contextmanager
+    def undone(self, learner: int) -> Iterator[None]:
+        """Put back what a learning task changes: buffers, gradient, attributes of modules, random generators."""
+        own = self._group.learners[learner]
+        attributes = [(vars(module), dict(vars(module))) for module in own.module.modules()]
+        buffers = [
+            (owner._buffers, key, buffer, None if buffer is None else buffer.clone())
+            for _, (owner, key) in buffer_slots(own.module)
+            for buffer in [owner._buffers[key]]
+        ]
+        tensors = [(tensor, tensor._version, tensor.detach().clone()) for tensor in self._may_be_written()]
+        gradient, weights = own.gradient.clone(), own.row.detach().clone()
+        try:
+            with python_random_kept(), generators_kept(self._captures.generators):
+                yield
+        finally:
+            for now, before in attributes:
+                now.clear()
+                now.update(before)
+            for slots, key, buffer, value in buffers:
+                slots[key] = buffer
+                if buffer is not None and value is not None:
+                    buffer.copy_(value)
+            self._written = [tensor for tensor, version, _ in tensors if tensor._version != version]
+            for tensor, version, value in tensors:
+                if tensor._version != version:
+                    tensor.detach().copy_(value)
+            own.gradient.copy_(gradient)
+            own.row.detach().copy_(weights)
+
+    def _may_be_written(self) -> list[Tensor]:
+        if self._written is None or self._next == FIRST[0]:
+            tensors = [tensor for tensor in self._captures.tensors if not tensor.is_inference()]
+            return tensors if sum(tensor.nbytes for tensor in tensors) <= MAX_UNDONE_BYTES else []
+        return self._written
+
+    def _run(self, learner: int, batch: Batch, numbers: Numbers, noise: torch.Generator | None) -> tuple[TaskRun, bool]:
+        own = self._group.learners[learner]
+        with self.undone(learner):
+            with numbers() as comparable, contextlib.ExitStack() as modes:
+                if noise is not None:
+                    own.row.detach().mul_(_factors(own.row, noise))
+                    modes.enter_context(_RoundingNoise(noise))
+                learned = self._tasks.run(learner, batch)
+            return self.run_of(learner, learned.loss.clone(), dict(learned.metrics)), comparable()
+
+    def _spread(self, learner: int, batch: Batch, numbers: Numbers, run: TaskRun) -> dict[str, float]:
+        spread = dict.fromkeys(self._parts(run), 0.0)
+        for turn in range(NOISY_RUNS):
+            generator = torch.Generator(run.gradient.device).manual_seed(turn)
+            noisy = self._parts(self._run(learner, batch, numbers, generator)[0])
+            for name, tensor in self._parts(run).items():
+                spread[name] = max(spread[name], _norm(noisy[name], tensor))
+        return spread
+
+    def _differing(self, made: TaskRun, expected: Expected) -> list[str]:
+        """What differs by more than rounding, in words, the loss first."""
+        if expected.run is None:
+            return []
+        own, parts = self._parts(expected.run), self._parts(made)
+        slack = {} if made.rounding is None else self._gradients(made.rounding)
+        found = []
+        for name, tensor in own.items():
+            other = parts.get(name)
+            if other is None or other.shape != tensor.shape:
+                found.append(f"{name} is not there, or has another shape")
+                continue
+            distance, size = _norm(other, tensor), _norm(tensor)
+            unit = torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0
+            allowed = ROUNDING * unit * size + SPREADS * (expected.spread or {}).get(name, 0.0)
+            allowed += _norm(slack[name]) if name in slack else 0.0
+            if not distance <= allowed:
+                how = f"{float(other):.6g} and not {float(tensor):.6g}" if tensor.dim() == 0 else "another"
+                found.append(f"{name} is {how}")
+        return found
+
+    def _parts(self, run: TaskRun) -> dict[str, Tensor]:
+        metrics = {f"the step's {name!r}": value.to(torch.float32) for name, value in run.metrics.items()}
+        buffers = {f"buffer {name!r}": value for name, value in run.buffers.items()}
+        return {"the loss": run.loss.to(run.gradient.dtype), **metrics, **self._gradients(run.gradient), **buffers}
+
+    def _gradients(self, row: Tensor) -> dict[str, Tensor]:
+        return {f"the gradient of {slot.names[0]!r}": slot.of(row) for slot in self._group.layout.slots}
+
+    def _sentence(self, what: str) -> str:
+        known = (
+            "was not equal in any round that was checked"
+            if self._equal is None
+            else f"was last known to be equal in round {self._equal}"
+        )
+        return (
+            f"the captured step does not do what the step itself does: {what}; it {known}, and rounds behind that may "
+            "have been trained on frozen values. What a step reads from a file, the clock or the like is frozen when "
+            "it is captured: pass it with the batch, or keep it in a buffer"
+        )
+
+
+class _RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, what operators make is off by rounding at random (Monte Carlo arithmetic).
+
+    References:
+        Parker, Monte Carlo arithmetic, 1997.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(returns.alias_info is not None for returns in func._schema.returns):  # a view, or written in place
+            return made
+        return tree_map_only(Tensor, self._rounded, made)
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        # A gradient that torch knows to be 0 (`_efficientzerotensor`) has no memory to read.
+        has_rounding = tensor.dtype.is_floating_point and not tensor._is_zerotensor()
+        return tensor * _factors(tensor, self._generator) if has_rounding else tensor
+
+
+def _factors(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    unit = NOISE * torch.finfo(tensor.dtype).eps
+    return torch.empty_like(tensor, requires_grad=False).uniform_(1 - unit, 1 + unit, generator=generator)
+
+
+def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
+    """The norm of a tensor's finite elements, or of its difference from another, where both may not be finite."""
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    tensor = tensor.detach().to(wide)
+    if other is None:
+        return float(torch.linalg.vector_norm(tensor.nan_to_num(0.0, 0.0, 0.0)))
+    other = other.detach().to(wide)
+    same = (tensor == other) | (tensor.isnan() & other.isnan())
+    return float(torch.linalg.vector_norm((tensor - other).masked_fill(same, 0.0)))

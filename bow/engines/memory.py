@@ -1,0 +1,287 @@
+"""What learners cost a device in memory, predicted without making them.
+
+The prediction is one from below. Rows, optimizer states and buffers are exact; activations are what the backward pass
+needs, without what comes and goes within an operator. What is said not to fit does not; what nearly fits may not.
+"""
+
+import contextlib
+import copy
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bow.devices import StreamDevice
+from bow.engines.saved_tensors import LEAVING, MIN_BYTES
+from bow.engines.swap import Memory
+from bow.engines.task import Batch
+from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, num_state_tensors
+from bow.replicas.layout import ALIGNMENT
+from bow.sync import EASGD, SMA, Synchroniser
+
+Place: TypeAlias = torch.device | StreamDevice
+"""Where learners are."""
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+WORKSPACE_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE_BYTES = 8_519_680
+WORKSPACE_BYTES_HOPPER = 2**25
+"""What cuBLAS keeps for each of its handles on each stream, as torch sets it up."""
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes as people read it.
+
+    Example:
+        >>> bytes_text(3 * 2**20), bytes_text(512), bytes_text(25 * 2**30)
+        ('3.0 MiB', '512 B', '25.0 GiB')
+    """
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {UNITS[unit]}" if unit else f"{count:.0f} B"
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What k learners need of a device's memory, in bytes: `k learner + min(k, m) task + device`.
+
+    Attributes:
+        learners: k.
+        row_bytes: the trainable parameters of one learner, padding included.
+        rows_per_learner: weights, gradient, and the correction where the synchroniser keeps one.
+        state_tensors: tensors of a row's size that the optimizer keeps for a learner.
+        rows_per_device: z, its next value, the sum, and what the synchroniser keeps.
+        buffer_bytes: buffers of one module.
+        frozen_bytes: parameters that are not trained, which all learners share.
+        activation_bytes: what the backward pass of one learning task needs; None where that is unknown.
+        learners_at_once: m, learning tasks that are under way at the same time; None: all.
+        workspace_bytes: what libraries keep for each of those.
+    """
+
+    learners: int
+    row_bytes: int
+    rows_per_learner: int = 3
+    state_tensors: int = 0
+    rows_per_device: int = 4
+    buffer_bytes: int = 0
+    frozen_bytes: int = 0
+    activation_bytes: int | None = None
+    learners_at_once: int | None = None
+    workspace_bytes: int = 0
+
+    @property
+    def learner_bytes(self) -> int:
+        """What each further learner adds for as long as it is there."""
+        return (self.rows_per_learner + self.state_tensors) * self.row_bytes + self.buffer_bytes
+
+    @property
+    def task_bytes(self) -> int:
+        """What a learning task adds while it is under way: activations first, gradients in the end."""
+        return max(self.activation_bytes or 0, 2 * self.row_bytes) + self.workspace_bytes
+
+    @property
+    def num_tasks(self) -> int:
+        """Learning tasks that are under way at the same time."""
+        return self.learners if self.learners_at_once is None else min(self.learners, self.learners_at_once)
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device holds whatever the number of learners; the central model has buffers too."""
+        return self.rows_per_device * self.row_bytes + self.frozen_bytes + self.buffer_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What is there between two rounds."""
+        return self.learners * self.learner_bytes + self.device_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything, as far as it is known."""
+        return self.held_bytes + self.num_tasks * self.task_bytes
+
+    def fitting(self, room_bytes: int) -> int:
+        """How many learners fit into so many bytes, 0 if not even one does.
+
+        Example:
+            >>> need = MemoryNeed(learners=8, row_bytes=10, learners_at_once=1)
+            >>> need.device_bytes, need.learner_bytes, need.task_bytes
+            (40, 30, 20)
+            >>> need.fitting(89), need.fitting(90), need.fitting(120)
+            (0, 1, 2)
+        """
+        room = room_bytes - self.device_bytes
+        together = self.learner_bytes + self.task_bytes
+        most = self.learners_at_once
+        if together <= 0 or most is None or room < most * together:
+            return max(room // max(together, 1), 0)
+        return (room - most * self.task_bytes) // max(self.learner_bytes, 1)
+
+
+def predict_memory(
+    model: nn.Module,
+    optimizer: OptimizerFactory,
+    sync: Synchroniser,
+    *,
+    learners: int,
+    engine: str,
+    place: Place,
+    saved: Sequence[int] | None = None,
+    clip_norm: float | None = None,
+    memory: Memory = "device",
+) -> MemoryNeed:
+    """Predict what a training needs of its device, without making or running any of it.
+
+    Args:
+        model: the template.
+        optimizer: makes the optimizer; tried on a tensor of three elements.
+        sync: what keeps the learners together; tried on two tiny learners.
+        learners: how many there would be.
+        engine: the name of the engine that would run them.
+        place: where.
+        saved: what a learning task keeps, from `saved_bytes`; None: that is not known.
+        clip_norm: as in `TaskSettings`; without it, some engines step and average in one pass.
+        memory: with `"swap"`, what stays on the device is small or about to leave.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    lazy = has_lazy_modules(model)
+    elements = 0 if lazy else sum(parameter.numel() for parameter in trainable)
+    itemsize = trainable[0].itemsize if trainable else 0
+    corrections, kept = _rows_of(sync, averages=not sync.follows(learners))
+    state_tensors = num_state_tensors(optimizer)
+    in_one_pass = engine not in (("eager", "streams") if is_cpu(place) else ("eager",))
+    if in_one_pass and clip_norm is None and type(sync) in (SMA, EASGD) and _is_plain_sgd(optimizer):
+        corrections, state_tensors = False, 1  # momenta whether they are used or not, and corrections never in memory
+    return MemoryNeed(
+        learners=learners,
+        row_bytes=-(-elements // ALIGNMENT) * ALIGNMENT * itemsize,
+        rows_per_learner=2 + corrections,
+        state_tensors=state_tensors,
+        rows_per_device=3 + kept,
+        buffer_bytes=0 if lazy else sum(buffer.nbytes for buffer in model.buffers()),
+        frozen_bytes=0 if lazy else sum(parameter.nbytes for parameter in frozen),
+        activation_bytes=None if saved is None else _on_device(saved, memory),
+        learners_at_once=1 if engine == "eager" else None,
+        workspace_bytes=_workspace_bytes(place),
+    )
+
+
+def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) -> list[int] | None:
+    """Sizes of what the forward pass of a batch keeps for the backward pass, one for each allocation.
+
+    It runs on the meta device, where tensors have shapes and no memory; None where the model cannot.
+
+    Args:
+        model: the model; it is not changed.
+        batch: inputs, or a pair (inputs, targets) or more, of which the model gets the first.
+        precision: `"bfloat16"` counts everything as that.
+    """
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    try:
+        meta = _on_meta(model)
+        inputs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), inputs)
+        if precision == "bfloat16":
+            meta = meta.to(torch.bfloat16)
+            inputs = tree_map_only(Tensor, _as_bfloat16, inputs)
+        own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(meta.parameters(), meta.buffers())}
+        saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with _FusedAttention(), torch.enable_grad(), torch.random.fork_rng(devices=[]), saving:
+            outputs = meta(inputs)
+    except Exception:  # an operator without shapes on the meta device, or a model that reads values
+        return None
+    results = {tensor.untyped_storage()._cdata: tensor for tensor in tree_leaves(outputs) if isinstance(tensor, Tensor)}
+    return [tensor.untyped_storage().nbytes() for key, tensor in (kept | results).items() if key not in own]
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as the devices run it. On the meta device it would keep the matrix of all pairs, which they do not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention:
+            with contextlib.suppress(Exception):  # shapes that it does not take
+                return self._fused(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _fused(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any) -> Any:
+        operator: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return operator(query, key, value, attn_mask=attn_mask)[0]
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy on the meta device, without copying what the model holds first."""
+    tensors = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
+    memo: dict[int, Any] = {}
+    for key, tensor in tensors.items():
+        made = torch.empty_like(tensor, device="meta")
+        memo[key] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+    return copy.deepcopy(model, memo)
+
+
+def _as_bfloat16(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def _on_device(sizes: Sequence[int], memory: Memory) -> int:
+    """What of a learning task's activations is on the device at the same time, at least."""
+    if memory == "device":
+        return sum(sizes)
+    large = sorted(size for size in sizes if size >= MIN_BYTES)
+    return sum(size for size in sizes if size < MIN_BYTES) + sum(large[-LEAVING - 1 :])
+
+
+def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
+    """Whether a synchroniser asks for rows of corrections, and how many vectors it keeps, seen by trying."""
+    rows = ReplicaMatrix(ALIGNMENT, 2, torch.float32, torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            for _ in range(2):
+                rows.add_row()
+            sync.start(rows)
+            if averages:
+                sync.prepare(rows)
+                sync.contribute(rows, 2, 2)
+                sync.apply(rows, 2, 2)
+    except Exception:  # a synchroniser of somebody's own, which wants other learners than these
+        return False, 0
+    return rows.has_corrections, len(rows.state)
+
+
+def _is_plain_sgd(optimizer: OptimizerFactory) -> bool:
+    try:
+        return type(optimizer([nn.Parameter(torch.ones(3))])) is torch.optim.SGD
+    except Exception:
+        return False
+
+
+def is_cpu(place: Place) -> bool:
+    """Whether this is a CPU, and no device with streams."""
+    return isinstance(place, torch.device) and place.type == "cpu"
+
+
+def _workspace_bytes(place: Place) -> int:
+    device = place.torch_device if isinstance(place, StreamDevice) else place
+    if device.type != "cuda":
+        return 0
+    configured = os.environ.get(WORKSPACE_CONFIG, "")
+    sizes = [int(number) for number in configured.strip(":").split(":") if number.isdecimal()]
+    if sizes and len(sizes) % 2 == 0:  # :KiB:COUNT, several times
+        return sum(map(math.prod, zip(sizes[::2], sizes[1::2], strict=True))) * 1024
+    return WORKSPACE_BYTES_HOPPER if torch.cuda.get_device_capability(device) >= (9, 0) else WORKSPACE_BYTES

@@ -1,0 +1,134 @@
+"""What goes into a round and what comes out of it."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from jaxtyping import Bool, Shaped
+from torch import Tensor
+
+from bow.engines.swap import Memory, check_memory_setting
+from bow.engines.task import Batch, Metrics, Step, check_precision
+from bow.errors import SettingError
+from bow.schedule import Schedule
+from bow.schedule.scheduler import Dispatch
+from bow.values import number
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Batches of all learners as one pytree whose tensors are `[learners, batch, ...]`."""
+
+    value: Any
+
+
+OnNan: TypeAlias = Literal["restart", "continue", "error"]
+"""What happens to a learner that leaves the finite numbers: it starts again, unless that is hopeless; always; never."""
+
+Batches: TypeAlias = Stacked | Sequence[Batch | None]
+"""One batch per learner; None where a learner sits out."""
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What the learning tasks of a training have in common.
+
+    Args:
+        step: what is done with a batch.
+        precision: `"bfloat16"` for autocast, None for the model's own dtype.
+        clip_norm: the largest gradient norm of a learner; None does not clip.
+        on_nan: what happens to a learner whose loss, gradient or weights are not finite.
+        compile: compile the learning task with `torch.compile` where the engine has a choice.
+        seed: from which all random numbers of the learning tasks derive.
+        rounds: how many the training will have, if that is known: whether something that takes time first pays.
+        dispatch: whether batches are dealt to learners in a fixed order, or to the learner that is free first.
+        memory: where a learning task keeps what its backward pass needs.
+        schedule: which executors run the operators of a learning task, for engines that run step graphs; None: one.
+
+    Raises:
+        SettingError: a value outside its range.
+    """
+
+    step: Step
+    precision: str | None = None
+    clip_norm: float | None = None
+    on_nan: OnNan = "restart"
+    compile: bool = False
+    seed: int = 0
+    rounds: int | None = None
+    dispatch: Dispatch = "fixed"
+    memory: Memory = "device"
+    schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
+        check_clipping(self.clip_norm)
+        if self.on_nan not in get_args(OnNan):
+            raise SettingError(f'on_nan must be "restart", "continue" or "error", got {self.on_nan!r}')
+        check_dispatch(self.dispatch)
+        check_memory_setting(self.memory, self.compile)
+
+
+def check_clipping(clip_norm: object) -> None:
+    """Refuse a largest gradient norm that is none."""
+    if clip_norm is not None:
+        number("clip_norm", clip_norm, above=0, also="None for no clipping")
+
+
+def check_dispatch(dispatch: str) -> None:
+    """Refuse a way of dealing batches that does not exist."""
+    if dispatch not in get_args(Dispatch):
+        raise SettingError(f'dispatch must be "fixed" or "first_come", got {dispatch!r}')
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a round and that the user should hear of."""
+
+    round: int
+    event: str
+    message: str
+
+
+@dataclass
+class Outcome:
+    """What the learning tasks of a round left besides the gradients in `G`.
+
+    Batch j of a round is learner j's, unless learners take batches as they come.
+
+    Attributes:
+        losses: before the step; NaN for learners without a batch.
+        finite: whether loss and gradient are finite, and behind the step the weights.
+        active: which learners had a batch.
+        metrics: what the step returned besides the loss, one value per learner.
+        taken_by: by batch, the learner that took it, where that is not the batch's own.
+    """
+
+    losses: Shaped[Tensor, " learners"]
+    finite: Bool[Tensor, " learners"]
+    active: list[bool]
+    metrics: Metrics = field(default_factory=dict)
+    taken_by: Sequence[int] | None = None
+
+    @functools.cached_property
+    def healthy(self) -> list[bool]:
+        """Which learners had a batch and stayed finite."""
+        if bool(self.finite.all()):
+            return self.active
+        return [active and finite for active, finite in zip(self.active, self.finite.tolist(), strict=True)]
+
+    def take_out(self, finite: Bool[Tensor, " learners"]) -> None:
+        """Count learners as diverged that are not finite for a further reason."""
+        self.finite = self.finite & finite
+        self.__dict__.pop("healthy", None)
+
+    @property
+    def diverged(self) -> list[bool]:
+        """Which learners had a batch and did not stay finite."""
+        return [active and not healthy for active, healthy in zip(self.active, self.healthy, strict=True)]
+
+    @property
+    def any_diverged(self) -> bool:
+        """Whether any did."""
+        return self.healthy is not self.active and any(self.diverged)

@@ -1,0 +1,206 @@
+"""Places on a CPU: threads of Python, each pinned to cores of its own, that run what a task scheduler says."""
+
+import contextlib
+import functools
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+
+from bow.schedule.scheduler import Learn, Run, TaskScheduler
+
+Job: TypeAlias = Callable[[], None]
+
+
+class Place:
+    """One thread that runs jobs in the order in which it gets them.
+
+    Args:
+        name: of the thread.
+        cores: what it is pinned to, and the threads of torch that it starts with it.
+        threads: how many torch uses in it.
+    """
+
+    def __init__(self, name: str, cores: Collection[int], threads: int) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        ready = threading.Event()
+        # A daemon, so that a training that nobody closed does not keep the process from ending.
+        self._thread = threading.Thread(target=_serve, args=(self._jobs, cores, threads, ready), name=name, daemon=True)
+        try:
+            self._thread.start()
+            ready.wait()
+        except BaseException:  # Ctrl-C, or there are too many threads
+            self.dismiss()
+            raise
+
+    def put(self, job: Job) -> None:
+        """Run a job behind those that are there."""
+        self._jobs.put(job)
+
+    def dismiss(self) -> None:
+        """End the thread behind the jobs that are there, without waiting for it."""
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+
+def _serve(jobs: "queue.SimpleQueue[Job | None]", cores: Collection[int], threads: int, ready: threading.Event) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):  # it is a matter of speed alone
+            os.sched_setaffinity(0, cores)
+    torch.get_num_threads()  # before torch has set itself up in a thread, it forgets what it is told
+    torch.set_num_threads(threads)
+    ready.set()
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # what it holds must not live until the next one comes
+
+
+class Crew:
+    """Places that work through a period of a task scheduler together.
+
+    Threads start with the first period and end with `close`; the next period starts them again.
+
+    Args:
+        core_sets: by place.
+        threads: how many torch uses in each.
+    """
+
+    def __init__(self, core_sets: Sequence[Collection[int]], threads: int) -> None:
+        self.core_sets = core_sets
+        self.threads = threads
+        self._places: list[Place] = []
+
+    def __len__(self) -> int:
+        return len(self.core_sets)
+
+    def run(self, scheduler: TaskScheduler, runs: Sequence[Run], execute: Callable[[Run], None]) -> None:
+        """Have the learning tasks of a period run; the synchronisation task is the caller's, behind this.
+
+        Args:
+            scheduler: hears of every task that has finished.
+            runs: what its `start` returned.
+            execute: carries out one task, on the thread of its place.
+
+        Raises:
+            BaseException: what a task raised, of several tasks the one with the first batch, as if they ran in turn.
+                Tasks that had begun have ended by then, also where the caller is interrupted meanwhile (Ctrl-C; a
+                second one does not wait).
+        """
+        self._open()
+        _Shift(self._places, scheduler, execute).work(runs)
+
+    def dismiss(self) -> None:
+        """End all threads without waiting for them: the caller may be one of them, where it collects garbage."""
+        places, self._places = self._places, []
+        for place in places:
+            place.dismiss()
+
+    def close(self) -> None:
+        """End all threads."""
+        places = self._places
+        self.dismiss()
+        for place in places:
+            place.join()
+
+    def _open(self) -> None:
+        if self._places:
+            return
+        threads = torch.get_num_threads()
+        places: list[Place] = []
+        try:
+            for number, cores in enumerate(self.core_sets):
+                places.append(Place(f"bow place {number}", cores, self.threads))
+        except BaseException:
+            for place in places:
+                place.dismiss()
+            raise
+        finally:
+            torch.set_num_threads(threads)  # what the places set would be what threads of the user's begin with
+        self._places = places
+
+
+class _Shift:
+    """One period: which tasks are not finished yet, and what went wrong."""
+
+    def __init__(self, places: Sequence[Place], scheduler: TaskScheduler, execute: Callable[[Run], None]) -> None:
+        self._places = places
+        self._scheduler = scheduler
+        self._execute = execute
+        self._lock = threading.Lock()
+        self._unfinished = 1  # the caller counts as well, until it has given everything out
+        self._all_finished = threading.Event()
+        self._failures: list[tuple[int, BaseException]] = []
+        self._stop_at = math.inf  # no task of this batch or a later one begins any more
+
+    def work(self, runs: Sequence[Run]) -> None:
+        try:
+            try:
+                self._give(runs)
+            finally:
+                self._finish()
+            self._all_finished.wait()  # behind it, the caller sees everything that the tasks wrote
+        except BaseException:
+            self._stop_at = -1
+            self._all_finished.wait()
+            raise
+        self._raise_first_failure()
+
+    def _give(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            if isinstance(run.task, Learn):
+                assert not run.after  # only a synchronisation task waits for other places
+                with self._lock:
+                    self._unfinished += 1
+                self._places[run.place].put(functools.partial(self._do, run, run.task))
+
+    def _do(self, run: Run, task: Learn) -> None:
+        try:
+            if task.batch < self._stop_at:
+                self._execute(run)
+            if self._stop_at == math.inf:
+                with self._lock:
+                    follow = self._scheduler.finished(task)
+                self._give(follow)
+        except BaseException as error:
+            with self._lock:
+                self._stop_at = min(self._stop_at, task.batch)
+                self._failures.append((task.batch, error))
+        finally:
+            self._finish()
+
+    def _raise_first_failure(self) -> None:
+        if not self._failures:
+            return
+        error = min(self._failures, key=lambda failure: failure[0])[1]
+        self._failures.clear()  # an error knows its frames, and they this object: a circle would outlive the round
+        try:
+            raise error
+        finally:
+            del error
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._all_finished.set()
+
+
+@contextlib.contextmanager
+def num_threads(threads: int) -> Iterator[None]:
+    """The calling thread with that many threads of torch's."""
+    before = torch.get_num_threads()
+    if threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,187 @@
+"""Whether there is room for learners: asked before they are made, and what becomes of a round that finds none."""
+
+import contextlib
+import functools
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bow.devices import StreamDevice
+from bow.devices import memory as device_memory
+from bow.engines.memory import MemoryNeed, Place, bytes_text, is_cpu, predict_memory, saved_bytes
+from bow.engines.swap import Memory
+from bow.engines.task import Batch
+from bow.errors import DeviceMemoryError, SettingError
+from bow.replicas import OptimizerFactory, has_lazy_modules
+from bow.sync import Synchroniser
+
+MOST_LEARNERS = 4096
+"""Each is a module of its own, and takes milliseconds to make."""
+
+SPARE_SHARE = 2
+"""Rows for learners that may come take at most this part of what is left: a prediction from below needs a margin."""
+
+_ASKED = re.compile(r"ried to allocate ([\d.]+ \w+)")
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory of a device, and what learners would need of it.
+
+    On a device with streams, what is needed must be free. On a CPU, others may give memory back, and what is not used
+    for long may be written to disk: there, what is refused is more than the machine or the container has in all, and
+    activations, which are estimates, are left out.
+
+    Args:
+        place: where.
+        model: the template.
+        optimizer: makes the optimizer.
+        sync: what keeps the learners together.
+        engine: the name of the engine that runs them.
+        batch: one of a learner's, where `loss` takes it; None: activations are not known.
+        precision: as in `TaskSettings`.
+        clip_norm: as in `TaskSettings`.
+        memory: as in `TaskSettings`.
+    """
+
+    place: Place
+    model: nn.Module
+    optimizer: OptimizerFactory
+    sync: Synchroniser
+    engine: str
+    batch: Batch | None = None
+    precision: str | None = None
+    clip_norm: float | None = None
+    memory: Memory = "device"
+
+    @property
+    def bytes(self) -> int:
+        """What there is."""
+        return device_memory.host_memory()[0] if is_cpu(self.place) else device_memory.free_bytes(self.place)
+
+    def need(self, learners: int) -> MemoryNeed:
+        """What so many learners need."""
+        return predict_memory(
+            self.model,
+            self.optimizer,
+            self.sync,
+            learners=learners,
+            engine=self.engine,
+            place=self.place,
+            saved=self._saved,
+            clip_norm=self.clip_norm,
+            memory=self.memory,
+        )
+
+    def most(self, wanted: int) -> int:
+        """As many learners as there is room for, up to those that are wanted; 0 if there is none."""
+        room = self.bytes
+        fitting = max(self.need(wanted).fitting(room), int(self.need(1).total_bytes <= room))
+        return min(wanted, fitting, MOST_LEARNERS)
+
+    def check(self, learners: int) -> int:
+        """Refuse learners that do not fit.
+
+        Returns:
+            Bytes that rows for further learners may take.
+
+        Raises:
+            SettingError: one sentence with what is needed, what there is, and how many would fit.
+        """
+        room, need = self.bytes, self.need(learners)
+        if learners > MOST_LEARNERS:
+            raise SettingError(
+                f"learners={learners} is more than the {MOST_LEARNERS} that a device can have; "
+                f'use learners={self.most(learners)} or learners="auto"'
+            )
+        if need.total_bytes <= room:
+            return (room - need.total_bytes) // SPARE_SHARE
+        wanted = f"learners={learners} needs {bytes_text(need.total_bytes)}"
+        most = self.most(learners)
+        if most:
+            there = f"{self._there(room)}, enough for {most}"
+            raise SettingError(f'{wanted}, {there}; use learners={most} or learners="auto"')
+        one = self.need(1)
+        if learners > 1:
+            wanted = f"{wanted} and one alone {bytes_text(one.total_bytes)}"
+        raise SettingError(f"{wanted}, {self._there(room)}; use {self._remedies(one, room)}")
+
+    def check_one_more(self, learners: int) -> None:
+        """Refuse one more than the learners that there are, whose rows of `W` and `G` are reserved.
+
+        Raises:
+            SettingError: one sentence with what is needed and what there is.
+        """
+        room, more = self.bytes, self.need(learners + 1)
+        wanted, word = more.total_bytes, ""
+        if not is_cpu(self.place):
+            reserved = more.rows_per_learner * more.row_bytes
+            wanted, word = wanted - self.need(learners).total_bytes - reserved, " more"
+        if wanted > room:
+            raise SettingError(
+                f"learners={learners + 1} needs {bytes_text(wanted)}{word}, {self._there(room)}; stay with {learners}"
+            )
+
+    @functools.cached_property
+    def _saved(self) -> Sequence[int] | None:
+        if is_cpu(self.place) or self.batch is None or has_lazy_modules(self.model):
+            return None
+        return saved_bytes(self.model, self.batch, self.precision)
+
+    def _there(self, room: int) -> str:
+        if is_cpu(self.place):
+            return f"this machine has {bytes_text(room)} in all"
+        device = self.place.torch_device if isinstance(self.place, StreamDevice) else self.place
+        return f"{device} has {bytes_text(room)} free"
+
+    def _remedies(self, one: MemoryNeed, room: int) -> str:
+        """What could make one learner fit."""
+        if one.held_bytes > room or not one.activation_bytes:
+            return "a smaller model"
+        return _any_of(["a smaller batch_size"] + (['memory="swap"'] if self.memory == "device" else []))
+
+
+@contextlib.contextmanager
+def out_of_memory_explained(learners: int, device: torch.device, memory: Memory = "device") -> Iterator[None]:
+    """Around a round: running out of memory becomes one sentence, which holds nothing on the device.
+
+    A learning task that fails has changed no weights, no central model and no optimizer state: the training can be
+    saved, or go on with less.
+
+    Args:
+        learners: how many there are.
+        device: where they are.
+        memory: the setting, for the remedy.
+
+    Raises:
+        DeviceMemoryError: the device, or the host, ran out of memory.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        # The frames of the failed task, and with them its activations, would live as long as the error does.
+        traceback.clear_frames(error.__traceback__)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        swap_helps = device.type == "cuda" and memory == "device"
+        remedies = ["fewer learners"] if learners > 1 else []
+        remedies += ["a smaller batch_size"] + (['memory="swap"'] if swap_helps else [])
+        asked = _ASKED.search(str(error))
+        what = f"memory ({asked[1]} more) on {device}" if asked else f"memory on {device}"
+        raise DeviceMemoryError(
+            f"learners={learners} ran out of {what}; the training can be saved, or go on with {_any_of(remedies)}"
+        ) from None
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

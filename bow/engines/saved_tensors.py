@@ -1,0 +1,398 @@
+"""Keeps in host memory what a backward pass needs: for models that do not fit otherwise.
+
+What the forward pass saves is copied to pinned host memory on a stream of its own, and its device memory goes back.
+The backward pass meets the saved tensors in reverse: they are copied back, on another stream, one or two ahead of
+their use. Both directions run beside the computation.
+
+What is saved several times (the result of a ReLU is the input of the next convolution) is copied once. A tensor that is
+only a part of its allocation (a slice; query, key and value in one) is first copied on the device, in the order of the
+computation: the other parts may still be written to, which says nothing about this one. That takes the device a few
+percent of the time that the copy to the host takes.
+
+Events order all of it, in this circle:
+
+    computation  --saved-->  copy to the host  --on the host-->  computation gives the memory back
+    computation  --there is room-->  copy to the device  --back-->  computation uses it
+
+What the circle makes unnecessary: a copy to the device waits for the computation, which has waited for the copy to the
+host; pinned memory is written again behind a forward pass, which runs behind all that the computation has waited for.
+"""
+
+import contextlib
+import math
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from bow.devices import Event, StreamDevice
+from bow.engines.strides import View, view_of
+from bow.errors import SettingError, reason
+
+MIN_BYTES = 2**20
+"""What is smaller stays on the device: a copy of it costs more time than it is worth memory."""
+
+MAX_SPREAD = 8
+"""A tensor with gaps between its elements gets them again when it comes back; with more than this it stays."""
+
+LEAVING = 2
+"""So many may be on their way to the host while the computation goes on; with one more it waits for the oldest."""
+
+AHEAD = 2
+"""So many are copied back before they are needed."""
+
+MAX_COMING = 4
+"""With more than so many copied back, those go that have not been asked for the longest: nobody will."""
+
+MODIFIED = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation; a step that works "
+    "on a copy of it instead can be differentiated"
+)
+"""What autograd says as well; it cannot see for itself what hooks have saved."""
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Pinned memory, and when it was last copied to and from."""
+
+    memory: Tensor
+    on_host: Event
+    back: Event
+
+
+@dataclass(eq=False)
+class _Parked:
+    """Elements that are, or soon will be, in pinned memory.
+
+    Attributes:
+        index: counts them within a learning task.
+        slot: where they are; None once the task has ended.
+        count: how many.
+        dtype: of each; those who saved them may see others.
+        flat: they on the device, where they are there and can be used.
+        changed: whether they were written to while they were being copied.
+    """
+
+    index: int
+    slot: _Slot | None
+    count: int
+    dtype: torch.dtype
+    flat: Tensor | None = None
+    changed: bool = False
+
+
+class _Leaving(NamedTuple):
+    """What is on its way to the host: its memory must not be given back before it has got there."""
+
+    parked: _Parked
+    slot: _Slot
+    flat: Tensor
+    version: int
+
+
+class _Known(NamedTuple):
+    """What was parked last of an allocation or of a part of it.
+
+    The allocation is held weakly: its memory can be given back, but what is allocated next does not get its address,
+    under which this is kept.
+    """
+
+    allocation: StorageWeakRef
+    version: int
+    parked: "weakref.ref[_Parked]"
+
+
+class _Saved(NamedTuple):
+    """What autograd holds instead of a tensor. Nothing but this keeps it on the device, or a copy of it.
+
+    Attributes:
+        parked: its elements, or those of its whole allocation.
+        position: counts what is saved within a learning task.
+        dtype: of the tensor.
+        shape: of the tensor.
+        view: where it lies among them.
+        spread: whether it gets gaps between its elements that they do not have.
+    """
+
+    parked: _Parked
+    position: int
+    dtype: torch.dtype
+    shape: torch.Size
+    view: View
+    spread: bool
+
+
+class _Kept(NamedTuple):
+    """What autograd holds instead of a tensor that stays."""
+
+    tensor: Tensor
+    version: int
+
+
+class Swap:
+    """Swaps what one learning task at a time saves for its backward pass.
+
+    Learners that learn at the same time need one each; learners in turn on the same stream share one, and with it the
+    pinned memory.
+
+    Args:
+        device: where the learning tasks run.
+        name: of the two streams for copies, unique on the device.
+        min_bytes: what is smaller stays on the device.
+
+    Example:
+        >>> from bow.testing import FakeDevice
+        >>> device, layer = FakeDevice(), nn.Linear(64, 64)
+        >>> swap = Swap(device, min_bytes=1024)
+        >>> with device.issuing(), swap.task(stays=layer.parameters()):
+        ...     layer(torch.ones(32, 64)).exp().sum().backward()
+        >>> swap.pinned_bytes
+        16384
+        >>> swap.close()
+    """
+
+    def __init__(self, device: StreamDevice, name: str = "swap", min_bytes: int = MIN_BYTES) -> None:
+        self._device = device
+        self._name = name
+        self._min_bytes = min_bytes
+        self._to_host = device.stream(f"{name} to the host")
+        self._from_host = device.stream(f"{name} to the device")
+        self._saved = device.event(f"{name}: saved")
+        self._room = device.event(f"{name}: there is room")
+        self._idle = device.event(f"{name}: idle")
+        self._pool: dict[int, list[_Slot]] = {}
+        self._stays: set[int] = set()
+        self._slots: list[_Slot] = []
+        self._order: list[weakref.ref[_Parked]] = []
+        self._known: dict[Hashable, _Known] = {}
+        self._leaving: deque[_Leaving] = deque()
+        self._coming: dict[int, Tensor] = {}
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Pinned host memory that is reserved, while no task runs; the next task uses it again."""
+        return sum(slot.memory.nbytes for slots in self._pool.values() for slot in slots)
+
+    @contextlib.contextmanager
+    def task(self, stays: Iterable[Tensor]) -> Iterator[None]:
+        """Around forward and backward pass of a learning task.
+
+        Args:
+            stays: tensors whose memory others hold anyway, and what shares it: parameters, buffers, the batch.
+
+        Raises:
+            SettingError: the task uses `torch.func`, under which nothing can be swapped.
+        """
+        assert not self._slots, "one task at a time"
+        self._stays = {_allocation_of(tensor) for tensor in stays}
+        try:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            raise SettingError(
+                f'memory="swap" does not go with this learning task ({reason(error)}); use memory="device"'
+            ) from error
+        finally:
+            self._end()
+
+    def close(self) -> None:
+        """Wait for the copies, and give the pinned memory back; the next task takes some anew."""
+        for stream in (self._to_host, self._from_host):
+            stream.record(self._idle)
+            self._idle.synchronize()
+        self._pool.clear()
+
+    # Forward
+
+    @torch.no_grad()
+    def _pack(self, tensor: Tensor) -> _Saved | _Kept:
+        tensor = tensor.detach()
+        if self._can_leave(tensor):
+            view = view_of(tensor)
+            count = math.prod(view.shape)
+            if count * tensor.itemsize == tensor.untyped_storage().nbytes() and not view.overlaps:
+                return self._pack_whole(tensor, view, count)
+            if count * tensor.itemsize >= self._min_bytes and view.span <= MAX_SPREAD * count and not view.overlaps:
+                return self._pack_part(tensor, view, count)
+        return _Kept(tensor, tensor._version)
+
+    def _can_leave(self, tensor: Tensor) -> bool:
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+            return False
+        if tensor.device != self._device.torch_device or tensor.is_conj() or tensor.is_neg():
+            return False
+        return tensor.untyped_storage().nbytes() >= self._min_bytes and _allocation_of(tensor) not in self._stays
+
+    def _pack_whole(self, tensor: Tensor, view: View, count: int) -> _Saved:
+        """Save a tensor that has its allocation to itself."""
+        key = (_allocation_of(tensor),)
+        parked = self._known_as(key, tensor)
+        if parked is None:
+            flat = tensor.as_strided((count,), (1,), 0)
+            parked = self._remembered(key, tensor, self._copy_to_host(flat))
+        return self._in_order(parked, tensor, view, spread=False)
+
+    def _pack_part(self, tensor: Tensor, view: View, count: int) -> _Saved:
+        """Save a tensor that is a part of its allocation, without gaps."""
+        key = (_allocation_of(tensor), tensor.dtype, view)
+        compact = view._replace(strides=view.compact, offset=0)
+        parked = self._known_as(key, tensor)
+        if parked is None:
+            flat = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
+            flat.as_strided(*compact).copy_(tensor.as_strided(*view))
+            parked = self._remembered(key, tensor, self._copy_to_host(flat))
+        return self._in_order(parked, tensor, view._replace(offset=0), spread=compact.strides != view.strides)
+
+    def _in_order(self, parked: _Parked, tensor: Tensor, view: View, *, spread: bool) -> _Saved:
+        """Note that this is what the backward pass will ask for before it asks for what was saved earlier."""
+        self._order.append(weakref.ref(parked))
+        return _Saved(parked, len(self._order) - 1, tensor.dtype, tensor.shape, view, spread)
+
+    def _known_as(self, key: Hashable, tensor: Tensor) -> _Parked | None:
+        """What was parked of the very same memory in the same state."""
+        known = self._known.get(key)
+        return known.parked() if known is not None and known.version == tensor._version else None
+
+    def _remembered(self, key: Hashable, tensor: Tensor, parked: _Parked) -> _Parked:
+        allocation = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._known[key] = _Known(allocation, tensor._version, weakref.ref(parked))
+        return parked
+
+    def _copy_to_host(self, flat: Tensor) -> _Parked:
+        slot = self._take(flat.nbytes)
+        self._device.caller().record(self._saved)
+        self._to_host.wait(self._saved)
+        with self._device.on(self._to_host):
+            _like(slot, flat.dtype, len(flat)).copy_(flat, non_blocking=True)
+        self._to_host.record(slot.on_host)
+        parked = _Parked(len(self._slots), slot, len(flat), flat.dtype)
+        self._slots.append(slot)
+        self._leaving.append(_Leaving(parked, slot, flat, flat._version))
+        if len(self._leaving) > LEAVING:
+            self._let_go()
+        return parked
+
+    def _let_go(self) -> _Leaving:
+        """Let the oldest go of what is leaving.
+
+        Its memory belongs to the computation's stream, and whoever gets it next there writes behind this wait. The
+        host never waits, and how much memory is held does not depend on how far ahead it is.
+        """
+        leaving = self._leaving.popleft()
+        self._device.caller().wait(leaving.slot.on_host)
+        leaving.parked.changed = leaving.flat._version != leaving.version
+        return leaving
+
+    # Backward
+
+    @torch.no_grad()
+    def _unpack(self, packed: _Saved | _Kept) -> Tensor:
+        if isinstance(packed, _Kept):
+            if packed.tensor._version != packed.version:
+                raise RuntimeError(MODIFIED)
+            return packed.tensor
+        flat = self._on_device(packed.parked).view(packed.dtype)
+        self._fetch_ahead(packed.position)
+        view = packed.view
+        if packed.spread:
+            spread = torch.empty_strided(view.shape, view.strides, dtype=packed.dtype, device=flat.device)
+            flat = spread.copy_(flat.as_strided(view.shape, view.compact))
+        return flat.as_strided(packed.shape, view.strides, view.offset)
+
+    def _on_device(self, parked: _Parked) -> Tensor:
+        while self._leaving:  # what is still here need not be copied back
+            leaving = self._let_go()
+            leaving.parked.flat = leaving.flat
+        if parked.changed:
+            raise RuntimeError(MODIFIED)
+        if parked.slot is None:
+            raise RuntimeError(
+                'what a learning task saved for its backward pass is not kept behind its end with memory="swap"'
+            )
+        if parked.flat is None:
+            if parked.index not in self._coming:
+                self._fetch(parked, parked.slot)
+            parked.flat = self._coming.pop(parked.index)
+            self._device.caller().wait(parked.slot.back)
+        return parked.flat
+
+    def _fetch_ahead(self, position: int) -> None:
+        """Begin to copy back what comes next, and let go what was thought to come and did not."""
+        upcoming: list[_Parked] = []
+        for earlier in range(position - 1, -1, -1):
+            parked = self._order[earlier]()
+            if parked is not None and parked.flat is None and parked not in upcoming:
+                upcoming.append(parked)
+            if len(upcoming) == AHEAD:
+                break
+        for parked in upcoming:
+            if parked.index not in self._coming and parked.slot is not None:
+                self._fetch(parked, parked.slot)
+        while len(self._coming) > MAX_COMING:
+            self._give_up(next(iter(self._coming)))
+
+    def _fetch(self, parked: _Parked, slot: _Slot) -> None:
+        """Copy back, into memory of the computation's stream: that is where it is used and given back."""
+        flat = torch.empty(parked.count, dtype=parked.dtype, device=self._device.torch_device)
+        self._device.caller().record(self._room)  # what used this memory before is over by then
+        self._from_host.wait(self._room)
+        with self._device.on(self._from_host):
+            flat.copy_(_like(slot, parked.dtype, parked.count), non_blocking=True)
+        self._from_host.record(slot.back)
+        self._coming[parked.index] = flat
+
+    def _give_up(self, index: int) -> None:
+        """Let memory go that is being copied to and that nobody has waited for."""
+        self._device.caller().wait(self._slots[index].back)
+        del self._coming[index]
+
+    def _end(self) -> None:
+        """The computation waits for all copies that nobody has waited for; then memory on both sides is free."""
+        while self._leaving:
+            self._let_go()
+        for index in list(self._coming):
+            self._give_up(index)
+        for reference in self._order:
+            if (parked := reference()) is not None:  # a graph that the step has kept
+                parked.slot = parked.flat = None
+        for slot in self._slots:
+            self._pool.setdefault(slot.memory.nbytes, []).append(slot)
+        self._slots.clear()
+        self._order.clear()
+        self._known.clear()
+
+    # Pinned memory
+
+    def _take(self, num_bytes: int) -> _Slot:
+        size = 2 ** (num_bytes - 1).bit_length()  # as torch's allocator of pinned memory does
+        free = self._pool.get(size)
+        if free:
+            return free.pop()
+        try:
+            memory = self._device.pinned((size,), torch.uint8)
+        except RuntimeError as error:
+            raise SettingError(
+                f'memory="swap" finds no {size} bytes of host memory to pin more ({reason(error)}); use fewer '
+                "learners or a smaller batch_size"
+            ) from error
+        return _Slot(
+            memory, self._device.event(f"{self._name}: on the host"), self._device.event(f"{self._name}: back")
+        )
+
+
+def _allocation_of(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def _like(slot: _Slot, dtype: torch.dtype, count: int) -> Tensor:
+    """Pinned memory as so many elements."""
+    return slot.memory[: count * dtype.itemsize].view(dtype)

@@ -1,0 +1,198 @@
+"""The learning task: forward and loss of one learner on one batch, as a module and as a pure function."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from bow.errors import DataError, LossError, SettingError, reason
+from bow.replicas import ParameterLayout
+
+Batch: TypeAlias = Any
+"""Any pytree of tensors with the sample dimension first."""
+
+Metrics: TypeAlias = dict[str, Tensor]
+
+Step: TypeAlias = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Metrics]]
+"""`step(model, batch) -> loss`, or `(loss, {name: scalar})`."""
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+"""`loss(outputs, targets) -> scalar`."""
+
+
+def step_from_loss(loss: Loss) -> Step:
+    """The step that most models need: batches are pairs `(inputs, targets)`."""
+
+    def step(model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        return loss(model(inputs), targets)
+
+    return step
+
+
+def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:
+    """The context in which forward passes run: `"bfloat16"` is autocast, `None` the model's own dtype."""
+    if precision is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def check_precision(precision: str | None) -> None:
+    """Refuse what is neither the model's own dtype nor bfloat16 autocast."""
+    if precision not in (None, "bfloat16"):
+        raise SettingError(
+            f'precision must be "bfloat16" or None (the dtype of the model), got {precision!r}; '
+            "for float64 pass model.double()"
+        )
+
+
+class LearningTask(nn.Module):
+    """A model and its step as one module, so that `functional_call` can swap the model's parameters.
+
+    Args:
+        model: one learner's module.
+        step: what is done with a batch.
+        device: where it runs.
+        precision: `"bfloat16"` or None.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, device: torch.device, precision: str | None) -> None:
+        super().__init__()
+        self.model = model
+        self._step = step
+        self._device = device
+        self._precision = precision
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Loss and metrics of one batch, both checked."""
+        with autocast(self._device, self._precision):
+            result = self._step(self.model, batch)
+        loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        check_loss(loss)
+        check_metrics(metrics)
+        return loss, metrics
+
+
+def check_loss(loss: object) -> None:
+    """Refuse a loss that is not a scalar tensor."""
+    if not isinstance(loss, Tensor):
+        raise LossError(f"the loss must be a scalar tensor, got {type(loss).__name__}; return a torch.Tensor")
+    if loss.dim() != 0:
+        raise LossError(f"the loss must be a scalar tensor, got one of shape {tuple(loss.shape)}; take its mean or sum")
+
+
+def check_metrics(metrics: object) -> None:
+    """Refuse metrics of a step that are no scalar tensors by name."""
+    if not isinstance(metrics, dict):
+        raise LossError(
+            f"a step returns loss, or (loss, {{name: scalar}}), got {type(metrics).__name__} for the latter"
+        )
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            got = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise LossError(
+                f"the step's {name!r} must be a scalar tensor, got {got}; return a torch.Tensor of its mean"
+            )
+
+
+def out_of_range(error: Exception) -> DataError:
+    """What to raise where an index was out of range in a learning task."""
+    return DataError(
+        f"an index is out of range in the learning task ({reason(error)}); if it is a label or token, check it "
+        "against the number of classes of the model"
+    )
+
+
+class TaskResult(NamedTuple):
+    """What the pure learning task returns for one learner; with a learner dimension in front after `vmap`."""
+
+    gradient: Tensor
+    loss: Tensor
+    finite: Tensor
+    """Whether loss and gradient are finite."""
+    metrics: Metrics
+    buffers: dict[str, Tensor]
+
+
+class PureTask:
+    """The learning task as a function of tensors alone, fit for `vmap` and `torch.compile`.
+
+    Args:
+        task: the learning task of any learner; its own parameters and buffers are not used.
+        layout: how a row is cut into parameters.
+    """
+
+    def __init__(self, task: LearningTask, layout: ParameterLayout) -> None:
+        self._task = task
+        self._layout = layout
+
+    def __call__(self, row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+        """Differentiate the loss in the row; the buffers after the forward pass are among the results."""
+        gradient, (loss, (metrics, after)) = grad_and_value(self._forward, has_aux=True)(row, buffers, batch)
+        finite = torch.isfinite(loss) & torch.isfinite(gradient.sum())
+        return TaskResult(gradient, loss, finite, metrics, after)
+
+    def _forward(
+        self, row: Tensor, buffers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
+        # One dictionary, not two: into it torch writes what the model assigns to its buffers.
+        state = {f"model.{name}": view for name, view in self._layout.views(row).items()}
+        state |= {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
+        loss, metrics = functional_call(self._task, state, (batch,), tie_weights=False)
+        detached = {name: value.detach() for name, value in metrics.items()}
+        return loss, (detached, {name: state[f"model.{name}"].detach() for name in buffers})
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compile` for learning tasks.
+
+    Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the
+    process, with one it raises. Large operators (convolution, matrix product) keep their own threads.
+
+    Whether what was compiled still holds is checked in every round, except for what belongs to torch, Python or bow
+    and does not change: those checks are most of them, and add a fifth to a round of a tiny model.
+    """
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"cpp.threads": 1, "guard_filter_fn": _guards_to_keep}
+    return torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
+
+
+UNCHANGING = (
+    "__import__('torch')",
+    "__import__('collections')",
+    "G['__import_torch_",
+    "G['__import_contextlib']",
+    "G['__import_bow_dot_engine",
+    "G['__import_bow_dot_replica",
+    "G['__builtins_",
+    "G['___unnamed_scope",
+)
+"""How the names begin under which torch's compiler checks torch, Python and bow itself."""
+
+
+def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
+    return [not (guard.name.startswith(UNCHANGING) or _of_the_layout(guard.name)) for guard in guards]
+
+
+def _of_the_layout(name: str) -> bool:
+    """Whether this is the row layout of `PureTask`, and not an attribute of that name in a user's model or step."""
+    return "._layout" in name and "._task" not in name
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of the function with a code object of its own.
+
+    torch.compile keeps what it compiled by code object and gives up after a few variants: without this, the
+    trainings of one process (a sweep) would use up each other's variants.
+    """
+    assert isinstance(function, FunctionType)
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )

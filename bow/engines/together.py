@@ -1,0 +1,80 @@
+"""The learning tasks of all learners as one: `vmap` over the replica matrix."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from bow.engines.outcome import TaskSettings
+from bow.engines.random import NoGenerators
+from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult
+from bow.replicas import LearnerGroup, buffer_slots
+
+Vectorised: TypeAlias = Callable[[Tensor, dict[str, Tensor], Batch], TaskResult]
+"""`(rows, buffers, batch) -> TaskResult`, each with the learners first."""
+
+TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
+"""`(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once."""
+
+
+def vectorised(group: LearnerGroup, settings: TaskSettings) -> Vectorised:
+    """The learning task of all learners at once, as a function of tensors alone."""
+    task = LearningTask(group.learners[0].module, settings.step, group.device, settings.precision)
+    function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
+
+    def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+        if torch.compiler.is_compiling():  # torch compiles nothing that takes a generator
+            return function(rows, buffers, batch)
+        with NoGenerators():  # type: ignore[no-untyped-call]
+            return function(rows, buffers, batch)
+
+    return run
+
+
+def writing_results(together: Vectorised) -> TogetherTask:
+    """The same with gradients and buffers written to where they belong."""
+
+    def run(
+        rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        result = together(rows, buffers, batch)
+        gradients.copy_(result.gradient)
+        for name, buffer in result.buffers.items():
+            buffers[name].copy_(buffer)
+        return result.loss, result.finite, result.metrics
+
+    return run
+
+
+class StackedBuffers:
+    """The learners' buffers as one tensor each, of which every learner's module sees its row.
+
+    Args:
+        group: the learners.
+    """
+
+    def __init__(self, group: LearnerGroup) -> None:
+        self._group = group
+        self._tensors: dict[str, Tensor] = {}
+        self._valid = False
+
+    def moved(self) -> None:
+        """Somebody may have put other tensors in the place of the learners' buffers."""
+        self._valid = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The stacked buffers by name; those of the learners become their rows."""
+        if self._valid:
+            return self._tensors
+        slots = [dict(buffer_slots(learner.module)) for learner in self._group.learners]
+        self._tensors = {}
+        for name in slots[0]:
+            owners = [s[name] for s in slots]
+            values = [owner._buffers[key] for owner, key in owners]
+            if values[0] is not None:
+                self._tensors[name] = torch.stack([v for v in values if v is not None])
+                for row, (owner, key) in zip(self._tensors[name], owners, strict=True):
+                    owner._buffers[key] = row
+        self._valid = True
+        return self._tensors

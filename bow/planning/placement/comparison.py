@@ -1,0 +1,118 @@
+"""All methods on one problem, side by side."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from bow.errors import BowError
+from bow.planning.placement.budget import Budget
+from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.groups import Devices, Groups
+from bow.planning.placement.methods import METHODS, Placed, Say, place
+from bow.planning.problem.split import Split
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a method came to.
+
+    Attributes:
+        method: its name.
+        seconds: of a step; None: nothing that can be carried out.
+        why_not: the reason then: what does not fit, or what is not installed.
+        devices: by group; None: there is nothing, or operators are split.
+        splits: by operator; empty: there is nothing.
+        greedy_s: of a step with what the policy decodes greedily; None: it does not fit, or there is no policy.
+        spent_s: how long the method took.
+    """
+
+    method: str
+    seconds: float | None
+    why_not: str = ""
+    devices: Devices | None = None
+    splits: tuple[Split, ...] = ()
+    greedy_s: float | None = None
+    spent_s: float = 0.0
+
+
+def compare(
+    groups: Groups,
+    evaluator: SimulatedEvaluator,
+    budget: Budget,
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    seed: int = 0,
+    say: Say = lambda message: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Row]:
+    """Place by every method, each with the same budget; what a method cannot do is said in its row.
+
+    Args:
+        groups: to be placed.
+        evaluator: of their placements.
+        budget: of each method that searches.
+        methods: names in `METHODS`.
+        seed: of random numbers.
+        say: is told how each goes on.
+        clock: seconds.
+
+    Returns:
+        By method, in their order.
+
+    Raises:
+        SettingError: there is no method of a name.
+    """
+    return [_row(method, groups, evaluator, budget, seed, say, clock) for method in methods]
+
+
+def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Rows as text: headings, and a line for each method.
+
+    Args:
+        rows: to be shown.
+
+    Example:
+        >>> headings, lines = table([Row("cpu", 2.0), Row("gpu", None, "gpu0 is too small"), Row("expert", 1.0)])
+        >>> lines[0], lines[1]
+        (('cpu', '2.0000', '2.00', ''), ('gpu', '-', '-', 'gpu0 is too small'))
+    """
+    best = min((row.seconds for row in rows if row.seconds is not None), default=None)
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        greedy = "" if row.greedy_s is None else f"greedy {row.greedy_s:.4f} s"
+        if row.seconds is None or best is None:
+            lines.append((row.method, "-", "-", row.why_not))
+        else:
+            lines.append((row.method, f"{row.seconds:.4f}", f"{row.seconds / best:.2f}", greedy))
+    return ("method", "seconds a step", "times the best", ""), lines
+
+
+def _row(
+    method: str,
+    groups: Groups,
+    evaluator: SimulatedEvaluator,
+    budget: Budget,
+    seed: int,
+    say: Say,
+    clock: Callable[[], float],
+) -> Row:
+    if method not in METHODS:
+        place(method, groups, evaluator, budget)  # refuses it
+    began = clock()
+    try:
+        placed = place(method, groups, evaluator, budget, seed, lambda message: say(f"{method}: {message}"))
+    except BowError as error:
+        return Row(method, None, str(error), spent_s=clock() - began)
+    spent_s = clock() - began
+    return replace(_judged(method, placed, evaluator), spent_s=spent_s)
+
+
+def _judged(method: str, placed: Placed, evaluator: SimulatedEvaluator) -> Row:
+    greedy_s = None if placed.greedy is None else evaluator.verdict(placed.greedy).seconds
+    if placed.devices is not None:
+        verdict = evaluator.verdict(placed.devices)
+        return Row(method, verdict.seconds, verdict.reason, placed.devices, placed.splits, greedy_s)
+    result = evaluator.problem.simulate(placed.splits)
+    if result.refusal is not None:
+        return Row(method, None, str(result.refusal), None, placed.splits)
+    return Row(method, result.makespan_ns / 1e9, "", None, placed.splits)

@@ -1,0 +1,256 @@
+"""The policy: a network that reads a graph's operations and draws a device for each."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.planning.placement.embedding import OperationEmbedding
+from bow.planning.placement.operations import Operations
+
+NEVER = -1e9
+"""The logit of a device that an operation must not have: large enough that its probability is exactly 0."""
+
+
+_Choose: TypeAlias = Callable[[int, Tensor], Tensor]
+"""Devices, [placements], from the number of an operation and the logits, [placements, devices]."""
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """Sizes of a policy.
+
+    Attributes:
+        hidden: units of the encoder, of both directions together, and of the decoder; even.
+        kind_size: length of the vector of an operation's kind.
+        attention: units with which encoder and decoder are compared.
+        bidirectional: whether the encoder also reads the operations from behind.
+        aligned: whether the decoder reads, besides the device chosen before, what the encoder makes of the operation
+            that it decides about. The paper leaves finding it to the attention.
+        additive: whether encoder and decoder are compared by a layer, as in the paper, and not by a product, which
+            takes so many times less as `attention` says.
+        stay: at first the logit of the device chosen before is so much larger. The paper has 0; above, the first
+            placements that are drawn are runs of neighbours on one device, as most good placements are.
+
+    Raises:
+        SettingError: a value outside its range.
+    """
+
+    hidden: int = 512
+    kind_size: int = 32
+    attention: int = 64
+    bidirectional: bool = True
+    aligned: bool = False
+    additive: bool = True
+    stay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "kind_size", "attention"):
+            if (value := getattr(self, name)) < 1:
+                raise SettingError(f"{name} must be at least 1, got {value}")
+        if self.hidden % 2:
+            raise SettingError(f"hidden must be even, got {self.hidden}: each direction of the encoder has a half")
+        if not (math.isfinite(self.stay) and self.stay >= 0):
+            raise SettingError(f"stay must be finite and at least 0, got {self.stay}")
+
+
+class Likelihood(NamedTuple):
+    """How likely placements are.
+
+    Attributes:
+        log_probabilities: by placement, of shape [placements].
+        entropies: by placement: of the choices on the way to it, summed, in nats, of shape [placements].
+    """
+
+    log_probabilities: Tensor
+    entropies: Tensor
+
+
+class PlacementPolicy(nn.Module):
+    """A sequence-to-sequence network: an LSTM reads the operations, another one with attention chooses devices.
+
+        p(P) = prod_i p(p_i | p_1 ... p_(i-1)),  p(p_i | ...) = softmax(W [h_i, sum_j a_ij e_j])
+        a_i = softmax_j(v . tanh(W_e e_j + W_h h_i)),  h_i = LSTM(embedding of p_(i-1), h_(i-1))
+
+    with `e_j`, what the encoder makes of operation j. The first input is a vector of its own; the decoder begins with
+    the encoder's last state. Settings can change the comparison to `a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units))`
+    and add to the logits of a step a vector that belongs to `p_(i-1)`.
+
+    Args:
+        operations: of the graph, in the order in which devices are chosen.
+        settings: sizes.
+        seed: of the parameters.
+
+    Example:
+        >>> chain = Operations(("linear", "linear"), (((8, 4),), ((8, 9),)), ((0, 1),), num_devices=2)
+        >>> policy = PlacementPolicy(chain, PolicySettings(hidden=8, attention=4))
+        >>> every = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+        >>> round(policy.log_probability(every).log_probabilities.exp().sum().item(), 5)
+        1.0
+
+    References:
+        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.2. Bahdanau, Cho,
+        Bengio: Neural machine translation by jointly learning to align and translate, 2015. Luong, Pham, Manning:
+        Effective approaches to attention-based neural machine translation, 2015 (the product).
+    """
+
+    forbidden: Tensor
+
+    def __init__(self, operations: Operations, settings: PolicySettings | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.operations = operations
+        self.settings = settings = settings or PolicySettings()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._create(operations, settings)
+        devices = [set(operations.devices(number)) for number in range(len(operations))]
+        mask = [[device not in each for device in range(operations.num_devices)] for each in devices]
+        self.register_buffer("forbidden", torch.tensor(mask), persistent=False)
+
+    def _create(self, operations: Operations, settings: PolicySettings) -> None:
+        hidden, directions = settings.hidden, 2 if settings.bidirectional else 1
+        self.embedding = OperationEmbedding(operations, settings.kind_size)
+        self.encoder = nn.LSTM(self.embedding.size, hidden // directions, bidirectional=settings.bidirectional)
+        self.devices = nn.Embedding(operations.num_devices + 1, hidden)  # the last one stands before the first choice
+        self.decoder = nn.LSTM(2 * hidden if settings.aligned else hidden, hidden)
+        self.of_encoder = nn.Linear(hidden, settings.attention, bias=False)
+        self.of_decoder = nn.Linear(hidden, settings.attention, bias=False)
+        self.score = nn.Linear(settings.attention, 1, bias=False) if settings.additive else None
+        self.choice = nn.Linear(2 * hidden, operations.num_devices)
+        self.habit = _habit(operations.num_devices, settings.stay) if settings.stay else None
+
+    @torch.no_grad()
+    def sample(
+        self,
+        count: int,
+        generator: torch.Generator | None = None,
+        *,
+        noise: float = 0.0,
+        explorers: int = 0,
+        random_choices: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw placements.
+
+        Args:
+            count: how many.
+            generator: of the random numbers.
+            noise: standard deviation of what is added to the logits before drawing, as a part of their root mean
+                square.
+            explorers: in so many of the placements, the last ones, some devices are drawn uniformly.
+            random_choices: so many are on average.
+
+        Returns:
+            Placements, of shape [count, operations], and their log-probabilities without noise and uniform choices, of
+            shape [count].
+        """
+        gaps, allowed = self.forbidden, (~self.forbidden).float()
+        epsilon = torch.zeros(count, 1)
+        epsilon[count - explorers :] = min(1.0, random_choices / len(self.operations))
+
+        def draw(step: int, logits: Tensor) -> Tensor:
+            if noise:
+                size = logits[:, ~gaps[step]].square().mean(dim=1, keepdim=True).sqrt()
+                logits = logits + noise * size * torch.randn(logits.shape, generator=generator)
+            chances = (1 - epsilon) * logits.softmax(dim=1) + epsilon * allowed[step] / allowed[step].sum()
+            return torch.multinomial(chances, 1, generator=generator).squeeze(1)
+
+        return self._decode(count, draw)
+
+    @torch.no_grad()
+    def greedy(self) -> tuple[int, ...]:
+        """The placement whose devices are, one after the other, the likeliest."""
+        placements, _ = self._decode(1, lambda step, logits: logits.argmax(dim=1))
+        return tuple(placements[0].tolist())
+
+    def log_probability(self, placements: Tensor) -> Likelihood:
+        """How likely placements are, with gradients.
+
+        Args:
+            placements: devices, of shape [placements, operations].
+        """
+        encoded, state = self._encoded(placements.shape[0])
+        start = torch.full_like(placements[:, :1], self.operations.num_devices)
+        before = torch.cat([start, placements[:, :-1]], dim=1).T
+        hidden, _ = self.decoder(self._read(before, encoded), state)
+        logits = self._logits(hidden, before, encoded, self.of_encoder(encoded))
+        logits = logits.masked_fill(self.forbidden.unsqueeze(1), NEVER)
+        log_probabilities = logits.log_softmax(dim=2)
+        chosen = log_probabilities.gather(2, placements.T.unsqueeze(2)).squeeze(2)
+        entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=2)
+        return Likelihood(chosen.sum(dim=0), entropies.sum(dim=0))
+
+    def _decode(self, count: int, choose: _Choose) -> tuple[Tensor, Tensor]:
+        encoded, (hidden, cell) = self._encoded(count)
+        keys, (of_device, of_operation) = self.of_encoder(encoded), self._gates(encoded)
+        recurrent = self._decoder_weights[1].T
+        hidden, cell = hidden[0], cell[0]
+        device = torch.full((count,), self.operations.num_devices)
+        total, chosen = torch.zeros(count), []
+        for step in range(len(self.operations)):
+            gates = of_device[device] + of_operation[step] + hidden @ recurrent
+            hidden, cell = _stepped(gates, cell)
+            logits = self._logits(hidden[None], device[None], encoded, keys)[0].masked_fill(self.forbidden[step], NEVER)
+            device = choose(step, logits)
+            total += logits.log_softmax(dim=1).gather(1, device[:, None]).squeeze(1)
+            chosen.append(device)
+        return torch.stack(chosen, dim=1), total
+
+    def _gates(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        """What the decoder's inputs add to its gates, for each device chosen before and for each operation.
+
+        They are few, and known before anything is drawn: a step of the loop is left with what depends on the state.
+        """
+        of_inputs, _, *biases = self._decoder_weights
+        of_devices, *of_operations = torch.split(of_inputs, self.settings.hidden, dim=1)
+        of_operation = (biases[0] + biases[1]).expand(len(encoded), -1)
+        for weight in of_operations:  # one where the decoder is aligned, else none
+            of_operation = of_operation + encoded @ weight.T
+        return self.devices.weight @ of_devices.T, of_operation
+
+    @property
+    def _decoder_weights(self) -> list[nn.Parameter]:
+        """Of the inputs, of the state, and two biases; each for the gates in, forget, new, out."""
+        (weights,) = self.decoder.all_weights
+        return weights
+
+    def _encoded(self, count: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """What the encoder makes of each operation, [operations, hidden], and the state to begin with, for so many."""
+        encoded, last = self.encoder(self.embedding())
+        state = tuple(each.reshape(1, 1, -1).expand(1, count, -1).contiguous() for each in last)
+        return encoded, (state[0], state[1])
+
+    def _read(self, before: Tensor, encoded: Tensor) -> Tensor:
+        """The decoder's input, [operations, placements, ...], from the devices chosen before."""
+        vectors: Tensor = self.devices(before)
+        if not self.settings.aligned:
+            return vectors
+        return torch.cat([vectors, encoded.unsqueeze(1).expand(-1, before.shape[1], -1)], dim=2)
+
+    def _logits(self, hidden: Tensor, before: Tensor, encoded: Tensor, keys: Tensor) -> Tensor:
+        """By step, placement and device, from the decoder's outputs, [steps, placements, hidden]."""
+        query = self.of_decoder(hidden)
+        if self.score is None:
+            scores = query @ keys.T / math.sqrt(self.settings.attention)
+        else:
+            scores = self.score(torch.tanh(keys + query.unsqueeze(2))).squeeze(3)
+        logits: Tensor = self.choice(torch.cat([hidden, scores.softmax(dim=2) @ encoded], dim=2))
+        return logits if self.habit is None else logits + self.habit(before)
+
+
+def _stepped(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """An LSTM's output and state behind a step."""
+    into, forget, new, out = gates.chunk(4, dim=1)
+    cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+    return out.sigmoid() * cell.tanh(), cell
+
+
+def _habit(num_devices: int, stay: float) -> nn.Embedding:
+    """By the device chosen before, and none: what is added to the logits."""
+    habit = nn.Embedding(num_devices + 1, num_devices)
+    with torch.no_grad():
+        habit.weight.copy_(stay * torch.eye(num_devices + 1, num_devices))
+    return habit

@@ -1,0 +1,193 @@
+"""Data parallelism with the weights on a processor: towers, which wait for each other or do not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Literal, TypeAlias
+
+from bow.errors import SettingError
+from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.simulator.tasks import TaskKind
+
+Towers: TypeAlias = Literal["synchronous", "asynchronous"]
+
+STEPS = 6
+"""So many steps of each tower are simulated; the first one is left out of the mean, as in the paper."""
+
+
+@dataclass(frozen=True)
+class TowersResult:
+    """What towers take.
+
+    Attributes:
+        step_s: seconds of a step, in which every tower has a batch.
+        computing_s: by tower: seconds of a step in which its accelerator computes.
+        copying_s: by tower: seconds of a step of copies from and to the processor that holds the weights, alone.
+        updating_s: seconds of a step in which the processor sums gradients and updates weights.
+    """
+
+    step_s: float
+    computing_s: tuple[float, ...]
+    copying_s: tuple[float, ...]
+    updating_s: float
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights that travel together.
+
+    Attributes:
+        num_bytes: of the weights, as of their gradients.
+        ready_ns: since a tower began to compute, until their gradients are there.
+        update_ns: on the processor.
+    """
+
+    num_bytes: int
+    ready_ns: int
+    update_ns: int
+
+
+def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous", steps: int = STEPS) -> TowersResult:
+    """Simulate a replica of the network on each accelerator, with the weights on the first processor.
+
+    A tower computes the forward and backward pass of a batch of its own. As soon as the gradients of a layer are there
+    they go to the processor, which updates the layer's weights: once for all towers in synchronous towers, once for
+    each in asynchronous ones. The weights then go back: to all towers, or to the one whose gradients they were. A
+    tower begins its next step when it has all weights. Every channel of a route, and the processor, does one thing at
+    a time, in the order in which they were asked for.
+
+    Args:
+        evaluator: of placements of the network with one tower's batch.
+        kind: whether towers wait for each other.
+        steps: of each tower.
+
+    Raises:
+        SettingError: there is no processor for the weights, or less than two steps.
+
+    References:
+        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, sections 4.4 and 4.5.
+    """
+    if not evaluator.processors:
+        raise SettingError("towers keep their weights on a processor, and there is none among the devices; name one")
+    if steps < 2:
+        raise SettingError(f"steps must be at least 2, got {steps}: the first one is left out")
+    return _Run(evaluator, kind, steps).result()
+
+
+class _Run:
+    """The simulation: events in the order of their times."""
+
+    def __init__(self, evaluator: SimulatedEvaluator, kind: Towers, steps: int) -> None:
+        self._topology, self._home = evaluator.problem.topology, evaluator.processors[0]
+        self._towers = evaluator.accelerators
+        self._is_synchronous, self._steps = kind == "synchronous", steps
+        self._computing_ns, self._layers = _tower(evaluator, self._towers[0], self._home)
+        self._free_ns: dict[object, int] = {}
+        self._began = [[0] for _ in self._towers]
+        self._arrived: dict[tuple[int, int], int] = {}
+        self._back: dict[tuple[int, int], int] = {}
+        self._order = count()
+        self._updating_ns = 0
+        # Time, order in which it was asked for, what, tower, step, layer.
+        self._events: list[tuple[int, int, str, int, int, int]] = []
+        heapify(self._events)
+
+    def result(self) -> TowersResult:
+        for tower in range(len(self._towers)):
+            self._compute(0, tower, 0)
+        while self._events:
+            now, _, what, tower, step, layer = heappop(self._events)
+            getattr(self, f"_{what}")(now, tower, step, layer)
+        spans = [(began[-1] - began[1]) / (self._steps - 1) for began in self._began]
+        copies = [
+            sum(
+                self._topology.transfer_ns(layer.num_bytes, *ends)
+                for layer in self._layers
+                for ends in ((device, self._home), (self._home, device))
+            )
+            for device in self._towers
+        ]
+        return TowersResult(
+            sum(spans) / len(spans) / 1e9,
+            (self._computing_ns / 1e9,) * len(self._towers),
+            tuple(ns / 1e9 for ns in copies),
+            self._updating_ns / self._steps / 1e9,
+        )
+
+    def _ask(self, at: int, what: str, tower: int, step: int, layer: int) -> None:
+        heappush(self._events, (at, next(self._order), what, tower, step, layer))
+
+    def _compute(self, now: int, tower: int, step: int) -> None:
+        for number, layer in enumerate(self._layers):
+            self._ask(now + layer.ready_ns, "push", tower, step, number)
+        if not self._layers:
+            raise SettingError("the network has no weights to train; towers have nothing to share")
+
+    def _push(self, now: int, tower: int, step: int, layer: int) -> None:
+        """A layer's gradients go to the processor."""
+        self._ask(self._sent(now, self._towers[tower], self._home, layer), "update", tower, step, layer)
+
+    def _update(self, now: int, tower: int, step: int, layer: int) -> None:
+        """They are there; synchronous towers wait for the last of them."""
+        key = step, layer
+        self._arrived[key] = self._arrived.get(key, 0) + 1
+        if self._is_synchronous and self._arrived[key] < len(self._towers):
+            return
+        duration = self._layers[layer].update_ns * (len(self._towers) if self._is_synchronous else 1)
+        end = self._taken([self._home], now, duration)
+        self._updating_ns += duration
+        for each in range(len(self._towers)) if self._is_synchronous else (tower,):
+            self._ask(end, "pull", each, step, layer)
+
+    def _pull(self, now: int, tower: int, step: int, layer: int) -> None:
+        """The weights go back."""
+        self._ask(self._sent(now, self._home, self._towers[tower], layer), "arrive", tower, step, layer)
+
+    def _arrive(self, now: int, tower: int, step: int, layer: int) -> None:
+        """The tower goes on when it has all."""
+        key = tower, step
+        self._back[key] = self._back.get(key, 0) + 1
+        if self._back[key] < len(self._layers):
+            return
+        self._began[tower].append(now)
+        if step + 1 < self._steps:
+            self._compute(now, tower, step + 1)
+
+    def _sent(self, now: int, source: int, target: int, layer: int) -> int:
+        duration = self._topology.transfer_ns(self._layers[layer].num_bytes, source, target)
+        return self._taken([("channel", number) for number in self._topology.route(source, target)], now, duration)
+
+    def _taken(self, places: Sequence[object], now: int, duration: int) -> int:
+        """Until when something takes places that do one thing at a time."""
+        end = max([now, *(self._free_ns.get(place, 0) for place in places)]) + duration
+        for place in places:
+            self._free_ns[place] = end
+        return end
+
+
+def _tower(evaluator: SimulatedEvaluator, device: int, home: int) -> tuple[int, list[_Layer]]:
+    """How long a tower computes, and its layers in the order in which their gradients are there."""
+    result = evaluator.result((device,) * len(evaluator.groups))
+    model = result.model
+    layers, computing = [], 0
+    ends = {
+        task.owner: time.end_ns
+        for task, time in zip(result.tasks, result.times, strict=True)
+        if task.kind is TaskKind.GATHER
+    }
+    for task in result.tasks:
+        computing += task.duration_ns if task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) else 0
+    for number, group in enumerate(model.weight_groups):
+        if group.trainable:
+            num_bytes = sum(_bytes(evaluator, name) for name in group.weights)
+            layers.append(_Layer(num_bytes, ends[number], model.costs.update_ns(num_bytes, home)))
+    return computing, sorted(layers, key=lambda layer: layer.ready_ns)
+
+
+def _bytes(evaluator: SimulatedEvaluator, weight: str) -> int:
+    tensor = evaluator.problem.graph.weights[weight]
+    size = tensor.itemsize
+    for each in tensor.shape:
+        size *= each
+    return size

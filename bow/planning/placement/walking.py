@@ -1,0 +1,159 @@
+"""Metropolis's walk restricted to placements: groups, or layers of them, move from device to device."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from bow.errors import ScheduleError
+from bow.planning.placement.budget import Budget
+from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.experts import expert
+from bow.planning.placement.groups import Devices
+from bow.planning.problem.split import Split
+from bow.planning.search.limits import Limits
+from bow.planning.search.metropolis import Walk, metropolis
+from bow.planning.search.proposals import SINGLE, Changes
+from bow.seeds import derive_seed
+
+STARTS = ("single", "expert", "random")
+"""Where walks begin; each has an equal part of the budget."""
+
+ATTEMPTS = 100
+"""So many placements are drawn at random for one that fits."""
+
+
+class GroupProposals:
+    """Moves of degree 1, as likely forth as back: the operators of a group, or of a layer's groups, change the device.
+
+    * One group, drawn uniformly, moves to a device drawn uniformly of those that it may have.
+    * Of a layer, all groups that are on the device of one of them move to another one, on which none of the layer is.
+      The way back draws the same groups, and is as likely. Without it the weights of an unrolled layer would stay
+      where its first cell is: a single cell that moves needs a copy of them.
+
+    Args:
+        evaluator: of placements of the groups.
+        source: of random numbers.
+    """
+
+    def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
+        self._groups, self._source = evaluator.groups, source
+        self._allowed = evaluator.allowed
+        self._on = [
+            evaluator.groups.splits((device,) * len(evaluator.groups)) for device in range(evaluator.num_devices)
+        ]
+        self._movable = [number for number, devices in enumerate(self._allowed) if len(devices) > 1]
+        layers = defaultdict[str, list[int]](list)
+        for number in self._movable:
+            layers[self._groups.groups[number].layer].append(number)
+        self._layers = layers
+
+    def draw(self, splits: Sequence[Split]) -> Changes:
+        """What to change of a placement.
+
+        Args:
+            splits: by operator, all of degrees 1.
+        """
+        if not self._movable:
+            return ()
+        group = self._source.choice(self._movable)
+        device = self._source.choice(self._allowed[group])
+        before = self._device(group, splits)
+        if device == before:
+            return ()
+        layer = self._layers[self._groups.groups[group].layer]
+        if len(layer) == 1 or self._source.random() < SINGLE:
+            return tuple(self._moved([group], device))
+        devices = {number: self._device(number, splits) for number in layer}
+        if device in devices.values():
+            return ()
+        return tuple(self._moved([number for number in layer if devices[number] == before], device))
+
+    def _device(self, group: int, splits: Sequence[Split]) -> int:
+        return splits[self._groups.groups[group].operators[0]].devices[0]
+
+    def _moved(self, groups: Sequence[int], device: int) -> Iterator[tuple[int, Split]]:
+        for number in groups:
+            for operator in self._groups.groups[number].operators:
+                yield operator, self._on[device][operator]
+
+
+def walk(evaluator: SimulatedEvaluator, start: Devices, budget: Budget, seed: int) -> Walk:
+    """A walk from a placement that fits.
+
+    Args:
+        evaluator: of placements of the groups.
+        start: by group: its device.
+        budget: of the walk.
+        seed: of random numbers.
+
+    Raises:
+        ScheduleError: the start does not fit.
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 6.2.
+    """
+    splits = evaluator.groups.splits(start)
+    return metropolis(
+        evaluator.problem.simulation(splits),
+        splits,
+        GroupProposals(evaluator, random.Random(derive_seed(seed, 0))),
+        Limits(budget.seconds, budget.placements, patience=None),
+        random.Random(derive_seed(seed, 1)),
+    )
+
+
+def walk_from_several(evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Callable[[str], None]) -> Devices:
+    """The best placement of walks from one accelerator, from the expert's placement and from a random one.
+
+    A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
+
+    Args:
+        evaluator: of placements of the groups.
+        budget: of all walks together.
+        seed: of random numbers.
+        say: is told what each walk found.
+
+    Raises:
+        ScheduleError: nothing to start from fits.
+    """
+    starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
+    if not starts:
+        raise ScheduleError("no placement to start from fits the devices' memory; take more devices")
+    found: list[tuple[int, Devices]] = []
+    for number, (name, start) in enumerate(starts.items()):
+        walked = walk(evaluator, start, budget.part(len(starts)), derive_seed(seed, number))
+        found.append((walked.makespan_ns, _placement(evaluator, walked.splits)))
+        say(f"from {name}: {walked.makespan_ns / 1e9:.4f} s after {walked.evaluated} placements")
+        if walked.ending == "interrupted":
+            break
+    return min(found)[1]
+
+
+def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tuple[str, Devices]]:
+    fits = False
+    count = len(evaluator.groups)
+    every = {
+        "single": lambda: evaluator.legal((evaluator.accelerators[0],) * count),
+        "expert": lambda: expert(evaluator),
+        "random": lambda: _random(evaluator, source),
+    }
+    for name in STARTS:
+        placement = every[name]()
+        if evaluator.verdict(placement).seconds is not None:
+            fits = True
+            yield name, placement
+    processor = (evaluator.processors or evaluator.accelerators)[0]
+    if not fits and evaluator.verdict((processor,) * count).seconds is not None:
+        yield "processor", (processor,) * count
+
+
+def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
+    for _ in range(ATTEMPTS):
+        placement = tuple(source.choice(devices) for devices in evaluator.allowed)
+        if evaluator.verdict(placement).seconds is not None:
+            break
+    return placement
+
+
+def _placement(evaluator: SimulatedEvaluator, splits: Sequence[Split]) -> Devices:
+    return tuple(splits[group.operators[0]].devices[0] for group in evaluator.groups.groups)

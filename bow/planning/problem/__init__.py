@@ -1,0 +1,1 @@
+"""What is planned: operators, devices, tilings and strategies."""

@@ -1,0 +1,34 @@
+"""A strategy as the text of a file, with what it was planned for."""
+
+import json
+from typing import Any
+
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.topology_files import topology_to_dict
+from bow.planning.search.search_settings import SearchSettings
+
+PLANNED_FOR = "planned_for"
+"""Key of what is in a strategy's file besides: `PlacedStrategy.from_json` leaves it out."""
+
+
+def strategy_text(
+    strategy: PlacedStrategy, makespan_ns: int, topology: DeviceTopology, settings: SearchSettings, **others: Any
+) -> str:
+    """A strategy as JSON, with what is needed to explain it.
+
+    Args:
+        strategy: that was found.
+        makespan_ns: of a simulated step.
+        topology: that it was found for.
+        settings: of the search: they say from which splits it has chosen.
+        **others: what else is known of what was planned for, as plain data.
+    """
+    planned_for = {
+        **others,
+        "makespan_ns": makespan_ns,
+        "topology": topology_to_dict(topology),
+        "even": settings.even,
+        "device_lists": settings.devices,
+    }
+    return json.dumps({**json.loads(strategy.to_json()), PLANNED_FOR: planned_for})

@@ -1,0 +1,132 @@
+"""Rules that map each dimension of each operand to a dimension of the output; most operators have such a rule."""
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bow.planning.problem.box import Box
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.rules.rule import Dimension, Kind, Rule
+from bow.planning.rules.sides import Along, Side, Whole
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """An operator's tensors.
+
+    Attributes:
+        operands: what it reads, in the order of its arguments.
+        output: the first that it makes.
+    """
+
+    operands: tuple[Shape, ...]
+    output: Shape
+
+
+def places(operator: PlanOperator) -> list[tuple[str, int]]:
+    """By operand: whether it is an `input` or a `weight`, and its number among them.
+
+    Operands stand in the order of the operator's arguments. Where the attribute `operands` does not say otherwise, all
+    inputs come before all weights.
+    """
+    default = ["input"] * len(operator.inputs) + ["weight"] * len(operator.weights)
+    counts = {"input": 0, "weight": 0}
+    found = []
+    for kind in operator.attributes.get("operands", default):
+        found.append((kind, counts[kind]))
+        counts[kind] += 1
+    return found
+
+
+def shapes_of(operator: PlanOperator, graph: OperatorGraph) -> Shapes:
+    """The sizes of what an operator reads and makes."""
+    of = {
+        "input": [graph.tensors[number].shape for number in operator.inputs],
+        "weight": [graph.weights[name].shape for name in operator.weights],
+    }
+    return Shapes(tuple(of[kind][index] for kind, index in places(operator)), graph.output_shape(operator))
+
+
+class MappedRule(Rule):
+    """A rule that is told by the sides of its operands.
+
+    Args:
+        kind: which operators it is of.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    @abstractmethod
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
+        """By operand and its dimension: what a tile needs of it."""
+
+    def unsplit(self, attributes: Any, shapes: Shapes) -> Collection[int]:
+        """The output's dimensions that must not be split."""
+        return ()
+
+    def names(self, rank: int) -> Sequence[str]:
+        """What the output's dimensions are called."""
+        return [f"dimension {number}" for number in range(rank)]
+
+    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:  # noqa: D102
+        shapes = shapes_of(operator, graph)
+        unsplit, sample = self.unsplit(operator.attributes, shapes), operator.attributes.get("sample", 0)
+        sides = self.sides(operator.attributes, shapes)
+        splits_weights = {
+            side.dim for (kind, _), of in zip(places(operator), sides, strict=True) if kind == "weight" for side in of
+        }
+        names = self.names(len(shapes.output))
+
+        def kind_of(dim: int) -> Kind | None:
+            if dim in unsplit:
+                return None
+            if dim in splits_weights:
+                return "P"
+            return "S" if dim == sample else "A"
+
+        return tuple(
+            Dimension("sample" if kind_of(dim) == "S" else names[dim], size, kind_of(dim))
+            for dim, size in enumerate(shapes.output)
+        )
+
+    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:  # noqa: D102
+        return tuple(self._boxes(operator, graph, box, "input"))
+
+    def weight_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:  # noqa: D102
+        boxes = self._boxes(operator, graph, box, "weight")
+        assert None not in boxes, "a weight that some tiles do not read has to be an input"
+        return tuple(found for found in boxes if found is not None)
+
+    def _boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box, wanted: str) -> list[Box | None]:
+        shapes = shapes_of(operator, graph)
+        sides = self.sides(operator.attributes, shapes)
+        return [
+            _box(of, box, shape)
+            for (kind, _), of, shape in zip(places(operator), sides, shapes.operands, strict=True)
+            if kind == wanted
+        ]
+
+
+def _box(sides: Sequence[Side], box: Box, shape: Shape) -> Box | None:
+    found: list[tuple[int, int]] = []
+    for side, size in zip(sides, shape, strict=True):
+        interval = side.interval(box, size)
+        if interval is None:
+            return None
+        found.append(interval)
+    return tuple(found)
+
+
+def broadcast(shape: Shape, output: Shape) -> list[Side]:
+    """The sides of an operand that is stretched to the output's shape, as PyTorch does it."""
+    missing = len(output) - len(shape)
+    return [Whole() if size == 1 else Along(missing + dim) for dim, size in enumerate(shape)]
+
+
+def all_of(shape: Shape) -> list[Side]:
+    """The sides of an operand that every tile needs wholly."""
+    return [Whole() for _ in shape]

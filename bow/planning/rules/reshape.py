@@ -1,0 +1,118 @@
+"""Reshaping."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bow.planning.problem.box import Box, Interval
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.rules.rule import Dimension, Rule
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring dimensions of the operand that become neighbouring dimensions of the output.
+
+    Attributes:
+        operand: the first of the operand's dimensions, and the one behind the last.
+        output: the same of the output.
+    """
+
+    operand: Interval
+    output: Interval
+
+
+def segments(operand: Sizes, output: Sizes) -> list[Segment]:
+    """The smallest groups of dimensions that are reshaped among themselves.
+
+    Example:
+        >>> [(s.operand, s.output) for s in segments((8, 3, 4, 4), (8, 48))]
+        [((0, 1), (0, 1)), ((1, 4), (1, 2))]
+    """
+    found = []
+    begin = [0, 0]
+    while begin[0] < len(operand) or begin[1] < len(output):
+        end = [min(begin[0] + 1, len(operand)), min(begin[1] + 1, len(output))]
+        while (sizes := _sizes(operand, output, begin, end))[0] != sizes[1]:
+            end[sizes[0] > sizes[1]] += 1
+        # Dimensions of size 1 at the end belong to the last group: nothing else would take them.
+        for which, shape in enumerate((operand, output)):
+            while end[which] < len(shape) and math.prod(shape[end[which] :]) == 1:
+                end[which] += 1
+        found.append(Segment((begin[0], end[0]), (begin[1], end[1])))
+        begin = end
+    return found
+
+
+def _sizes(operand: Sizes, output: Sizes, begin: Sequence[int], end: Sequence[int]) -> tuple[int, int]:
+    return math.prod(operand[begin[0] : end[0]]), math.prod(output[begin[1] : end[1]])
+
+
+def flat_bounds(sizes: Sizes, box: Box) -> Interval:
+    """From where to where a box reaches, counting elements row by row.
+
+    Example:
+        >>> flat_bounds((4, 5), ((1, 3), (2, 4)))
+        (7, 14)
+    """
+    first = last = 0
+    for size, (start, end) in zip(sizes, box, strict=True):
+        first, last = first * size + start, last * size + end - 1
+    return first, last + 1
+
+
+def box_of_flat(sizes: Sizes, flat: Interval) -> Box:
+    """The smallest box that holds an interval of elements, counted row by row.
+
+    Example:
+        >>> box_of_flat((4, 5), (7, 9)), box_of_flat((4, 5), (7, 14))
+        (((1, 2), (2, 4)), ((1, 3), (0, 5)))
+    """
+    first, last = flat[0], flat[1] - 1
+    sides: list[Interval] = []
+    for dim in range(len(sizes)):
+        inner = math.prod(sizes[dim + 1 :])
+        start, end = first // inner, last // inner
+        sides.append((start, end + 1))
+        first, last = first - start * inner, last - end * inner
+        if start != end:
+            return (*sides, *((0, size) for size in sizes[dim + 1 :]))
+    return tuple(sides)
+
+
+class ReshapeRule(Rule):
+    """The same elements in another shape: split by everything.
+
+    Among dimensions that are reshaped among themselves, a tile reads the smallest box that holds all elements from the
+    first that it makes to the last: more than it makes where a box of one shape is no box of the other. Operand: one
+    tensor.
+    """
+
+    kind = "reshape"
+    is_view = True
+
+    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:  # noqa: D102
+        sample = operator.attributes.get("sample", 0)
+        return tuple(
+            Dimension("sample" if dim == sample else f"dimension {dim}", size, "S" if dim == sample else "A")
+            for dim, size in enumerate(graph.output_shape(operator))
+        )
+
+    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:  # noqa: D102
+        return tuple(
+            _read(graph.tensors[number].shape, graph.output_shape(operator), box) for number in operator.inputs
+        )
+
+    def weight_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:  # noqa: D102
+        return tuple(_read(graph.weights[name].shape, graph.output_shape(operator), box) for name in operator.weights)
+
+
+def _read(operand: Sizes, output: Sizes, box: Box) -> Box:
+    sides: list[Interval] = []
+    for segment in segments(operand, output):
+        of_output = slice(*segment.output)
+        flat = flat_bounds(output[of_output], box[of_output])
+        sides += box_of_flat(operand[slice(*segment.operand)], flat)
+    return tuple(sides)

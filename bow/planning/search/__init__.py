@@ -1,0 +1,1 @@
+"""Search of strategies: baselines, exhaustive search, MCMC, expert designs."""

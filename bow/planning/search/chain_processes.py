@@ -1,0 +1,125 @@
+"""Processes that walk at the same time, and report to the one that started them."""
+
+import contextlib
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import cloudpickle
+
+from bow.errors import ScheduleError
+from bow.planning.search.chains import Chain, Start, Tally
+from bow.planning.search.problem import Problem
+from bow.planning.search.search_settings import SearchSettings
+
+Told: TypeAlias = tuple[int, int, float]
+"""The number of a start, proposals, the best time of a batch in nanoseconds."""
+
+
+def run_in_processes(
+    problem: Problem, shares: Sequence[Sequence[Start]], settings: SearchSettings, tally: Tally
+) -> list[Chain]:
+    """Walk from several starts, each process from its share of them.
+
+    Every process is a fresh interpreter with the import path of this one, so that the main script is not run again.
+    Ctrl-C, or a progress that returns False, ends all walks; they still send what they found. Ctrl-C after that ends
+    the processes at once.
+
+    Args:
+        problem: what is planned for.
+        shares: by process: starts.
+        settings: of the search.
+        tally: that is told how the walks go.
+
+    Raises:
+        ScheduleError: a process ended before it had sent what it found.
+        KeyboardInterrupt: Ctrl-C was pressed while they were to end.
+    """
+    messages: queue.Queue[tuple[int, Any]] = queue.Queue()
+    workers = [_Worker(number, problem, share, settings, messages) for number, share in enumerate(shares)]
+    chains: list[Chain] = []
+    try:
+        for worker in workers:
+            worker.begin()
+        running, goes_on = set(range(len(workers))), True
+        while running:
+            was_asked = not goes_on
+            try:
+                number, message = messages.get()
+                if message is None:
+                    running.discard(number)
+                elif isinstance(message, Chain):
+                    chains.append(message)
+                else:
+                    goes_on = tally.told(*message) and goes_on
+            except KeyboardInterrupt:
+                if was_asked:
+                    raise
+                goes_on = False
+            if not goes_on and not was_asked:
+                for worker in workers:
+                    worker.end()
+    finally:
+        for worker in workers:
+            worker.close()
+    failed = next((worker for worker in workers if worker.status), None)
+    if failed is not None:
+        raise ScheduleError(f"a process of the search ended with status {failed.status}; see what it printed")
+    return sorted(chains, key=lambda chain: chain.start.number)
+
+
+class _Worker:
+    """A process and the thread that listens to it."""
+
+    def __init__(
+        self,
+        number: int,
+        problem: Problem,
+        starts: Sequence[Start],
+        settings: SearchSettings,
+        messages: "queue.Queue[tuple[int, Any]]",
+    ) -> None:
+        self._job = pickle.dumps(sys.path) + cloudpickle.dumps((problem, starts, settings))
+        self._number, self._messages = number, messages
+        command = [sys.executable, "-m", "bow.planning.search.chain_worker"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._listening = threading.Thread(target=self._listen, name="bow search", daemon=True)
+        self._is_asked = False
+        self.status = 0
+
+    def begin(self) -> None:
+        self._listening.start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: its status says so
+            self._process.stdin.write(self._job)
+            self._process.stdin.flush()
+
+    def end(self) -> None:
+        """Ask it to send what it has found so far."""
+        self._is_asked = True
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def close(self) -> None:
+        """Wait for it; where it was not heard to its end, end it."""
+        if self._listening.is_alive():
+            self._process.kill()
+        self._listening.join()
+        status = self._process.wait()
+        self.status = 0 if self._is_asked else status  # who is asked very early has not learnt to listen yet
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # of what it has not read
+                    stream.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            while True:
+                self._messages.put((self._number, pickle.load(self._process.stdout)))
+        except (EOFError, pickle.UnpicklingError):  # it has ended, or was ended in the middle of a message
+            self._messages.put((self._number, None))

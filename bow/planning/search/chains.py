@@ -1,0 +1,305 @@
+"""Walks from one start each, and how several processes share them."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from bow.errors import ScheduleError
+from bow.planning.problem.split import Split
+from bow.planning.search.critical_operators import CriticalOperators
+from bow.planning.search.guided_proposals import GuidedProposals
+from bow.planning.search.limits import Limits
+from bow.planning.search.metropolis import Walk, Watch, metropolis
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.neighbours import descend
+from bow.planning.search.problem import Problem
+from bow.planning.search.proposals import Proposals, SymmetricProposals
+from bow.planning.search.search_settings import DESCENT, SearchSettings
+from bow.planning.simulator.simulation import Simulation
+from bow.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a walk starts.
+
+    Attributes:
+        name: such as `data`.
+        number: of all starts.
+        learners: how many share the devices.
+        splits: by operator, of one learner.
+    """
+
+    name: str
+    number: int
+    learners: int
+    splits: tuple[Split, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A walk from a start, and the way down from the best strategy on it.
+
+    Attributes:
+        start: where it started.
+        walk: what was found at random.
+        descent: what was found from there: by trying neighbours, or where there was no time to try all of them, by
+            a walk on which nothing slower is accepted; None where that was not looked for.
+        refusal: why there was no walk: the start does not fit; None where there was.
+    """
+
+    start: Start
+    walk: Walk | None
+    descent: Walk | None = None
+    refusal: str | None = None
+
+    @property
+    def best(self) -> Walk | None:
+        """The part with the better strategy."""
+        return self.descent if self.descent is not None else self.walk
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it was ended from outside."""
+        return self.best is not None and self.best.ending == "interrupted"
+
+    @property
+    def batch_ns(self) -> float:
+        """What a step takes for each learner's batch."""
+        return math.inf if self.best is None else self.best.makespan_ns / self.start.learners
+
+
+Progress: TypeAlias = Callable[[float, int, float], bool | None]
+"""Is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search, None does not."""
+
+Told: TypeAlias = Callable[[int, int, float], bool]
+"""Is told of a start, by its number, proposals and the best time of a batch; False ends the walk."""
+
+
+class Tally:
+    """Adds up how the walks of a search go.
+
+    Args:
+        progress: who is told of all together; None: nobody.
+        clock: seconds.
+    """
+
+    def __init__(self, progress: Progress | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._progress, self._clock, self._begun = progress, clock, clock()
+        self._proposals: dict[int, int] = {}
+        self._best_ns = math.inf
+
+    def told(self, number: int, proposals: int, batch_ns: float) -> bool:
+        """One of the walks goes so; False: it shall end."""
+        self._proposals[number] = proposals
+        self._best_ns = min(self._best_ns, batch_ns)
+        if self._progress is None:
+            return True
+        answer = self._progress(self._clock() - self._begun, sum(self._proposals.values()), self._best_ns)
+        return answer is None or bool(answer)
+
+
+def spaces_of(
+    problem: Problem, starts: Sequence[Start], settings: SearchSettings, learners: Collection[int]
+) -> dict[int, SplitSpace]:
+    """By number of learners: the splits to choose from, those of the starts among them.
+
+    Args:
+        problem: what is planned for.
+        starts: of walks.
+        settings: of the search.
+        learners: numbers of learners.
+    """
+    return {
+        count: SplitSpace(
+            problem.graph,
+            problem.rules,
+            problem.topology.num_devices // count,
+            devices=settings.devices,
+            even=settings.even,
+            including=[start.splits for start in starts if start.learners == count],
+        )
+        for count in learners
+    }
+
+
+def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettings, told: Told) -> list[Chain]:
+    """Walk from one start after the other, for a part of the time, and on from the best strategy for the rest of it.
+
+    That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
+    round before. Without a budget in seconds, or with a number of proposals for each walk, there are no rounds. Where a
+    walk is ended from outside, those behind it are left out.
+
+    Args:
+        problem: what is planned for.
+        starts: of the walks.
+        settings: of the search.
+        told: who is told how it goes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed before anything was found.
+
+    References:
+        Jamieson, Talwalkar: Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive
+        halving).
+    """
+    walks = _Walks(problem, starts, settings, told)
+    try:
+        walks.run()
+    except KeyboardInterrupt:
+        if all(chain.walk is None for chain in walks.chains):
+            raise
+    return walks.chains
+
+
+class _Walks:
+    """The walks of a process, and how they share its time."""
+
+    def __init__(self, problem: Problem, starts: Sequence[Start], settings: SearchSettings, told: Told) -> None:
+        self._begun = time.perf_counter()
+        self._problem, self._starts, self._settings, self._told = problem, starts, settings, told
+        self._spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
+        self.chains: list[Chain] = []
+
+    def run(self) -> None:
+        """Walk; what was found so far is in `chains`, whatever is raised.
+
+        Raises:
+            KeyboardInterrupt: it was ended from outside.
+        """
+        settings, budget_s = self._settings, self._settings.budget_s
+        if budget_s is None or settings.proposals is not None or settings.trial == 0 or len(self._starts) == 1:
+            self._begin(settings, budget_s)
+            return
+        sizes = _rounds(len(self._starts))
+        of_trial = replace(settings, patience=None, descend=False)
+        ends_s = [budget_s * settings.trial * turn / len(sizes) for turn in range(1, len(sizes) + 1)]
+        self._begin(of_trial, ends_s[0])
+        for turn in range(1, len(sizes)):
+            numbers = self._best(sizes[turn])
+            for place, number in enumerate(numbers):
+                if self._seconds < ends_s[turn]:
+                    self._go_on(number, of_trial, self._share_s(ends_s[turn], len(numbers) - place), turn)
+        for number in self._best(1):
+            self._go_on(number, settings, self._share_s(budget_s, 1), len(sizes))
+
+    def _begin(self, settings: SearchSettings, end_s: float | None) -> None:
+        """Walk from every start, until so many seconds from the beginning."""
+        for number, start in enumerate(self._starts):
+            share_s = self._share_s(end_s, len(self._starts) - number)
+            walked = run_chain(
+                self._problem, start, self._spaces[start.learners], settings, share_s, _watch(self._told, start)
+            )
+            self.chains.append(walked)
+            self._check(walked)
+
+    def _go_on(self, number: int, settings: SearchSettings, share_s: float | None, turn: int) -> None:
+        """Walk on from the best strategy of a walk, for so many seconds."""
+        start, first = self.chains[number].start, self.chains[number].walk
+        assert first is not None
+        further = replace(start, splits=first.splits)
+        watch = _watch(self._told, start, first.proposals)
+        space = self._spaces[start.learners]
+        found = run_chain(self._problem, further, space, settings, share_s, watch, turn=turn)
+        assert found.walk is not None
+        self.chains[number] = Chain(start, first.followed_by(found.walk), found.descent)
+        self._check(found)
+
+    def _best(self, count: int) -> list[int]:
+        """So many of the walks, the best first."""
+        walked = [number for number, chain in enumerate(self.chains) if chain.walk is not None]
+        return sorted(walked, key=lambda number: self.chains[number].batch_ns)[:count]
+
+    def _share_s(self, end_s: float | None, count: int) -> float | None:
+        """What each of so many has of the time until then."""
+        return None if end_s is None else max((end_s - self._seconds) / count, math.ulp(1))
+
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def _check(self, chain: Chain) -> None:
+        if chain.is_interrupted:
+            raise KeyboardInterrupt
+
+
+def _rounds(num_starts: int) -> list[int]:
+    """Of how many walks each round consists, before the last one goes on alone.
+
+    Example:
+        >>> _rounds(8), _rounds(3), _rounds(1)
+        ([8, 4, 2], [3, 2], [])
+    """
+    return [] if num_starts <= 1 else [num_starts, *_rounds(-(-num_starts // 2))]
+
+
+def _watch(told: Told, start: Start, before: int = 0) -> Watch:
+    def watch(_: float, proposals: int, best_ns: int) -> bool:
+        return told(start.number, before + proposals, best_ns / start.learners)
+
+    return watch
+
+
+def run_chain(
+    problem: Problem,
+    start: Start,
+    space: SplitSpace,
+    settings: SearchSettings,
+    budget_s: float | None,
+    watch: Watch,
+    turn: int = 0,
+) -> Chain:
+    """Walk from a start, and go down from the best strategy on the way.
+
+    Args:
+        problem: what is planned for.
+        start: where the walk starts.
+        space: the splits to choose from.
+        settings: of the search.
+        budget_s: seconds for both; None: as long as it takes.
+        watch: who is told now and then how it goes; False ends it.
+        turn: another one has other random numbers.
+    """
+    begun = time.perf_counter()
+    source = random.Random(derive_seed(settings.seed, start.number, 2 * turn))
+    try:
+        simulation = problem.simulation(start.splits, start.learners)
+    except ScheduleError as error:
+        return Chain(start, None, refusal=str(error))
+    share_s = None if budget_s is None else budget_s * (1 - DESCENT if settings.descend else 1)
+    proposals = _proposals(simulation, space, settings, source)
+    walk_s = None if share_s is None else max(share_s - (time.perf_counter() - begun), math.ulp(1))
+    limits = Limits(walk_s, settings.proposals, settings.patience)
+    walk = metropolis(
+        simulation, start.splits, proposals, limits, source, temperature=settings.temperature, watch=watch
+    )
+    if not settings.descend or walk.ending == "interrupted":
+        return Chain(start, walk)
+
+    def behind(seconds: float, proposals: int, best_ns: int) -> bool:
+        return watch(walk.seconds + seconds, walk.proposals + proposals, best_ns)
+
+    left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - begun), math.ulp(1))
+    best = problem.simulation(walk.splits, start.learners)
+    if left_s is None or _sweep_s(space, walk) <= left_s:
+        return Chain(start, walk, descend(best, walk.splits, space, Limits(left_s), watch=behind))
+    cold = Limits(left_s, patience=None)
+    proposals = _proposals(best, space, settings, source)
+    return Chain(start, walk, metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=behind))
+
+
+def _sweep_s(space: SplitSpace, walk: Walk) -> float:
+    """Seconds that trying every neighbour once would take, at the walk's pace."""
+    return space.num_neighbours * walk.seconds / max(walk.evaluated, 1)
+
+
+def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettings, source: random.Random) -> Proposals:
+    graph = simulation.model.graph
+    if settings.moves == "guided":
+        return GuidedProposals(space, graph, source, CriticalOperators(simulation, source).draw)
+    return SymmetricProposals(space, graph, source, families=settings.moves == "symmetric")

@@ -1,0 +1,234 @@
+"""Looking at all strategies: the fastest one with a proof, or how far from it the best one is at most."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from bow.errors import ScheduleError, SettingError
+from bow.planning.problem.split import Split
+from bow.planning.problem.step_model import StepModel
+from bow.planning.search.bounds import Prefix, StepBounds
+from bow.planning.search.metropolis import Watch
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.symmetry import renamed, symmetries
+
+Evaluate: TypeAlias = Callable[[Sequence[Split], int | None], int | None]
+"""What a step takes with a strategy, in nanoseconds, exactly where it is below the limit; None: it does not fit."""
+
+PASSES = 8
+"""The bar is raised in so many steps from what is surely needed to the best time that is known."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What looking at all strategies has shown.
+
+    Attributes:
+        splits: by operator, of the fastest strategy that is known.
+        makespan_ns: of a step with it.
+        bound_ns: no strategy takes less; 0: it was given up before anything was known.
+        strategies: how many there are.
+        symmetries: how many ways there are to rename devices; of strategies that differ by these one is looked at.
+        prefixes: of how many strategies' beginnings the continuations were bounded.
+        evaluated: how many strategies were simulated.
+        seconds: that it took.
+        is_complete: whether it came to its end.
+    """
+
+    splits: tuple[Split, ...]
+    makespan_ns: int
+    bound_ns: int
+    strategies: int
+    symmetries: int
+    prefixes: int
+    evaluated: int
+    seconds: float
+    is_complete: bool
+
+    @property
+    def gap(self) -> float:
+        """By which part of its time the strategy could be faster at most; 0: it is the fastest."""
+        return 1 - self.bound_ns / self.makespan_ns if self.makespan_ns else 0.0
+
+
+def exhaustive(
+    model: StepModel,
+    space: SplitSpace,
+    evaluate: Evaluate,
+    *,
+    start: Sequence[Split] | None = None,
+    budget_s: float | None = None,
+    prune: bool = True,
+    watch: Watch | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Proof:
+    """Find the fastest strategy of all, or a bound on how much faster another could be.
+
+    Splits are chosen operator by operator, depth first, the most promising first; a beginning is left when no strategy
+    that begins so is faster than a bar. The bar starts at what every strategy surely takes and rises to the best known
+    time; each time that all strategies below it are done with, it is a bound. Of strategies that differ only in the
+    names of devices, the first is looked at.
+
+    Args:
+        model: of the step; of one learner.
+        space: the splits to choose from.
+        evaluate: simulates a strategy, as `Evaluator` does.
+        start: a strategy that is known, the better the sooner all is done; None: none is.
+        budget_s: seconds, those of the tables for bounds among them, until it is given up with what is known; None:
+            none.
+        prune: False: look at every strategy.
+        watch: who is told of every prefix, and while tables are made: seconds, prefixes and the best time; False gives
+            up.
+        clock: seconds.
+
+    Raises:
+        SettingError: there are too many splits.
+        ScheduleError: no strategy fits the devices' memory.
+
+    References:
+        Jia, Zaharia, Aiken, 2018, section 8.4. Korf: Depth-first iterative-deepening, an optimal admissible tree
+        search, 1985.
+    """
+    if budget_s is not None and not budget_s > 0:
+        raise SettingError(f"budget_s must be above 0, got {budget_s}")
+    if model.learners > 1:
+        raise SettingError(f"a proof is for one learner, got {model.learners}; give learners=1")
+    return _Exhaustive(model, space, evaluate, start, prune, _Budget(budget_s, watch, clock)).run()
+
+
+class _GivenUpError(Exception):
+    """The budget is spent."""
+
+
+class _Budget:
+    def __init__(self, budget_s: float | None, watch: Watch | None, clock: Callable[[], float]) -> None:
+        self._budget_s, self._watch, self._clock = budget_s, watch, clock
+        self._start = clock()
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._start
+
+    def check(self, prefixes: int, best_ns: int) -> None:
+        seconds = self.seconds
+        if self._budget_s is not None and seconds >= self._budget_s:
+            raise _GivenUpError
+        if self._watch is not None and not self._watch(seconds, prefixes, best_ns):
+            raise _GivenUpError
+
+
+class _Exhaustive:
+    def __init__(
+        self,
+        model: StepModel,
+        space: SplitSpace,
+        evaluate: Evaluate,
+        start: Sequence[Split] | None,
+        prune: bool,
+        budget: _Budget,
+    ) -> None:
+        self._model, self._space, self._strategies = model, space, space.num_strategies
+        self._evaluate, self._prune, self._budget = evaluate, prune, budget
+        known = None if start is None else evaluate(start, None)
+        self._best = None if start is None or known is None else tuple(start)
+        self._makespan: float = math.inf if known is None else known
+        self._options: list[list[Split]] = []
+        self._renamings: list[list[list[int]]] = []
+        self._prefixes = self._evaluated = 0
+        self._done_ns: float = 0.0
+        self._bar_ns: float = 0.0
+
+    def run(self) -> Proof:
+        is_complete = True
+        try:
+            self._prepare()
+            for bar in self._bars():
+                self._bar_ns = bar
+                self._below(self._bounds.nothing(), [*range(len(self._renamings))])
+                self._done_ns = min(bar, self._makespan)
+                if self._done_ns == self._makespan:
+                    break
+        except (_GivenUpError, KeyboardInterrupt):
+            is_complete = False
+        if self._best is None and not is_complete:
+            raise ScheduleError("it was ended before a strategy that fits was found; give more time, or a start")
+        if self._best is None:
+            raise ScheduleError("no strategy that was looked at fits the devices' memory; take more devices or memory")
+        return Proof(
+            self._best,
+            int(self._makespan),
+            int(self._done_ns),
+            self._strategies,
+            1 + len(self._renamings),
+            self._prefixes,
+            self._evaluated,
+            self._budget.seconds,
+            is_complete,
+        )
+
+    def _prepare(self) -> None:
+        """What bounds need, which may take longer than the budget."""
+        for operator in range(self._space.num_operators):
+            self._check()
+            self._options.append(list(self._space.splits(operator)))
+        self._bounds = StepBounds(self._model, self._options, self._check)
+        self._renamings = list(_renamings(self._model, self._options, self._check))
+
+    def _check(self) -> None:
+        self._budget.check(self._prefixes, 0 if self._best is None else int(self._makespan))
+
+    def _bars(self) -> Iterator[float]:
+        """Times below which all strategies are looked at, one after the other."""
+        self._done_ns = int(self._bounds.extensions(self._bounds.nothing()).bounds_ns.min())
+        lowest = self._done_ns
+        if self._prune and self._makespan < math.inf:
+            yield from (lowest + (self._makespan - lowest) * step / PASSES for step in range(1, PASSES))
+        yield math.inf
+
+    def _below(self, prefix: Prefix, renamings: Sequence[int]) -> None:
+        """Look at all strategies below the bar that begin so, but for those that differ by names from earlier ones."""
+        self._prefixes += 1
+        self._check()
+        operator = len(prefix.options)
+        extensions = self._bounds.extensions(prefix)
+        for option in map(int, np.argsort(extensions.bounds_ns, kind="stable")):
+            bound = extensions.bounds_ns[option]
+            if self._prune and bound >= min(self._bar_ns, self._makespan):
+                return
+            images = [self._renamings[number][operator][option] for number in renamings]
+            if any(image < option for image in images):
+                continue
+            longer = self._bounds.extended(extensions, option)
+            if operator + 1 == len(self._options):
+                self._look_at(longer)
+            else:
+                same = [number for number, image in zip(renamings, images, strict=True) if image == option]
+                self._below(longer, same)
+
+    def _look_at(self, prefix: Prefix) -> None:
+        if self._prune and prefix.bound_ns < self._done_ns:
+            return  # it was below an earlier bar
+        splits = tuple(options[option] for options, option in zip(self._options, prefix.options, strict=True))
+        self._evaluated += 1
+        makespan = self._evaluate(splits, None if math.isinf(self._makespan) else int(self._makespan))
+        if makespan is not None and makespan < self._makespan:
+            self._best, self._makespan = splits, makespan
+
+
+def _renamings(
+    model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None]
+) -> Iterator[list[list[int]]]:
+    """By renaming of devices that changes something, operator and split: which split it becomes.
+
+    Those that lead out of the splits to choose from are left out; the others are a group.
+    """
+    places = [{split: place for place, split in enumerate(splits)} for splits in options]
+    for each in itertools.islice(symmetries(model.topology), 1, None):
+        check()
+        if all(renamed(split, each) in of for of, splits in zip(places, options, strict=True) for split in splits):
+            yield [[of[renamed(split, each)] for split in splits] for of, splits in zip(places, options, strict=True)]

@@ -1,0 +1,282 @@
+"""The splits that a search chooses from: for every operator a fixed set, so that proposals are symmetric."""
+
+import functools
+import itertools
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeAlias
+
+from bow.errors import SettingError
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.split import Split
+from bow.planning.rules.rule import Rules
+
+DeviceLists: TypeAlias = Literal["auto", "every", "distinct", "regular"]
+"""Which lists of devices the tiles of an operator may have, see `SplitSpace`."""
+
+FEW = 4
+"""Up to so many devices all lists without repetition are tried: 24 of 4 devices, 40,320 of 8."""
+
+SOME = 8
+"""Up to so many devices all degrees and all evenly spaced lists are tried."""
+
+DIMENSIONS = 2
+"""With more devices than that, at most so many dimensions are split at once."""
+
+NUM_RANDOM = 4
+"""So many lists of each length are drawn at random besides the regular ones."""
+
+
+class SplitSpace:
+    """By operator, all splits that a search may choose: degrees of its dimensions, and lists of devices for the tiles.
+
+    Lists of devices:
+
+    * `"every"`: any; a device may compute several tiles.
+    * `"distinct"`: any without repetition.
+    * `"regular"`: evenly spaced devices, as neighbours or one of each node are, dealt to the tiles along the dimensions
+      in any order (rows first, columns first); and a few lists drawn once at random.
+    * `"auto"`: every with 2 devices, distinct with up to 4, else regular.
+
+    Args:
+        graph: whose operators are split.
+        rules: that are known.
+        num_devices: of one learner.
+        devices: which lists of devices there are.
+        even: tiles of an operator must have equal sizes, as in the paper.
+        max_tiles: of an operator; None: as many as there are devices.
+        including: strategies (splits by operator) that shall be in the set whatever they are, such as those that a
+            search starts from.
+
+    Raises:
+        SettingError: a value outside its range.
+
+    References:
+        Jia, Zaharia, Aiken, 2018, sections 4 and 6.2.
+    """
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        rules: Rules,
+        num_devices: int,
+        *,
+        devices: DeviceLists = "auto",
+        even: bool = False,
+        max_tiles: int | None = None,
+        including: Sequence[Sequence[Split]] = (),
+    ) -> None:
+        if num_devices < 1 or (max_tiles is not None and max_tiles < 1):
+            raise SettingError(f"num_devices and max_tiles must be at least 1, got {num_devices} and {max_tiles}")
+        if devices not in ("auto", "every", "distinct", "regular"):
+            raise SettingError(f'devices must be "auto", "every", "distinct" or "regular", got {devices!r}')
+        self.num_devices = num_devices
+        self._devices, self._even, self._max_tiles = devices, even, max_tiles or num_devices
+        lists = functools.cache(lambda degrees: _Lists(device_lists(degrees, num_devices, devices)))
+        kinds: dict[tuple[tuple[int, bool], ...], _Splits] = {}
+        self._of: list[_Splits] = []
+        self._extra: list[tuple[Split, ...]] = []
+        for number, operator in enumerate(graph.operators):
+            dimensions = rules.dimensions(operator, graph)
+            key = tuple((each.size, each.kind is not None) for each in dimensions)
+            if key not in kinds:
+                kinds[key] = _Splits(degrees_of(key, max_tiles or num_devices, even, num_devices), lists)
+            self._of.append(kinds[key])
+            wanted = dict.fromkeys(strategy[number] for strategy in including)
+            self._extra.append(tuple(split for split in wanted if split not in kinds[key]))
+
+    @property
+    def num_operators(self) -> int:
+        """How many operators there are."""
+        return len(self._of)
+
+    @property
+    def num_strategies(self) -> int:
+        """How many strategies there are."""
+        return math.prod(map(self.count, range(self.num_operators)))
+
+    @property
+    def description(self) -> str:
+        """What they have in common, as the end of `strategies with ...`."""
+        sizes = " of equal sizes" if self._even else ""
+        lists = {
+            "every": "on any devices",
+            "distinct": "on different devices",
+            "regular": f"on evenly spaced devices or on one of {NUM_RANDOM} lists drawn at random",
+        }[which_lists(self._devices, self.num_devices)]
+        split = f", at most {DIMENSIONS} dimensions split" if self.num_devices > SOME else ""
+        return f"at most {self._max_tiles} tiles{sizes} an operator, {lists}{split}"
+
+    @property
+    def num_neighbours(self) -> int:
+        """How many strategies differ from one of them in one operator."""
+        return sum(self.count(operator) - 1 for operator in range(self.num_operators))
+
+    def count(self, operator: int) -> int:
+        """How many splits of an operator there are."""
+        return len(self._of[operator]) + len(self._extra[operator])
+
+    def rank(self, operator: int) -> int:
+        """How many dimensions an operator has."""
+        return len(self.at(operator, 0).degrees)
+
+    def at(self, operator: int, index: int) -> Split:
+        """One of the splits of an operator."""
+        regular = len(self._of[operator])
+        return self._of[operator][index] if index < regular else self._extra[operator][index - regular]
+
+    def splits(self, operator: int) -> Iterator[Split]:
+        """All splits of an operator, in a fixed order."""
+        return (self.at(operator, index) for index in range(self.count(operator)))
+
+    def holds(self, operator: int, split: Split) -> bool:
+        """Whether a split is one of an operator's."""
+        return split in self._of[operator] or split in self._extra[operator]
+
+    def draw(self, operator: int, source: random.Random) -> Split:
+        """One of an operator's splits, each as likely as any other."""
+        return self.at(operator, source.randrange(self.count(operator)))
+
+    def draw_with_degrees(self, operator: int, degrees: tuple[int, ...], source: random.Random) -> Split | None:
+        """One of an operator's splits with these degrees; None: there is none."""
+        return self._of[operator].draw_with_degrees(degrees, source)
+
+    def draw_on_devices(self, operator: int, devices: Sequence[int], source: random.Random) -> Split | None:
+        """One of an operator's splits with tiles on all of these devices and on no other; None: there is none."""
+        return self._of[operator].draw_on_devices(frozenset(devices), source)
+
+    def random_strategy(self, source: random.Random) -> tuple[Split, ...]:
+        """A split of each operator."""
+        return tuple(self.draw(operator, source) for operator in range(self.num_operators))
+
+
+class _Lists:
+    """Lists of devices, to count and to look up."""
+
+    def __init__(self, lists: Sequence[tuple[int, ...]]) -> None:
+        self.ordered = lists
+        self.members = frozenset(lists)
+
+
+class _Splits:
+    """The splits of operators with the same dimensions, not written out: there may be many thousands."""
+
+    def __init__(self, degrees: Sequence[tuple[int, ...]], lists: Callable[[tuple[int, ...]], _Lists]) -> None:
+        found = {each: lists(tuple(degree for degree in each if degree > 1)) for each in degrees}
+        self._lists = {each: of for each, of in found.items() if of.members}
+        self._degrees = list(self._lists)
+        self._ends = [*itertools.accumulate(len(of.ordered) for of in self._lists.values())]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Split:
+        place = bisect_right(self._ends, index)
+        degrees = self._degrees[place]
+        return Split(degrees, self._lists[degrees].ordered[index - self._ends[place]])  # from the end of its part
+
+    def draw_with_degrees(self, degrees: tuple[int, ...], source: random.Random) -> Split | None:
+        return Split(degrees, source.choice(self._lists[degrees].ordered)) if degrees in self._lists else None
+
+    def draw_on_devices(self, devices: frozenset[int], source: random.Random) -> Split | None:
+        found = self._on_devices.get(devices)
+        return self[source.choice(found)] if found else None
+
+    @functools.cached_property
+    def _on_devices(self) -> dict[frozenset[int], list[int]]:
+        """By set of devices: the places of splits with tiles on all of them and on no other."""
+        found: dict[frozenset[int], list[int]] = {}
+        for place in range(len(self)):
+            found.setdefault(frozenset(self[place].devices), []).append(place)
+        return found
+
+    def __contains__(self, split: object) -> bool:
+        return (
+            isinstance(split, Split)
+            and split.degrees in self._lists
+            and split.devices in self._lists[split.degrees].members
+        )
+
+
+def which_lists(which: DeviceLists, num_devices: int) -> Literal["every", "distinct", "regular"]:
+    """The lists of devices that are meant, see `SplitSpace`."""
+    if which != "auto":
+        return which
+    return "every" if num_devices <= 2 else "distinct" if num_devices <= FEW else "regular"
+
+
+def device_lists(
+    degrees: tuple[int, ...], num_devices: int, which: DeviceLists = "auto"
+) -> tuple[tuple[int, ...], ...]:
+    """The lists of devices that tiles may have, each once.
+
+    Args:
+        degrees: of the dimensions that are split.
+        num_devices: that there are.
+        which: see `SplitSpace`.
+
+    Example:
+        >>> device_lists((2,), 2)
+        ((0, 0), (0, 1), (1, 0), (1, 1))
+        >>> len(device_lists((2, 2), 4)), len(device_lists((2, 2), 16))
+        (24, 28)
+    """
+    tiles = math.prod(degrees)
+    kind = which_lists(which, num_devices)
+    if kind == "every":
+        return tuple(itertools.product(range(num_devices), repeat=tiles))
+    if kind == "distinct":
+        return tuple(itertools.permutations(range(num_devices), tiles))
+    spread = (each for devices in _spaced(tiles, num_devices) for each in dealt(devices, degrees))
+    return tuple(dict.fromkeys(itertools.chain(spread, _drawn(tiles, num_devices))))
+
+
+def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
+    """Evenly spaced devices; of many devices only such lists as cover them side by side."""
+    for stride in range(1, num_devices + 1):
+        span = tiles * stride
+        if num_devices <= SOME:
+            starts = [*range(num_devices - span + stride)]
+        elif num_devices % stride == 0:
+            blocks = range(0, num_devices - span + 1, span)
+            starts = [block + offset for block in blocks for offset in range(stride)]
+        else:
+            continue
+        yield from (range(start, start + span, stride) for start in starts)
+
+
+def _drawn(tiles: int, num_devices: int) -> Iterator[tuple[int, ...]]:
+    """Lists drawn at random, the same whenever they are asked for."""
+    if 1 < tiles <= num_devices:
+        for turn in range(NUM_RANDOM):
+            yield tuple(random.Random(f"{tiles}/{num_devices}/{turn}").sample(range(num_devices), tiles))
+
+
+def dealt(devices: Sequence[int], degrees: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Devices dealt to tiles along the dimensions, in each order of these."""
+    for order in itertools.permutations(range(len(degrees))):
+        weights = [math.prod(degrees[later] for later in order[order.index(dim) + 1 :]) for dim in range(len(degrees))]
+        places = itertools.product(*(range(degree) for degree in degrees))
+        yield tuple(devices[sum(map(int.__mul__, place, weights))] for place in places)
+
+
+def degrees_of(
+    dimensions: Sequence[tuple[int, bool]], max_tiles: int, even: bool, num_devices: int
+) -> list[tuple[int, ...]]:
+    """All degrees with so many tiles at most."""
+    many = num_devices > SOME
+    found: list[tuple[int, ...]] = [()]
+    for size, may_be_split in dimensions:
+        ahead = [degree for degree in _useful(max_tiles, many) if degree <= size and not (even and size % degree)]
+        choices = ahead if may_be_split and ahead else [1]
+        found = [(*before, degree) for before in found for degree in choices if math.prod(before) * degree <= max_tiles]
+    return [each for each in found if not many or sum(degree > 1 for degree in each) <= DIMENSIONS]
+
+
+def _useful(most: int, many: bool) -> list[int]:
+    """Degrees up to a number; of many only those that are 1 or 3 times a power of two, and the number itself."""
+    return [
+        degree for degree in range(1, most + 1) if not many or degree == most or degree // (degree & -degree) in (1, 3)
+    ]

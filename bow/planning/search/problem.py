@@ -1,0 +1,83 @@
+"""What is planned for: a step, devices, and what everything costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split
+from bow.planning.rules.rule import Rules
+from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.simulation_result import SimulationResult, simulate
+from bow.planning.simulator.task_costs import Costs
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is planned for.
+
+    Attributes:
+        graph: what is trained.
+        rules: that are known.
+        topology: the devices.
+        costs: how long tiles take on them.
+        optimizer_bytes_per_weight_byte: what the optimizer keeps: 1 for momentum, 2 for Adam.
+        overlap: whether devices compute while they send and receive.
+        algorithm: how proposals are simulated.
+    """
+
+    graph: OperatorGraph
+    rules: Rules
+    topology: DeviceTopology
+    costs: Costs
+    optimizer_bytes_per_weight_byte: float = 1.0
+    overlap: bool = True
+    algorithm: Algorithm = "incremental"
+
+    def strategy(self, splits: Sequence[Split], learners: int = 1) -> PlacedStrategy:
+        """Splits as a strategy for the graph."""
+        return PlacedStrategy(self.graph.hash, tuple(splits), learners)
+
+    def simulation(self, splits: Sequence[Split], learners: int = 1) -> Simulation:
+        """A strategy to be changed.
+
+        Raises:
+            ScheduleError: it cannot be carried out here, or does not fit.
+        """
+        return Simulation(
+            self.graph,
+            self.rules,
+            self.topology,
+            self.costs,
+            self.strategy(splits, learners),
+            optimizer_bytes_per_weight_byte=self.optimizer_bytes_per_weight_byte,
+            overlap=self.overlap,
+            algorithm=self.algorithm,
+        )
+
+    def simulate(self, splits: Sequence[Split], learners: int = 1) -> SimulationResult:
+        """A strategy, simulated once, whether it fits or not.
+
+        Raises:
+            ScheduleError: it cannot be carried out here.
+        """
+        return simulate(
+            self.graph,
+            self.rules,
+            self.topology,
+            self.costs,
+            self.strategy(splits, learners),
+            optimizer_bytes_per_weight_byte=self.optimizer_bytes_per_weight_byte,
+            overlap=self.overlap,
+        )
+
+    def of_one_learner(self, learners: int) -> "Problem":
+        """The same with the devices of the first of several learners alone.
+
+        Raises:
+            TopologyError: the devices cannot be divided so.
+        """
+        group = self.topology.groups(learners)[0]
+        return self if learners == 1 else replace(self, topology=self.topology.restricted(group))

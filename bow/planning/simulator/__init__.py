@@ -1,0 +1,1 @@
+"""Simulation of a step's task graph: full, delta, in Python and in C++."""

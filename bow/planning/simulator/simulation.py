@@ -1,0 +1,253 @@
+"""A strategy whose time is known, and that can be changed operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bow.errors import ScheduleError
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split, illegal
+from bow.planning.problem.step_model import StepModel
+from bow.planning.rules.rule import Rules
+from bow.planning.simulator.full_simulation import TaskTime
+from bow.planning.simulator.memory import MemoryPeak, Refusal
+from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
+from bow.planning.simulator.proposal_outcome import Outcome, TooLarge, TooSlow
+from bow.planning.simulator.python_simulator import PythonSimulator
+from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.simulator.task_costs import Costs
+from bow.planning.simulator.task_graph import TaskGraph
+from bow.planning.simulator.tasks import Identity
+from bow.schedule import Timeline
+
+
+class Simulator(Protocol):
+    """What simulates: in C++ or in Python."""
+
+    def build(self, splits: Sequence[Split]) -> Outcome:
+        """Simulate a strategy from nothing."""
+
+    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> Outcome:
+        """Change the splits of some operators; where the outcome is None, `accept` or `undo` follows."""
+
+    def accept(self) -> None:
+        """Keep what was proposed."""
+
+    def undo(self) -> None:
+        """Go back to before it was proposed."""
+
+    @property
+    def makespan_ns(self) -> int:
+        """When the last task is over."""
+
+    @property
+    def num_looked_at(self) -> int:
+        """How often tasks were looked at for the last proposal."""
+
+    def times(self) -> dict[Identity, TaskTime]:
+        """When every task runs."""
+
+    def table(self) -> NDArray[np.int64]:
+        """[task, 3]: rank, start and end of each task, in nanoseconds."""
+
+    def peaks(self) -> tuple[MemoryPeak, ...]:
+        """By device: the most memory that it needs at a time."""
+
+
+class Simulation:
+    """A strategy whose time is known, and that can be changed operator by operator.
+
+    All algorithms give the same times to the nanosecond.
+
+    Args:
+        graph: what is trained.
+        rules: that are known.
+        topology: devices and channels.
+        costs: of the computing tasks.
+        strategy: to begin with.
+        optimizer_bytes_per_weight_byte: what the optimizer keeps: 1 for momentum, 2 for Adam.
+        overlap: whether devices compute while they send and receive.
+        algorithm: how proposals are simulated; see `Algorithm`. `python` works out everything from nothing, slowly, and
+            needs no C++ compiler.
+
+    Raises:
+        ScheduleError: the strategy cannot be carried out here, or does not fit into the devices' memory.
+        RuntimeUnavailableError: the simulator cannot be compiled here.
+
+    Example:
+        >>> from bow.planning.simulator.costs import RooflineCosts
+        >>> from bow.planning.problem.device_topology import Device, DeviceKind, Link
+        >>> from bow.planning.problem.operator_graph import PlanOperator, TensorShape
+        >>> from bow.planning.rules import RULES
+        >>> square = TensorShape((1024, 1024))
+        >>> linear = PlanOperator("fc", "linear", (0,), (1,), ("weight",), flops=2e9)
+        >>> graph = OperatorGraph((linear,), {0: square, 1: square}, batch=(0,), weights={"weight": square}, loss=1)
+        >>> gpu = DeviceKind("gpu", memory_gib=16, tflops=10, gb_per_s=700)
+        >>> pair = DeviceTopology("pair", (Device("a", gpu), Device("b", gpu)), (Link(("a", "b"), 2.0, 20.0),))
+        >>> by_sample, by_channel = Split((2, 1), (0, 1)), Split((1, 2), (0, 1))
+        >>> costs = RooflineCosts(graph, RULES, pair)
+        >>> simulation = Simulation(graph, RULES, pair, costs, PlacedStrategy(graph.hash, (by_sample,)))
+        >>> before = simulation.makespan_ns
+        >>> simulation.propose(0, by_channel) < before  # no gradients to reduce
+        True
+        >>> simulation.accept()
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.
+    """
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        rules: Rules,
+        topology: DeviceTopology,
+        costs: Costs,
+        strategy: PlacedStrategy,
+        *,
+        optimizer_bytes_per_weight_byte: float = 1.0,
+        overlap: bool = True,
+        algorithm: Algorithm | Literal["python"] = "incremental",
+    ) -> None:
+        strategy.check(graph, topology.num_devices, rules)
+        self.model = StepModel(
+            graph,
+            rules,
+            topology,
+            costs,
+            learners=strategy.learners,
+            optimizer_bytes_per_weight_byte=optimizer_bytes_per_weight_byte,
+            overlap=overlap,
+        )
+        self.refusal: Refusal | None = None
+        """Why the last proposal does not fit; None where it does."""
+        self._strategy = strategy
+        self._splits = list(strategy.splits)
+        self._proposed: Mapping[int, Split] | None = None
+        self._legal: set[tuple[int, tuple[int, ...]]] = set()
+        self._simulator: Simulator = (
+            PythonSimulator(self.model) if algorithm == "python" else NativeSimulator(self.model, algorithm)
+        )
+        outcome = self._simulator.build(self._splits)
+        if isinstance(outcome, TooLarge):
+            raise ScheduleError(f"the strategy does not fit: {self._refusal(outcome)}; split more, or use more devices")
+
+    @property
+    def strategy(self) -> PlacedStrategy:
+        """The strategy as it is, without what is proposed."""
+        return PlacedStrategy(self._strategy.graph_hash, tuple(self._splits), self._strategy.learners)
+
+    @property
+    def makespan_ns(self) -> int:
+        """Nanoseconds of a step: of the proposal while there is one."""
+        return self._simulator.makespan_ns
+
+    @property
+    def num_looked_at(self) -> int:
+        """How often tasks were looked at for the last proposal: none where it was too slow at first sight."""
+        return self._simulator.num_looked_at
+
+    def propose(self, operator: int, split: Split, limit_ns: int | None = None) -> int | None:
+        """Change the split of an operator.
+
+        Args:
+            operator: its position in the graph.
+            split: legal for it.
+            limit_ns: above which a step's time need not be known. A number above it may come back that is not the
+                step's time, which is not shorter; this proposal can only be undone.
+
+        Returns:
+            Nanoseconds of a step, then `accept` or `undo` has to follow; None: it does not fit, and `refusal` says
+            why. There is nothing to undo then, but no harm in doing so.
+
+        Raises:
+            ScheduleError: the operator cannot be split so, or the proposal before is neither accepted nor undone.
+        """
+        return self.propose_changes({operator: split}, limit_ns)
+
+    def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
+        """Change the splits of several operators at once; else the same as `propose`.
+
+        Args:
+            changes: by operator.
+            limit_ns: above which a step's time need not be known.
+        """
+        if self._proposed is not None:
+            raise ScheduleError("a proposal is neither accepted nor undone yet; call accept or undo first")
+        for operator, split in changes.items():
+            self._check(operator, split)
+        outcome = self._simulator.propose(changes, limit_ns)
+        self.refusal = self._refusal(outcome) if isinstance(outcome, TooLarge) else None
+        if isinstance(outcome, TooLarge):
+            return None
+        if isinstance(outcome, TooSlow):
+            return outcome.least_ns
+        self._proposed = changes
+        return self._simulator.makespan_ns
+
+    def accept(self) -> None:
+        """Keep what was proposed.
+
+        Raises:
+            ScheduleError: nothing is proposed that could be kept.
+        """
+        if self._proposed is None:
+            raise ScheduleError("there is no proposal to accept; call propose first")
+        self._simulator.accept()
+        for operator, split in self._proposed.items():
+            self._splits[operator] = split
+        self._proposed = None
+
+    def undo(self) -> None:
+        """Go back to before it was proposed; nothing, where nothing is proposed."""
+        if self._proposed is not None:
+            self._simulator.undo()
+        self._proposed = None
+
+    def times(self) -> dict[Identity, TaskTime]:
+        """When every task runs: of the proposal while there is one."""
+        return self._simulator.times()
+
+    def task_table(self) -> NDArray[np.int64]:
+        """[task, 3]: rank, start and end of each task, in nanoseconds; in any order."""
+        return self._simulator.table()
+
+    def memory(self) -> tuple[MemoryPeak, ...]:
+        """By device: the most memory that it needs at a time, and when."""
+        return self._simulator.peaks()
+
+    def result(self) -> SimulationResult:
+        """All about the step: of the proposal while there is one."""
+        splits = list(self._splits)
+        for operator, split in (self._proposed or {}).items():
+            splits[operator] = split
+        strategy = PlacedStrategy(self._strategy.graph_hash, tuple(splits), self._strategy.learners)
+        tasks, times = TaskGraph.of(self.model, strategy).tasks, self.times()
+        return SimulationResult(
+            self.model, tasks, tuple(times[task.identity] for task in tasks), self._simulator.peaks()
+        )
+
+    def timeline(self) -> Timeline:
+        """When what runs where."""
+        return self.result().timeline
+
+    def _check(self, operator: int, split: Split) -> None:
+        """Once for each degrees, because proposals come in thousands; the devices each time."""
+        graph, size = self.model.graph, len(self.model.device_groups[0])
+        known = (operator, split.degrees) in self._legal
+        if known and len(split.devices) == split.num_tiles and 0 <= min(split.devices) <= max(split.devices) < size:
+            return
+        wrong = illegal(graph, graph.operators[operator], split, size, self.model.rules)
+        if wrong is not None:
+            raise ScheduleError(wrong)
+        self._legal.add((operator, split.degrees))
+
+    def _refusal(self, outcome: TooLarge) -> Refusal:
+        topology = self.model.topology
+        name, available = topology.devices[outcome.device].name, topology.memory_bytes(outcome.device)
+        return Refusal(outcome.device, name, outcome.needed_bytes, available)

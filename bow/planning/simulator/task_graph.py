@@ -1,0 +1,274 @@
+"""The task graph of a strategy, built from nothing: what the compiled simulator edits piece by piece."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bow.planning.problem.box import Box, intersection, volume
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split
+from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.tiling import Tiling
+from bow.planning.simulator.tasks import Task, TaskKind, code_of
+from bow.planning.simulator.weight_groups import Part, replica_bytes
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks and what they wait for.
+
+    A strategy becomes these tasks:
+
+    * of every tile a forward and, where gradients flow, a backward task on its device; what takes no time, such as a
+      view, does not wait for the device;
+    * of every part of a tensor that a tile reads and another device made, a transfer that occupies all channels of the
+      route between the two, and where gradients flow another one back; tiles of a device that read the same part share
+      both. What the batch brings is on every device already. Adding partial gradients up costs nothing;
+    * where an operator's tiles sum something in the middle, such as batch statistics, a sum over their devices, forward
+      and backward, as if it came behind the tiles: what they make leaves after it;
+    * of every group of weights and set of devices that hold the same part of it, a reduction, once all of these devices
+      have all their gradients of the group. It occupies channels and no device;
+    * of every group of weights and device that holds a part, an update: every replica updates its own copy;
+    * between learners, for every device, one averaging of all its weights, which starts with the step because it
+      needs what the weights were before, and hides behind it.
+
+    Attributes:
+        tasks: all of them.
+        predecessors: by task: the positions of those that it waits for.
+        weight_bytes: by device: of the weights that it trains.
+        frozen_bytes: by device: of the weights that it only reads.
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.1.
+    """
+
+    tasks: tuple[Task, ...]
+    predecessors: tuple[tuple[int, ...], ...]
+    weight_bytes: tuple[int, ...]
+    frozen_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: StepModel, strategy: PlacedStrategy) -> TaskGraph:
+        """The tasks of a strategy.
+
+        Args:
+            model: of the step.
+            strategy: that is legal for it.
+        """
+        builder = _Builder(model)
+        for learner, devices in enumerate(model.device_groups):
+            builder.add_learner(learner, devices, strategy.splits)
+        builder.add_averaging()
+        return cls(
+            tuple(builder.tasks),
+            tuple(tuple(dict.fromkeys(before)) for before in builder.predecessors),
+            tuple(builder.weight_bytes),
+            tuple(builder.frozen_bytes),
+        )
+
+
+@dataclass
+class _Placed:
+    """An operator's tasks. Without a sum in its middle, what tiles make leaves with the tiles themselves."""
+
+    tiling: Tiling
+    devices: tuple[int, ...]
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    """By tile: the task after which what it made may leave."""
+    gradients: list[int] = field(default_factory=list)
+    """By tile: the task after which the gradients of what it read may leave."""
+
+
+class _Builder:
+    def __init__(self, model: StepModel) -> None:
+        self.model, self.graph = model, model.graph
+        self.tasks: list[Task] = []
+        self.predecessors: list[list[int]] = []
+        self.weight_bytes = [0] * model.topology.num_devices
+        self.frozen_bytes = [0] * model.topology.num_devices
+
+    def add_learner(self, learner: int, devices: Sequence[int], splits: Sequence[Split]) -> None:
+        """All tasks of a learner, on its devices."""
+        first = learner * len(splits)
+        placed: list[_Placed] = []
+        for index, split in enumerate(splits):
+            tiling = self.model.tilings.of(index, split.degrees)
+            placed.append(_Placed(tiling, tuple(devices[device] for device in split.devices)))
+            self._add_tiles(first, index, placed[-1])
+        for tensor, (maker, slot) in self.model.makers.items():
+            self._add_moves(tensor, first + maker, slot, placed[maker], list(self._readers(tensor, placed)))
+        for number in range(len(self.model.weight_groups)):
+            self._add_group(learner, number, placed)
+
+    def add_averaging(self) -> None:
+        """What all learners do together."""
+        if self.model.learners == 1:
+            return
+        for members in zip(*self.model.device_groups, strict=True):
+            num_bytes = self.weight_bytes[members[0]]
+            if num_bytes:
+                self._add_sum(TaskKind.AVERAGING, 0, members[0], members, num_bytes, [])
+
+    def _add_tiles(self, first: int, index: int, placed: _Placed) -> None:
+        tiling, owner = placed.tiling, first + index
+        forward_ns, backward_ns = self.model.costs.of_tiles(index, tiling, placed.devices)
+        gradient_bytes = tiling.gradient_bytes if self.model.has_backward[index] else [0] * tiling.num_tiles
+        for tile, device in enumerate(placed.devices):
+            placed.forward.append(
+                self._add_tile(TaskKind.FORWARD, owner, tile, device, int(forward_ns[tile]), tiling.output_bytes[tile])
+            )
+        placed.made = self._add_sums(TaskKind.FORWARD_SUM, owner, placed, placed.forward)
+        if not self.model.has_backward[index]:
+            return
+        for tile, device in enumerate(placed.devices):
+            task = self._add_tile(TaskKind.BACKWARD, owner, tile, device, int(backward_ns[tile]), gradient_bytes[tile])
+            self.predecessors[task].append(placed.forward[tile])
+            placed.backward.append(task)
+        placed.gradients = self._add_sums(TaskKind.BACKWARD_SUM, owner, placed, placed.backward)
+
+    def _add_sums(self, kind: TaskKind, owner: int, placed: _Placed, tiles: list[int]) -> list[int]:
+        """The sums in the middle of an operator; by tile: its sum, or the tile's own task where it has none."""
+        made = list(tiles)
+        for number, num_bytes in enumerate(placed.tiling.sum_bytes):
+            members = [tile for tile, of in enumerate(placed.tiling.sums) if of == number]
+            devices = tuple(sorted({placed.devices[tile] for tile in members}))
+            if len(devices) > 1:
+                before = [tiles[tile] for tile in members]
+                task = self._add_sum(kind, owner, number, devices, num_bytes, before)
+                for tile in members:
+                    made[tile] = task
+        return made
+
+    def _readers(self, tensor: int, placed: list[_Placed]) -> Iterator[tuple[_Placed, Sequence[Box | None]]]:
+        for operator, of in zip(self.graph.operators, placed, strict=False):
+            for slot, read in enumerate(operator.inputs):
+                if read == tensor:
+                    yield of, of.tiling.inputs[slot]
+
+    def _add_moves(
+        self, tensor: int, maker: int, slot: int, made: _Placed, readers: list[tuple[_Placed, Sequence[Box | None]]]
+    ) -> None:
+        """Who has to wait for whom on the way of a tensor from its maker to its readers and back."""
+        moves: dict[tuple[int, Box, int], tuple[int, int | None]] = {}
+        flows, itemsize = self.model.flows(tensor), self.graph.tensors[tensor].itemsize
+        for reader, boxes in readers:
+            for tile, (box, device) in enumerate(zip(boxes, reader.devices, strict=True)):
+                for source, output in enumerate(made.tiling.outputs[slot]):
+                    part = None if box is None else intersection(box, output)
+                    if part is None:
+                        continue
+                    if made.devices[source] == device:
+                        self.predecessors[reader.forward[tile]].append(made.made[source])
+                        if flows:
+                            self.predecessors[made.backward[source]].append(reader.gradients[tile])
+                        continue
+                    key = source, part, device
+                    if key not in moves:
+                        code = code_of((slot, *(end for side in part for end in side)))
+                        num_bytes = volume(part) * itemsize
+                        moves[key] = self._add_move(maker, source, made, device, code, num_bytes, flows)
+                    there, back = moves[key]
+                    self.predecessors[reader.forward[tile]].append(there)
+                    if back is not None:
+                        self.predecessors[back].append(reader.gradients[tile])
+
+    def _add_move(
+        self, maker: int, source: int, made: _Placed, device: int, code: int, num_bytes: int, flows: bool
+    ) -> tuple[int, int | None]:
+        """A part of a tensor to a device, and its gradient back."""
+        home = made.devices[source]
+        there = self._add_transfer(TaskKind.TRANSFER, maker, source, home, device, code, num_bytes)
+        self.predecessors[there].append(made.made[source])
+        if not flows:
+            return there, None
+        back = self._add_transfer(TaskKind.GRADIENT, maker, source, device, home, code, num_bytes)
+        self.predecessors[made.backward[source]].append(back)
+        return there, back
+
+    def _add_group(self, learner: int, number: int, placed: list[_Placed]) -> None:
+        """What the gradients of a group of weights go through."""
+        group = self.model.weight_groups[number]
+        holdings: dict[Part, set[int]] = defaultdict(set)
+        backward: dict[int, list[int]] = defaultdict(list)
+        for index in group.readers:
+            names, of = self.graph.operators[index].weights, placed[index]
+            for tile, device in enumerate(of.devices):
+                holdings[tuple(of.tiling.weights[tile][names.index(name)] for name in group.weights)].add(device)
+                if group.trainable:
+                    backward[device].append(of.backward[tile])
+        shared = replica_bytes(self.graph, group, holdings)
+        of_device = {
+            device: sum(num_bytes for members, num_bytes in shared.items() if device in members)
+            for device in sorted({device for members in shared for device in members})
+        }
+        for device, num_bytes in of_device.items():
+            (self.weight_bytes if group.trainable else self.frozen_bytes)[device] += num_bytes
+        if group.trainable:
+            owner = learner * len(self.model.weight_groups) + number
+            self._add_reductions(owner, shared, of_device, backward)
+
+    def _add_reductions(
+        self,
+        owner: int,
+        shared: dict[tuple[int, ...], int],
+        of_device: dict[int, int],
+        backward: dict[int, list[int]],
+    ) -> None:
+        gathers = {device: self._add_tile(TaskKind.GATHER, owner, 0, device, 0) for device in of_device}
+        updates: dict[int, int] = {}
+        for device, num_bytes in of_device.items():
+            self.predecessors[gathers[device]] += backward[device]
+            duration_ns = self.model.costs.update_ns(num_bytes, device)
+            updates[device] = self._add_tile(TaskKind.UPDATE, owner, 0, device, duration_ns)
+            self.predecessors[updates[device]].append(gathers[device])
+        for members, num_bytes in shared.items():
+            if len(members) > 1:
+                before = [gathers[device] for device in members]
+                reduction = self._add_sum(TaskKind.REDUCTION, owner, 0, members, num_bytes, before)
+                for device in members:
+                    self.predecessors[updates[device]].append(reduction)
+
+    def _add_tile(
+        self, kind: TaskKind, owner: int, tile: int, device: int, duration_ns: int, memory_bytes: int = 0
+    ) -> int:
+        rank = self.model.ranks.of(kind, owner)
+        places = (device,) if duration_ns else ()
+        return self._add(Task(kind, owner, rank, tile, device, 0, places, duration_ns, 0, device, memory_bytes), [])
+
+    def _add_transfer(
+        self, kind: TaskKind, owner: int, tile: int, source: int, target: int, code: int, num_bytes: int
+    ) -> int:
+        rank = self.model.ranks.of(kind, owner)
+        away = target if kind is TaskKind.TRANSFER else source
+        places = self.model.transfer_places(source, target)
+        duration_ns = self.model.topology.transfer_ns(num_bytes, source, target)
+        return self._add(Task(kind, owner, rank, tile, away, code, places, duration_ns, num_bytes, away, num_bytes), [])
+
+    def _add_sum(
+        self, kind: TaskKind, owner: int, number: int, devices: tuple[int, ...], num_bytes: int, before: list[int]
+    ) -> int:
+        """A sum over devices; what tells it apart is its number where it has one of its own, else its members."""
+        collective = self.model.collective(devices)
+        return self._add(
+            Task(
+                kind,
+                owner,
+                self.model.ranks.of(kind, owner),
+                number,
+                0,
+                code_of(devices),
+                self.model.collective_places(devices),
+                collective.time_ns(num_bytes),
+                collective.moved_bytes(num_bytes),
+            ),
+            before,
+        )
+
+    def _add(self, task: Task, before: list[int]) -> int:
+        self.tasks.append(task)
+        self.predecessors.append(before)
+        return len(self.tasks) - 1

@@ -1,0 +1,181 @@
+"""Compares a captured step with plain autograd on a batch: the loss, every gradient, every buffer."""
+
+import contextlib
+import copy
+import functools
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bow.devices.memory import host_memory
+from bow.graph.learning_step import LearningStep, Step, StepOutputs
+from bow.graph.tracing import custom_functions
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import everything_on
+from bow.planning.tiles.captured import CapturedStep
+from bow.planning.tiles.refusing import refusal
+from bow.planning.tiles.runtime import TileRuntime
+from bow.planning.tiles.team import Team
+
+COPIES = 3
+"""Both steps, one after the other, have so many times the bytes of all tensors that operators make, at most."""
+
+ROUNDING, NOISE = 8, 16
+"""A gradient may be rounding alone, as that of a bias in front of batch norm: it may be off by so many times (`NOISE`)
+what it moves by where every weight moves by so many units in the last place (`ROUNDING`)."""
+
+CPU = torch.device("cpu")
+
+
+def check_agreement(captured: CapturedStep, model: nn.Module, batch: Any, step: Step) -> None:
+    """Refuse a captured step that does not do what the step itself does; dropout drops nothing meanwhile.
+
+    Nothing is compared where the model has no values, or the host not the memory.
+
+    Args:
+        captured: the step.
+        model: in the mode in which it was captured; it is not changed.
+        batch: to compare on.
+        step: what is done with a batch.
+
+    Raises:
+        CaptureError: with what differs, and the module, autograd function or operator to blame.
+        LossError: the loss depends on what is not in the model.
+
+    Warns:
+        UserWarning: there is not enough memory.
+    """
+    if any(tensor.is_meta for tensor in tree_leaves([list(model.parameters()), list(model.buffers()), batch])):
+        return
+    tensors = captured.graph.tensors.values()
+    if COPIES * sum(math.prod(tensor.shape) * tensor.itemsize for tensor in tensors) > host_memory()[1]:
+        name = type(model).__name__
+        warnings.warn(f"what {name} was divided into was not compared with PyTorch, for want of memory", stacklevel=3)
+        return
+    model = copy.deepcopy(model).to(CPU)
+    batch = tree_map_only(Tensor, lambda tensor: tensor.to(CPU, copy=True), batch)
+    hooked = (path for path, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
+    suspects = [f"the backward hook of module {path!r}" for path in hooked]
+    expected = _by_autograd(captured, model, batch, step, suspects)
+    found = _by_tiles(captured, model, batch)
+    if any(_differences(found, expected, {})):
+        moved = _by_autograd(captured, model, batch, step, None, ROUNDING)
+        noise = {name: _distance(moved[name], value) for name, value in expected.items()}
+        off = dict(_differences(found, expected, noise))
+        if off:
+            name, amount = next(iter(off.items()))
+            lost = (
+                " and ".join(dict.fromkeys(suspects))
+                or f"a hook behind operator {_last(captured.graph, off)!r}, or the like"
+            )
+            what = f"would lose {lost}: the {name} would be off by {amount}"
+            remedy = "leave out hooks, and autograd functions with a backward pass of their own"
+            raise refusal(type(model).__name__, what, remedy)
+
+
+def _by_autograd(
+    captured: CapturedStep, model: nn.Module, batch: Any, step: Step, suspects: list[str] | None, units: int = 0
+) -> dict[str, Tensor]:
+    """What the step makes, by name.
+
+    Args:
+        captured: the step.
+        model: the model.
+        batch: the batch.
+        step: the step.
+        suspects: gets the autograd functions that the loss goes through.
+        units: in the last place, by which every weight moves at most.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(weight: Tensor) -> Tensor:
+        if not units or not weight.is_floating_point():
+            return weight
+        part = 2 * torch.rand(weight.shape, generator=generator, dtype=weight.dtype) - 1
+        return weight * (1 + units * torch.finfo(weight.dtype).eps * part)
+
+    def between(loss: Tensor) -> None:
+        if suspects is not None:
+            own = (each for each in custom_functions(loss) if not each.__module__.startswith("torch."))
+            suspects.extend(f"the backward pass of {each.__qualname__}" for each in own)
+
+    drops = any(operator.kind == "dropout" for operator in captured.graph.operators)
+    weights = {name: moved(weight.detach()) for name, weight in model.named_parameters()}
+    dropping = _NothingDropped() if drops else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=[]), dropping:
+        made = LearningStep(model, step).run(weights, dict(model.named_buffers()), batch, between)
+    return dict(_named(made))
+
+
+def _by_tiles(captured: CapturedStep, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """What the captured operators make, undivided."""
+
+    def without_drops(operator: PlanOperator) -> PlanOperator:
+        if operator.kind != "dropout":
+            return operator
+        return replace(operator, attributes={**operator.attributes, "p": operator.attributes["p"] // 1})
+
+    graph = replace(captured.graph, operators=tuple(map(without_drops, captured.graph.operators)))
+    strategy = PlacedStrategy(graph.hash, everything_on(graph))
+    optimizer = functools.partial(torch.optim.SGD, lr=0.0)
+    runtime = TileRuntime(replace(captured, graph=graph), strategy, model, optimizer, Team(CPU, is_alone=True))
+    loss, after = runtime.step(batch, 0), copy.deepcopy(model)
+    runtime.gather_into(after)
+    zeros = {name: torch.zeros_like(weight) for name, weight in model.named_parameters() if weight.requires_grad}
+    return dict(_named(StepOutputs(loss, zeros | runtime.gradients(), dict(after.named_buffers()), {})))
+
+
+def _named(made: StepOutputs) -> Iterator[tuple[str, Tensor]]:
+    yield "loss", made.loss
+    yield from ((f"gradient of {name!r}", gradient.detach()) for name, gradient in made.gradients.items())
+    yield from ((f"buffer {name!r}", buffer) for name, buffer in made.buffers.items())
+
+
+def _differences(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], noise: Mapping[str, float]
+) -> Iterator[tuple[str, str]]:
+    """What is off by more than rounding, by name, and by how much."""
+    for name, wanted in expected.items():
+        off, size = _distance(found[name], wanted), _distance(wanted.nan_to_num(), torch.zeros_like(wanted))
+        has_rounding = wanted.is_floating_point() or wanted.is_complex()
+        rounding = torch.finfo(wanted.dtype).eps ** 0.5 * size + NOISE * noise.get(name, 0.0) if has_rounding else 0.0
+        if off > rounding:
+            yield name, f"{off:.3g}, where the largest element is {size:.3g}"
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two elements; infinite where only one of them is a number."""
+    if not other.numel():
+        return 0.0
+    wide = torch.complex128 if other.is_complex() else torch.float64
+    difference = (one.to(wide) - other.to(wide)).abs().where(one != other, 0.0)
+    return float(difference.where(one.isnan() == other.isnan(), torch.inf).nan_to_num(0.0, torch.inf).max())
+
+
+def _last(graph: OperatorGraph, off: Mapping[str, str]) -> str:
+    """The operator next to the loss whose weights get another gradient."""
+    for operator in reversed(graph.operators):
+        if any(f"gradient of {name!r}" in off for name in operator.weights):
+            return operator.name
+    return graph.operators[0].name
+
+
+class _NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, dropout on a CPU keeps every element as it is: it divides a mask, drawn by `bernoulli_`, by p."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.bernoulli_.float:
+            mask, p = (*args, 0.5)[:2]  # what is the default is left out
+            if p > 0:
+                return mask.fill_(p)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,115 @@
+"""Learners that each have a team of devices, kept together by averaging."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bow.errors import SettingError
+from bow.planning.tiles.cells import Cell
+from bow.planning.tiles.team import Team, Work, wait_for
+from bow.planning.tiles.weights import DeviceWeights
+from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
+
+
+def check_timing(sync: Synchroniser) -> None:
+    """Refuse a synchroniser that does all or a part of its averaging at another time than with the step.
+
+    Raises:
+        SettingError: it does.
+    """
+    if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
+        raise SettingError(
+            f"learners of a strategy are averaged with the step, {sync!r} averages at another time; "
+            "use bow.SMA() or bow.EASGD()"
+        )
+
+
+@dataclass
+class Row:
+    """What one device has of its team's learner, as the rows of a synchroniser: one row.
+
+    Attributes:
+        weights: `[1, elements]`: the trained cells, behind each other; a view of them.
+        z: the central model's part.
+        total: what travels.
+        corrections: scratch.
+        state: the synchroniser's own tensors.
+        by_device: how many learners each team has.
+    """
+
+    weights: Tensor
+    z: Tensor
+    total: Tensor
+    corrections: Tensor
+    by_device: Sequence[int]
+    gradients: Tensor = field(default_factory=lambda: torch.empty(0))
+    before: Tensor | None = None
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Averaging:
+    """Averages the learners of all teams, each device with those of its number in the other teams.
+
+    All teams run the same strategy, so that devices of a number have the same cells.
+
+    Args:
+        sync: the arithmetic; its sum must be due with the step.
+        weights: of this device; their cells are read and written.
+        team: this device's team.
+
+    Raises:
+        SettingError: the synchroniser averages at another time, or would be unstable.
+    """
+
+    def __init__(self, sync: Synchroniser, weights: DeviceWeights, team: Team) -> None:
+        check_timing(sync)
+        sync.check(team.count)
+        self._sync = sync
+        self._team = team
+        self._trained = {cell: each for cell, each in weights.parameters.items() if cell.is_trained}
+        row = weights.in_a_row()
+        self._row = Row(row[None], row.clone(), torch.empty_like(row), torch.empty_like(row[None]), [1] * team.count)
+        self._work: Work | None = None
+        self._drop = DropRule()
+        sync.start(self._row)
+
+    def begin(self, step: int, lr: float) -> None:
+        """Begin to sum what the learners contribute, before their step.
+
+        Args:
+            step: how many there were before.
+            lr: the learning rate of this one.
+        """
+        self._drop.observe(lr)
+        if self._sync.due(step, self._team.count):
+            self._sync.contribute(self._row, self._team.count, self._team.count)
+            self._work = self._team.sum_over_teams(self._row.total)
+
+    def finish(self) -> None:
+        """Use the sum, behind the optimizer's step."""
+        if self._work is not None:
+            wait_for([self._work])
+            self._sync.apply(self._row, self._team.count, self._team.count)
+            self._work = None
+            if self._sync.restarts_on_drop and self._drop.take():
+                self._sync.restart_all(self._row)
+
+    @property
+    def central(self) -> dict[Cell, Tensor]:
+        """This device's cells of the central model."""
+        parts = torch.split(self._row.z, [parameter.numel() for parameter in self._trained.values()])
+        return {cell: part.view_as(each) for (cell, each), part in zip(self._trained.items(), parts, strict=True)}
+
+    def state(self) -> dict[str, Any]:
+        """What is kept from step to step besides the weights."""
+        return {"z": self._row.z, "own": dict(self._row.state), "drop": vars(self._drop).copy()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._row.z.copy_(state["z"])
+        for name, tensor in self._row.state.items():
+            tensor.copy_(state["own"][name])
+        self._drop = DropRule(**state["drop"])

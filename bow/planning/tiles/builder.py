@@ -1,0 +1,201 @@
+"""Builds an operator graph, one operator after another, out of what a model's operators are translated to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import CaptureError
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
+
+Shape: TypeAlias = tuple[int, ...]
+
+Maker: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
+"""Makes a tensor that is the same in every step, out of the model's buffers by name."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor of the batch, or one that an operator makes, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter, by its name; a view of it where a shape is given."""
+
+    name: str
+    view: Shape | None = None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that is the same in every step.
+
+    Attributes:
+        key: equal for what is the same tensor.
+        example: a tensor of its shape and dtype, without values.
+        make: makes it, out of the model's buffers; it can be sent to other processes.
+    """
+
+    key: Any
+    example: Tensor
+    make: Maker
+
+
+Value: TypeAlias = Made | Weight | Constant
+
+
+class GraphBuilder:
+    """The graph as far as it is built.
+
+    Args:
+        model: whose parameters the operators read.
+        batch: the batch's tensors, which get the first numbers.
+        flows: whether gradients flow back to them.
+
+    Attributes:
+        name: what the next operators are called, and what comes behind it where several have the same.
+    """
+
+    def __init__(self, model: nn.Module, batch: Sequence[Tensor], flows: bool = False) -> None:
+        self.name = ""
+        self.constants: dict[int, Maker] = {}
+        self.dtypes: dict[int, torch.dtype] = {}
+        self._parameters = dict(model.named_parameters())
+        self._operators: list[PlanOperator] = []
+        self._tensors: dict[int, TensorShape] = {}
+        self._weights: dict[str, TensorShape] = {}
+        self._named: dict[str, int] = {}
+        self._layers: dict[str, str] = {}
+        self._constants: dict[Any, int] = {}
+        self.batch = [self._tensor(tuple(t.shape), t.dtype, flows and t.is_floating_point()) for t in batch]
+
+    def shape(self, value: Value) -> Shape:
+        """The sizes of a tensor."""
+        if isinstance(value, Made):
+            return self._tensors[value.number].shape
+        if isinstance(value, Weight):
+            return value.view or tuple(self._parameters[value.name].shape)
+        return tuple(value.example.shape)
+
+    def dtype(self, value: Value) -> torch.dtype:
+        """The type of a tensor's elements."""
+        if isinstance(value, Made):
+            return self.dtypes[value.number]
+        return self._parameters[value.name].dtype if isinstance(value, Weight) else value.example.dtype
+
+    def add(
+        self,
+        kind: str,
+        operands: Sequence[Value],
+        outputs: Sequence[tuple[Shape, torch.dtype]],
+        attributes: Mapping[str, Any] | None = None,
+        flops: float = 0.0,
+    ) -> tuple[Made, ...]:
+        """Add an operator.
+
+        Args:
+            kind: which rule it follows.
+            operands: what it reads, in the order of its arguments.
+            outputs: sizes and types of what it makes.
+            attributes: what else its rule has to know.
+            flops: of its forward pass.
+
+        Returns:
+            The tensors that it makes.
+        """
+        weights = [value for value in operands if isinstance(value, Weight)]
+        for weight in weights:
+            self._read(weight)
+        inputs = [self._number(value) for value in operands if not isinstance(value, Weight)]
+        flows = self._flows(weights, inputs)
+        made = [self._tensor(shape, dtype, flows and _has_gradient(dtype)) for shape, dtype in outputs]
+        order = ["weight" if isinstance(value, Weight) else "input" for value in operands]
+        name = self._unused(self.name or kind)
+        self._operators.append(
+            PlanOperator(
+                name,
+                kind,
+                tuple(inputs),
+                tuple(made),
+                tuple(weight.name for weight in weights),
+                {**(attributes or {}), **({} if order == sorted(order) else {"operands": order})},
+                float(flops),
+                self._layers.setdefault(weights[0].name, name) if weights else name,
+            )
+        )
+        return tuple(map(Made, made))
+
+    def detached(self, value: Made | Weight) -> Made:
+        """The same tensor, through which no gradient flows back."""
+        (made,) = self.add(
+            "pointwise",
+            [value],
+            [(self.shape(value), self.dtype(value))],
+            {"function": "aten.detach.default", "arguments": [{"operand": 0}], "keywords": {}},
+        )
+        self._tensors[made.number] = replace(self._tensors[made.number], differentiable=False)
+        return made
+
+    def finished(self, loss: Made) -> OperatorGraph:
+        """The graph of what the loss depends on, and of what changes from step to step."""
+        wanted, kept = {loss.number}, []
+        for operator in reversed(self._operators):
+            if wanted.intersection(operator.outputs) or operator.attributes.get("running"):
+                kept.append(operator)
+                wanted.update(operator.inputs)
+        operators = tuple(reversed(kept))
+        numbers = {*self.batch, *(n for each in operators for n in (*each.inputs, *each.outputs))}
+        self.constants = {number: make for number, make in self.constants.items() if number in numbers}
+        read = {name for operator in operators for name in operator.weights}
+        return OperatorGraph(
+            operators,
+            {number: self._tensors[number] for number in sorted(numbers)},
+            (*self.batch, *self.constants),
+            {name: shape for name, shape in self._weights.items() if name in read},
+            loss.number,
+        )
+
+    def _flows(self, weights: Sequence[Weight], inputs: Sequence[int]) -> bool:
+        """Whether a gradient flows back from an operator."""
+        trained = any(self._parameters[weight.name].requires_grad for weight in weights)
+        return trained or any(self._tensors[number].differentiable for number in inputs)
+
+    def _tensor(self, shape: Shape, dtype: torch.dtype, is_differentiable: bool) -> int:
+        number = len(self._tensors)
+        self._tensors[number] = TensorShape(shape, dtype.itemsize, is_differentiable)
+        self.dtypes[number] = dtype
+        return number
+
+    def _number(self, value: Value) -> int:
+        """The number of what an operator reads; constants come with the batch."""
+        if isinstance(value, Made):
+            return value.number
+        assert isinstance(value, Constant)
+        if value.key not in self._constants:
+            number = self._tensor(tuple(value.example.shape), value.example.dtype, is_differentiable=False)
+            self._constants[value.key] = number
+            self.constants[number] = value.make
+        return self._constants[value.key]
+
+    def _read(self, weight: Weight) -> None:
+        parameter = self._parameters[weight.name]
+        shape = TensorShape(weight.view or tuple(parameter.shape), parameter.dtype.itemsize, parameter.requires_grad)
+        if self._weights.setdefault(weight.name, shape) != shape:
+            raise CaptureError(
+                f"parameter {weight.name!r} is read by LSTM cells and by something else, which needs another shape; "
+                "give each a parameter of its own"
+            )
+
+    def _unused(self, name: str) -> str:
+        count = self._named.get(name, 0)
+        self._named[name] = count + 1
+        return f"{name}@{count}" if count else name
+
+
+def _has_gradient(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

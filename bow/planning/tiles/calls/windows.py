@@ -1,0 +1,162 @@
+"""Convolution and pooling of tiles: the halo is given, what lies outside of the image is padded here."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bow.planning.problem.box import Box
+from bow.planning.rules.convolution import windows
+from bow.planning.rules.sides import Window
+from bow.planning.tiles.calls.call import Operands, Outputs, given
+from bow.planning.tiles.calls.padding import padded
+from bow.planning.tiles.tile import Tile
+
+_CONVOLUTIONS: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_MAXIMA: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGES: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_ADAPTIVE_MAXIMA: dict[int, Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+_ADAPTIVE_AVERAGES: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+
+
+def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """A convolution, of some groups or of parts of groups."""
+    images, weight, *biases = given(operands)
+    bias = biases[0] if biases else None
+    attributes = tile.attributes
+    sides = windows(weight.shape[2:], attributes["stride"], attributes["padding"], attributes["dilation"])
+    whole, padding = _completed(tile, images, sides)
+    convolve = _CONVOLUTIONS[len(sides)]
+    spacing = {"stride": attributes["stride"], "padding": padding, "dilation": attributes["dilation"]}
+    first, end = tile.box[1]
+    per_group = tile.shapes.output[1] // attributes["groups"]
+    if first % per_group == end % per_group == 0 or end - 1 < (first // per_group + 1) * per_group:
+        groups = -(-end // per_group) - first // per_group
+        return (convolve(whole, weight, bias, groups=groups, **spacing),)
+    # The tile begins or ends in the middle of a group: one convolution for each.
+    borders = [first, *range((first // per_group + 1) * per_group, end, per_group), end]
+    parts = []
+    for (start, stop), of_group in zip(itertools.pairwise(borders), whole.chunk(len(borders) - 1, dim=1), strict=True):
+        own = slice(start - first, stop - first)
+        parts.append(convolve(of_group, weight[own], None if bias is None else bias[own], **spacing))
+    return (torch.cat(parts, dim=1),)
+
+
+def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """The largest of each window."""
+    (images,) = given(operands)
+    attributes, sides = tile.attributes, _pooling_windows(tile)
+    whole, padding = _completed(tile, images, sides, value=-math.inf)
+    pool = _MAXIMA[len(sides)]
+    return (pool(whole, attributes["kernel"], attributes["stride"], padding, attributes["dilation"]),)
+
+
+def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """The mean of each window, or its sum over a given divisor."""
+    (images,) = given(operands)
+    attributes, sides = tile.attributes, _pooling_windows(tile)
+    whole, padding = _completed(tile, images, sides)
+    # Zeros outside of the image are counted here; the counts that are wanted follow.
+    means = _AVERAGES[len(sides)](whole, attributes["kernel"], attributes["stride"], padding)
+    elements = math.prod(attributes["kernel"])
+    if attributes["divisor"] is not None:
+        return (means * (elements / attributes["divisor"]),)
+    counts = [_counts(tile, side, attributes["count_padding"]) for side in sides]
+    if all(count == side.kernel for of, side in zip(counts, sides, strict=True) for count in of):
+        return (means,)
+    wanted = _outer([torch.tensor(of, dtype=means.dtype, device=means.device) for of in counts])
+    return (means * (elements / wanted),)
+
+
+def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """The largest of each window of pooling to a given size."""
+    (images,) = given(operands)
+    pool = _ADAPTIVE_MAXIMA[images.dim() - 2]
+    if _is_regular(tile):
+        return (pool(images, tile.sizes[2:]),)
+    cuts = [_adaptive_cuts(tile, dim) for dim in range(2, images.dim())]
+    parts = [
+        pool(images[(slice(None), slice(None), *(slice(*cut) for cut in window))], (1,) * len(cuts))
+        for window in itertools.product(*cuts)
+    ]
+    return (torch.cat([part.flatten(2) for part in parts], dim=2).reshape(tile.sizes),)
+
+
+def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """The mean of each window of pooling to a given size."""
+    (images,) = given(operands)
+    if _is_regular(tile):
+        return (_ADAPTIVE_AVERAGES[images.dim() - 2](images, tile.sizes[2:]),)
+    for dim in range(2, images.dim()):  # a mean over a window is a mean over each dimension in turn
+        mixing = images.new_zeros(tile.sizes[dim], images.shape[dim])
+        for row, (start, end) in zip(mixing, _adaptive_cuts(tile, dim), strict=True):
+            row[start:end] = 1 / (end - start)
+        images = torch.tensordot(images, mixing, dims=([dim], [1])).movedim(-1, dim)
+    return (images,)
+
+
+def _completed(
+    tile: Tile, images: Tensor, sides: Sequence[Window], value: float = 0.0
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The images with all that the windows reach for, and the padding that is left to the operator itself."""
+    fetched = tile.operands[0]
+    assert fetched is not None
+    missing = []
+    for side in sides:
+        (start, end), (first, last) = fetched[side.dim], side.reach(tile.box)
+        missing.append((start - first, last - end))
+    before = tuple(low for low, _ in missing)
+    if all(_pads_itself(tile, side, images.shape[side.dim], each) for side, each in zip(sides, missing, strict=True)):
+        return images, before
+    return padded(images, missing, value), (0,) * len(sides)
+
+
+def _pads_itself(tile: Tile, side: Window, size: int, missing: tuple[int, int]) -> bool:
+    """Whether the operator finds the same windows by padding as much on both sides as is missing before."""
+    before, behind = missing
+    length = side.dilation * (side.kernel - 1) + 1
+    found = (size + 2 * before - length) // side.stride + 1
+    return 0 <= before <= side.kernel // 2 and behind <= before and found == tile.sizes[side.dim]
+
+
+def _pooling_windows(tile: Tile) -> list[Window]:
+    attributes = tile.attributes
+    return windows(attributes["kernel"], attributes["stride"], attributes["padding"], attributes["dilation"])
+
+
+def _counts(tile: Tile, side: Window, count_padding: bool) -> list[int]:
+    """By output of the tile along a dimension: how many elements its window has."""
+    size = tile.shapes.operands[0][side.dim]
+    low, high = (-side.padding, size + side.padding) if count_padding else (0, size)
+    counts = []
+    for index in range(*tile.box[side.dim]):
+        start = index * side.stride - side.padding
+        counts.append(min(start + side.kernel, high) - max(start, low))
+    return counts
+
+
+def _is_regular(tile: Tile) -> bool:
+    """Whether all windows of adaptive pooling are equal, or the tile is the whole."""
+    sizes = zip(tile.shapes.operands[0][2:], tile.shapes.output[2:], strict=True)
+    return tile.is_whole or all(size % output == 0 for size, output in sizes)
+
+
+def _adaptive_cuts(tile: Tile, dim: int) -> list[tuple[int, int]]:
+    """By output of the tile along a dimension: its window, in indices of what the tile is given."""
+    size, output = tile.shapes.operands[0][dim], tile.shapes.output[dim]
+    fetched: Box | None = tile.operands[0]
+    assert fetched is not None
+    origin = fetched[dim][0]
+    return [(i * size // output - origin, -(-(i + 1) * size // output) - origin) for i in range(*tile.box[dim])]
+
+
+def _outer(sides: Sequence[Tensor]) -> Tensor:
+    """The outer product of one vector a dimension."""
+    product = sides[0]
+    for side in sides[1:]:
+        product = product.unsqueeze(-1) * side
+    return product

@@ -1,0 +1,253 @@
+"""What messages take while devices train: measured by the tile runtime itself."""
+
+import functools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.tiles.captured import CapturedStep
+from bow.planning.tiles.capturing import capture_operators
+from bow.planning.tiles.links import Lines, all_lines, fitted_line, measured_topology
+from bow.planning.tiles.program import program_of
+from bow.planning.tiles.runtime import TileRuntime
+from bow.planning.tiles.team import Team
+
+LAYERS = 8
+
+SHAPES = ((8, 64), (32, 128), (64, 256), (128, 512), (256, 1024))
+"""Samples and width of what is sent between layers, halves of it: messages of 1, 8, 32, 128 and 512 KiB."""
+
+CHANNELS = 64
+"""And samples, of what batch norms are measured on."""
+
+SUMS = 5
+"""Of a batch norm in two halves of the samples: forward and back for each half of the channels, and the weights'."""
+
+TURNS = 11
+
+WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class _Race:
+    """Two ways to train the same chain of layers: one that sends nothing between them, and one that does.
+
+    Attributes:
+        straight: every device keeps what it has from layer to layer.
+        crossed: the devices send each other something at every layer.
+        count: how many messages more the second one sends in a step, or how many sums more it works out.
+        num_bytes: of each message.
+    """
+
+    straight: TileRuntime
+    crossed: TileRuntime
+    count: int
+    num_bytes: int
+    batch: tuple[torch.Tensor, torch.Tensor]
+
+
+def measure_links_in_use(
+    team: Team, known: DeviceTopology, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
+) -> DeviceTopology:
+    """A topology with links as fast as messages are that the tile runtime sends while it trains.
+
+    What is joined by what stays as it is known. All processes of the team call this; they get the same topology.
+
+    Args:
+        team: the processes.
+        known: its devices, by number, and their links.
+        shapes: samples and width of what layers send; at least two.
+        turns: in which messages are timed.
+    """
+    return measured_topology(known, *lines_in_use(team, shapes=shapes, turns=turns))
+
+
+def lines_in_use(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS) -> tuple[Lines, float]:
+    """What messages take between devices that train, by pair, and what a sum takes beside them, in microseconds.
+
+    A message between devices that do nothing else, as `all_lines` times it, is the lower bound: what the runtime
+    does for each message, on both sides, keeps a device from computing, and finds cold caches. See `MessageRaces`, and
+    `SumRaces` for sums. The first two devices are measured so; where there are more, what these show beyond their lower
+    bound is added to that of every pair. Processes on CPUs do not compute while they send and receive, because they
+    copy every byte themselves; that, and not the memory between them, is what limits them.
+
+    All processes of the team call this; they get the same.
+
+    Args:
+        team: the processes.
+        shapes: samples and width of what layers send; at least two.
+        turns: in which messages are timed.
+    """
+    if team.size == 1:
+        return {}, 0.0
+    messages, sums = MessageRaces(team, shapes), SumRaces(team)
+    for turn in range(WARM_UP + turns):
+        for races in (messages, sums):
+            races.turn(is_timed=turn >= WARM_UP)
+    lines = {(0, 1): messages.line()}
+    sum_us = sums.beside_messages_us(lines[0, 1][0])
+    if team.size > 2:
+        idle = all_lines(team)
+        extra = tuple(max(0.0, found - alone) for found, alone in zip(lines[0, 1], idle[0, 1], strict=True))
+        lines = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in idle.items()}
+    return lines, sum_us
+
+
+class _Races:
+    """Pairs of ways to train the same layers, which are raced again and again.
+
+    All processes of the team make one and call its methods together.
+
+    Args:
+        team: of two devices or more.
+        races: what is raced.
+    """
+
+    def __init__(self, team: Team, races: Sequence[_Race]) -> None:
+        self._team = team
+        self._races = races
+        self._longer_ns: list[list[int]] = [[] for _ in races]
+
+    def turn(self, is_timed: bool = True) -> None:
+        """Train each chain both ways once; what machines take differs from second to second, so do it repeatedly."""
+        for race, longer_ns in zip(self._races, self._longer_ns, strict=True):
+            straight_ns, crossed_ns = (_step_ns(self._team, each, race) for each in (race.straight, race.crossed))
+            if is_timed:
+                longer_ns.append(crossed_ns - straight_ns)
+
+    def delays_ns(self) -> list[float]:
+        """By race: by how much each message or sum delays, the median of all turns that were timed."""
+        of_all = self._team.everyone(self._longer_ns)
+        return [
+            max(1.0, statistics.median(map(max, zip(*of_devices, strict=True))) / race.count)
+            for race, of_devices in zip(self._races, zip(*of_all, strict=True), strict=True)
+        ]
+
+
+class MessageRaces(_Races):
+    """By what a message delays the first two devices of a team while they train.
+
+    A chain of layers is trained twice, split by samples in both cases: once with every device keeping its samples, and
+    once with the devices changing them behind every layer. What the second takes longer, divided by the number of its
+    messages, is how long a message keeps both devices from computing.
+
+    Args:
+        team: of two devices or more.
+        shapes: samples and width of what layers send; at least two.
+    """
+
+    def __init__(self, team: Team, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
+        super().__init__(team, [_race(team, samples, width) for samples, width in shapes])
+
+    def line(self) -> tuple[float, float]:
+        """Nanoseconds of any message, and for each byte."""
+        return fitted_line([race.num_bytes for race in self._races], self.delays_ns())
+
+
+class SumRaces(_Races):
+    """By what a small sum delays the first two devices of a team while they train.
+
+    A chain of batch norms is trained twice, in four tiles each, halves of the samples by halves of the channels: once
+    with every device having half of the channels, which sums nothing over devices, and once half of the samples.
+
+    Args:
+        team: of two devices or more.
+    """
+
+    def __init__(self, team: Team) -> None:
+        super().__init__(team, [_sum_race(team)])
+
+    def beside_messages_us(self, latency_ns: float) -> float:
+        """Microseconds that a sum takes beside its two messages.
+
+        Args:
+            latency_ns: of each.
+        """
+        (delay_ns,) = self.delays_ns()
+        return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
+
+
+def forget_layers() -> None:
+    """Free the layers on which messages and sums were measured; they are kept for the next measurement."""
+    _chain.cache_clear()
+    _norms.cache_clear()
+
+
+def _step_ns(team: Team, runtime: TileRuntime, race: _Race) -> int:
+    """Of two steps in a row the second is timed: the first finds in the caches what others have left."""
+    for step in range(2):
+        team.sum_all([torch.zeros(1, device=team.device)])  # all begin together
+        began = time.perf_counter_ns()
+        runtime.step(race.batch, step)
+        if team.device.type == "cuda":
+            torch.cuda.synchronize(team.device)
+    return time.perf_counter_ns() - began
+
+
+def _race(team: Team, samples: int, width: int) -> _Race:
+    model, batch, captured = _chain(samples, width)
+    graph = captured.graph
+    straight = data_parallel(graph, RULES, 2)
+    crossed = tuple(_crossed(straight, [operator.kind == "linear" for operator in graph.operators]))
+    count = _messages(graph, crossed) - _messages(graph, straight)
+    one, other = (_runtime(captured, splits, model, team) for splits in (straight, crossed))
+    return _Race(one, other, count, samples // 2 * width * 4, batch)
+
+
+def _sum_race(team: Team) -> _Race:
+    model, batch, captured = _norms()
+    by_channels, by_samples = (tuple(_quartered(captured.graph, devices)) for devices in ((0, 1, 0, 1), (0, 0, 1, 1)))
+    one, other = (_runtime(captured, splits, model, team) for splits in (by_channels, by_samples))
+    return _Race(one, other, SUMS * LAYERS, 0, batch)
+
+
+def _runtime(captured: CapturedStep, splits: tuple[Split, ...], model: nn.Module, team: Team) -> TileRuntime:
+    optimizer = functools.partial(torch.optim.SGD, lr=0.01)
+    return TileRuntime(captured, PlacedStrategy(captured.graph.hash, splits), model, optimizer, team)
+
+
+@functools.cache
+def _norms() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedStep]:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(*(nn.BatchNorm1d(CHANNELS) for _ in range(LAYERS)))
+    batch = torch.randn(CHANNELS, CHANNELS, generator=generator), torch.randn(CHANNELS, CHANNELS, generator=generator)
+    return model, batch, capture_operators(model, batch, nn.functional.mse_loss)
+
+
+def _quartered(graph: OperatorGraph, devices: tuple[int, ...]) -> Iterator[Split]:
+    """Tensors in four tiles, everything else on the first device."""
+    for operator in graph.operators:
+        rank = len(graph.tensors[operator.outputs[0]].shape)
+        yield Split((2, 2), devices) if rank == 2 else Split((1,) * rank, (0,))
+
+
+@functools.cache
+def _chain(samples: int, width: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedStep]:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
+    batch = torch.randn(samples, width, generator=generator), torch.randn(samples, width, generator=generator)
+    return model, batch, capture_operators(model, batch, nn.functional.mse_loss)
+
+
+def _messages(graph: OperatorGraph, splits: Sequence[Split]) -> int:
+    """How many messages a step sends, forward and back."""
+    program = program_of(graph, splits, RULES)
+    return sum(len(parts) for moved in (program.sent, program.returned) for parts in moved)
+
+
+def _crossed(splits: Sequence[Split], is_layer: Sequence[bool]) -> Iterator[Split]:
+    """The same splits with the devices of every other layer turned round."""
+    turned = False
+    for split, layer in zip(splits, is_layer, strict=True):
+        yield Split(split.degrees, split.devices[::-1]) if layer and turned else split
+        turned ^= layer

@@ -1,0 +1,200 @@
+"""The devices of this machine as a topology to plan for: read, and measured."""
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from bow.cluster import Parcel, World, join, start
+from bow.devices import available_cores, processor
+from bow.devices.links import Connection, gpu_uuid, read_gpu_links
+from bow.errors import SettingError
+from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
+from bow.planning.tiles.exchanges import lines_in_use
+from bow.planning.tiles.kept_lines import keep_lines
+from bow.planning.tiles.links import measured_topology
+from bow.planning.tiles.speeds import device_kind
+from bow.planning.tiles.team import Team
+
+MACHINE = "machine"
+"""By this name the topology of the machine that one is on is asked for."""
+
+MEMORY = Path("/proc/meminfo")
+
+THREADS = Path("/proc/self/task")
+
+NVLINK_GB_PER_S = 20.0
+"""What an NVLink brings each way: 25 GB/s on the data sheet from V100 on, and about 80 % of it in practice."""
+
+PCIE_GB_PER_S: dict[Connection, float] = {"SWITCH": 12.0, "HOST": 11.0, "NODE": 10.0, "SYSTEM": 8.0}
+"""What a transfer between GPUs brings without NVLink, on PCIe 3.0 with 16 lanes; a measurement replaces it."""
+
+NVLINK_LATENCY_US = 3.0
+PCIE_LATENCY_US = 8.0
+
+MEMORY_LATENCY_US = 50.0
+MEMORY_GB_PER_S = 0.6
+"""What Gloo brings between two processes of a machine that compute meanwhile. A measurement replaces both."""
+
+
+def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTopology:
+    """The topology of this machine as `read_devices` has it, with links as fast as messages between processes are.
+
+    It starts a process for each device, and takes up to half a minute. What it finds is kept for predictions of
+    trainings.
+
+    Args:
+        devices: `"cuda"`, `"cpu"`, or `"auto"`: GPUs where there are some.
+        count: how many devices; None: all GPUs, or one device a core.
+
+    Raises:
+        SettingError: there are not so many.
+        ClusterError: one of the processes has ended.
+    """
+    known = read_devices(devices, count)
+    if known.num_devices == 1:
+        return known
+    cuda = known.devices[0].name.startswith("gpu")
+    with start(known.num_devices, _device(cuda, 0), Parcel(functools.partial(_elsewhere, known, cuda))) as world:
+        return _measured(world, known, cuda)
+
+
+def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopology:
+    """The topology of this machine: its GPUs and how they are linked, or its cores.
+
+    How fast a device computes is measured, which takes about a second; how fast links are is known by their kind.
+    `measure_machine` measures links too.
+
+    Args:
+        devices: `"cuda"`, `"cpu"`, or `"auto"`: GPUs where there are some.
+        count: how many devices; of cores, each gets an equal share. None: all GPUs, or one device a core.
+
+    Raises:
+        SettingError: there are not so many.
+    """
+    if devices not in ("auto", "cpu", "cuda"):
+        raise SettingError(f'devices must be "auto", "cpu" or "cuda", got {devices!r}')
+    if devices == "cuda" or (devices == "auto" and torch.cuda.is_available()):
+        return _gpus(count)
+    return _cores(count)
+
+
+def connected(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
+    """A topology of devices, with links as they are known by their kind.
+
+    Args:
+        devices: by number.
+        gpus: their UUIDs, if they are GPUs; none: they are cores.
+    """
+    if gpus and len({device.node for device in devices}) == 1:
+        links = tuple(_gpu_links(devices, gpus))
+    else:
+        pairs = itertools.combinations([device.name for device in devices], 2)
+        links = tuple(Link(pair, MEMORY_LATENCY_US, MEMORY_GB_PER_S) for pair in pairs)
+    return DeviceTopology("this machine", tuple(devices), links, overlap=bool(gpus))
+
+
+def core_kind(threads: int) -> str:
+    """The name of the kind that so many cores of this machine are.
+
+    Args:
+        threads: how many.
+    """
+    return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+@contextlib.contextmanager
+def all_on(cores: Sequence[int]) -> Iterator[None]:
+    """Keep all threads of this process, those that carry its messages too, to some cores, and compute with as many.
+
+    Args:
+        cores: their numbers.
+    """
+    threads, before = torch.get_num_threads(), os.sched_getaffinity(0)
+    torch.set_num_threads(len(cores))
+    _pin(cores)
+    try:
+        yield
+    finally:
+        _pin(before)
+        torch.set_num_threads(threads)
+
+
+def _pin(cores: Sequence[int] | set[int]) -> None:
+    for thread in THREADS.iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _device(cuda: bool, number: int) -> torch.device:
+    return torch.device("cuda", number) if cuda else torch.device("cpu")
+
+
+def _elsewhere(known: DeviceTopology, cuda: bool) -> None:
+    with join(_device(cuda, int(os.environ["LOCAL_RANK"]))) as world:
+        _measured(world, known, cuda)
+
+
+def _measured(world: World, known: DeviceTopology, cuda: bool) -> DeviceTopology:
+    team = Team(_device(cuda, world.local_rank))
+    lines, sum_us = lines_in_use(team)
+    keep_lines(team, lines, sum_us)
+    return measured_topology(known, lines, sum_us)
+
+
+def _cores(count: int | None) -> DeviceTopology:
+    cores = len(available_cores())
+    count = cores if count is None else count
+    if not 1 <= count <= cores:
+        raise SettingError(f"{count} devices need {count} cores, this process has {cores}; use fewer")
+    threads = cores // count
+    kind = device_kind(torch.device("cpu"), core_kind(threads), _memory_gib() / count, threads)
+    names = [f"core{number}" if threads == 1 else f"cores{number}" for number in range(count)]
+    return connected([Device(name, kind) for name in names])
+
+
+def _gpus(count: int | None) -> DeviceTopology:
+    there = torch.cuda.device_count()
+    count = there if count is None else count
+    if not 1 <= count <= there:
+        raise SettingError(f"{count} GPUs are asked for, this machine has {there}; use fewer")
+    kinds: dict[str, DeviceKind] = {}
+    devices = []
+    for number in range(count):
+        properties = torch.cuda.get_device_properties(number)
+        if properties.name not in kinds:
+            memory_gib = properties.total_memory / GIB
+            kinds[properties.name] = device_kind(torch.device("cuda", number), properties.name, memory_gib)
+        devices.append(Device(f"gpu{number}", kinds[properties.name]))
+    return connected(devices, [gpu_uuid(number) for number in range(count)])
+
+
+def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link]:
+    """A link for each pair that is joined by NVLinks, and one that all others share."""
+    known = read_gpu_links(uuids)
+    others = set[str]()
+    slowest: Connection = "SWITCH"
+    for one in range(len(devices)):
+        for other in range(one + 1, len(devices)):
+            connection, links = known.get((one, other), ("HOST", 0))
+            ends = devices[one].name, devices[other].name
+            if connection == "NVLINK":
+                yield Link(ends, NVLINK_LATENCY_US, links * NVLINK_GB_PER_S)
+            else:
+                others.update(ends)
+                slowest = min(slowest, connection, key=PCIE_GB_PER_S.__getitem__)
+    if others:
+        yield Link(tuple(sorted(others)), PCIE_LATENCY_US, PCIE_GB_PER_S[slowest], shared=True)
+
+
+def _memory_gib() -> float:
+    """Of this machine; what the system does not tell counts as 4 GiB."""
+    try:
+        first = MEMORY.read_text(encoding="ascii").splitlines()[0]
+        return int(first.split()[1]) * 1024 / GIB
+    except (OSError, ValueError, IndexError):
+        return 4.0

@@ -1,0 +1,233 @@
+"""Trains a model under a strategy: every operator's tiles on their devices, as one device would train it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.rules import RULES
+from bow.planning.rules.rule import Rules
+from bow.planning.tiles.averaging import Averaging
+from bow.planning.tiles.backward import BackwardPass
+from bow.planning.tiles.captured import CapturedStep
+from bow.planning.tiles.cells import cells_of
+from bow.planning.tiles.forward import ForwardPass
+from bow.planning.tiles.kept import DeviceBuffers
+from bow.planning.tiles.member import Member
+from bow.planning.tiles.program import program_of
+from bow.planning.tiles.recording import Recorder
+from bow.planning.tiles.share import share_of
+from bow.planning.tiles.summing import sum_devices
+from bow.planning.tiles.team import Team, wait_for
+from bow.planning.tiles.updating import OptimizerFactory, tile_optimizer
+from bow.planning.tiles.weights import DeviceWeights
+from bow.schedule import Timeline
+from bow.sync import Synchroniser
+
+
+class TileRuntime:
+    """Runs training steps under a strategy, one process a device.
+
+    Every process of the team makes one with the same arguments and calls its methods in the same order.
+
+    Args:
+        captured: the step.
+        strategy: how the operators of `captured.graph` are split, and where their tiles are.
+        model: the model that was captured; the first process's weights are those that all begin with. It is only read.
+        optimizer: makes an optimizer from the model's parameters; it has to treat every element alike.
+        team: the processes; None: all that there are, on the CPU, one team for each learner of the strategy.
+        sync: how learners are averaged, such as `bow.SMA()`; needed where the strategy has several.
+        rules: what the operators need.
+        seed: of dropout.
+
+    Raises:
+        ScheduleError: the strategy is of another graph, or not legal on so many devices.
+        OptimizerError: the optimizer does not treat every element alike.
+        SettingError: there are several learners, and nothing that can average them.
+
+    Attributes:
+        optimizer: updates what this device has of the weights; learning-rate schedulers take it.
+
+    Example:
+        >>> from bow.planning.problem.plan_strategy import PlacedStrategy
+        >>> from bow.planning.problem.split import everything_on
+        >>> from bow.planning.tiles import capture_operators
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        >>> batch = torch.randn(5, 4), torch.randint(3, (5,))
+        >>> captured = capture_operators(model, batch, nn.functional.cross_entropy)
+        >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        >>> strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+        >>> runtime = TileRuntime(captured, strategy, model, sgd)
+        >>> losses = [float(runtime.step(batch, index)) for index in range(2)]
+        >>> losses[1] < losses[0]
+        True
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 7.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedStep,
+        strategy: PlacedStrategy,
+        model: nn.Module,
+        optimizer: OptimizerFactory,
+        team: Team | None = None,
+        *,
+        sync: Synchroniser | None = None,
+        rules: Rules = RULES,
+        seed: int = 0,
+    ) -> None:
+        graph = captured.graph
+        team = team or Team(torch.device("cpu"), learners=strategy.learners)
+        strategy.check(graph, team.size * team.count, rules)
+        program = program_of(graph, strategy.splits, rules)
+        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        values = {name: _begun(parameters[name], weight.shape, team) for name, weight in graph.weights.items()}
+        self._captured = captured
+        self._team = team
+        self._steps = 0
+        self._skipped = 0
+        self._shapes = {name: parameters[name].shape for name in values}
+        self._counts = {name: int(buffers[name]) for name in captured.counters}
+        self._member = Member(
+            graph,
+            captured.dtypes,
+            program,
+            share_of(graph, program, team.number),
+            team,
+            DeviceWeights(cells_of(graph, program), values, team),
+            DeviceBuffers(graph, program, buffers, team),
+            Recorder(team.number, team.device),
+            seed,
+        )
+        team.prepare(
+            sum_devices(tasks, task.sums) for tasks in program.tasks for task in tasks if task.sums is not None
+        )
+        self._loss_device = program.tasks[graph.makers[graph.loss]][0].device
+        self._constants = captured.constants(model, team.device)
+        self._averaging = None if team.count == 1 else Averaging(_chosen(sync, team), self._member.weights, team)
+        self.optimizer = tile_optimizer(optimizer, model, self._member.weights.parameters, values)
+
+    def step(self, batch: Any, index: int) -> Tensor:
+        """Run a step: forward, backward, update.
+
+        Args:
+            batch: the learner's whole batch, the same on every device of its team.
+            index: which step it is: what dropout drops depends on it.
+
+        Returns:
+            The learner's loss, a scalar, on every device of its team.
+
+        Raises:
+            DataError: the batch is not of the shapes that were captured.
+        """
+        member = self._member
+        tensors = {**self._constants, **self._captured.leaves(batch, self._team.device)}
+        self._begin_averaging()
+        forward = ForwardPass(member, tensors, index)
+        forward.run()
+        loss = forward.loss
+        if loss is None:
+            graph = member.graph
+            loss = torch.empty((), dtype=member.dtypes[graph.loss], device=self._team.device)
+        works = [] if self._team.size == 1 else [self._team.hand_out(loss, self._loss_device)]
+        backward = BackwardPass(member, forward.saved)
+        backward.run()
+        with member.recorder.span("reduction", "gradients"):
+            member.weights.finish_sums()
+        with member.recorder.span("update", "all"):
+            self.optimizer.step()
+            if self._averaging is not None:
+                self._averaging.finish()
+        wait_for(works)
+        forward.close()
+        backward.close()
+        self._steps += 1
+        return loss
+
+    def skip(self) -> None:
+        """Take no step, as a learner without a batch does while the others take theirs; it is averaged with them."""
+        self._begin_averaging()
+        if self._averaging is not None:
+            self._averaging.finish()
+        self._skipped += 1
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The whole gradients of the last step by parameter name, the same on every device."""
+        return self._shaped(self._member.weights.gradients())
+
+    def gather_into(self, model: nn.Module) -> None:
+        """Give a model what was trained: parameters, running statistics and counters, on every device.
+
+        Where there are several learners, it is the central model, with the mean of their running statistics.
+
+        Args:
+            model: of the captured kind.
+        """
+        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        with torch.no_grad():
+            central = None if self._averaging is None else self._averaging.central
+            for name, value in self._shaped(self._member.weights.gathered(central)).items():
+                parameters[name].copy_(value)
+            for name, value in self._member.buffers.gathered().items():
+                buffers[name].copy_(value)
+            for name, each in self._captured.counters.items():
+                buffers[name].fill_(self._counts[name] + each * self._steps)
+
+    def state(self) -> dict[str, Any]:
+        """What this device needs to go on exactly, as tensors and plain values; with the same strategy only."""
+        member = self._member
+        return {
+            "steps": [self._steps, self._skipped],
+            "weights": [parameter.detach() for parameter in member.weights.parameters.values()],
+            "kept": member.buffers.own,
+            "optimizer": self.optimizer.state_dict(),
+            "averaging": None if self._averaging is None else self._averaging.state(),
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()` of the same device under the same strategy."""
+        member = self._member
+        self._steps, self._skipped = state["steps"]
+        own = [*member.weights.parameters.values(), *member.buffers.own]
+        for tensor, value in zip(own, [*state["weights"], *state["kept"]], strict=True):
+            tensor.copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self._averaging is not None:
+            self._averaging.load_state(state["averaging"])
+
+    def record(self, is_on: bool = True) -> None:
+        """Begin or cease to note when what runs."""
+        self._member.recorder.is_on = is_on
+
+    def timeline(self) -> Timeline:
+        """What was noted on all devices, all of which ask for it; then it is forgotten."""
+        recorder = self._member.recorder
+        spans = [span for of_device in self._team.everyone(recorder.spans) for span in of_device]
+        recorder.spans = []
+        return Timeline(spans)
+
+    def _begin_averaging(self) -> None:
+        if self._averaging is not None:
+            self._averaging.begin(self._steps + self._skipped, float(self.optimizer.param_groups[0]["lr"]))
+
+    def _shaped(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.view(self._shapes[name]) for name, value in values.items()}
+
+
+def _chosen(sync: Synchroniser | None, team: Team) -> Synchroniser:
+    if sync is None:
+        raise SettingError(f"the strategy has {team.count} learners and nothing averages them; give sync=bow.SMA()")
+    return sync
+
+
+def _begun(parameter: nn.Parameter, shape: tuple[int, ...], team: Team) -> Tensor:
+    """A parameter's value of the first process, in the shape that the graph gives it."""
+    value = parameter.detach().to(team.device, copy=True).contiguous()
+    team.hand_out_first(value)
+    return value.view(shape).requires_grad_(parameter.requires_grad)

@@ -1,0 +1,154 @@
+"""Translations of what puts elements elsewhere: reshaping, slices, concatenation, padding."""
+
+import itertools
+from collections.abc import Sequence
+
+from bow.planning.tiles.builder import GraphBuilder, Made, Value, Weight
+from bow.planning.tiles.translations.table import Exported, Result, axis, translates
+
+
+@translates(
+    "view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "_unsafe_view", "reshape_as", "ravel"
+)
+def _reshape(builder: GraphBuilder, exported: Exported) -> Result:
+    tensor = exported["self"]
+    if exported.function == "aten.view.dtype":
+        return None
+    if builder.shape(tensor) == exported.shape:
+        return tensor  # type: ignore[no-any-return]
+    return builder.add("reshape", [tensor], exported.outputs)
+
+
+@translates("transpose", "permute", "t")
+def _permute(builder: GraphBuilder, exported: Exported) -> Result:
+    tensor = exported["self"]
+    rank = len(exported.shape)
+    dims = list(range(rank))
+    if "dims" in exported.arguments:
+        dims = [axis(dim, rank) for dim in exported["dims"]]
+    elif "dim0" in exported.arguments:
+        one, other = axis(exported["dim0"], rank), axis(exported["dim1"], rank)
+        dims[one], dims[other] = other, one
+    elif exported.function == "aten.t.default":
+        dims.reverse()
+    else:
+        return None
+    return builder.add("permute", [tensor], exported.outputs, {"dims": dims})
+
+
+@translates("expand", "expand_as")
+def _expand(builder: GraphBuilder, exported: Exported) -> Result:
+    return builder.add("expand", [exported["self"]], exported.outputs)
+
+
+@translates("broadcast_tensors")
+def _stretch(builder: GraphBuilder, exported: Exported) -> Result:
+    stretched: list[Value] = []
+    for tensor, (shape, dtype) in zip(exported["tensors"], exported.outputs, strict=True):
+        is_same = builder.shape(tensor) == shape
+        stretched.append(tensor if is_same else builder.add("expand", [tensor], [(shape, dtype)])[0])
+    return tuple(stretched)
+
+
+@translates("slice", "narrow")
+def _slice(builder: GraphBuilder, exported: Exported) -> Result:
+    tensor = exported["self"]
+    if exported.function not in ("aten.slice.Tensor", "aten.narrow.default"):
+        return None
+    shape = builder.shape(tensor)
+    dim = axis(exported["dim"], len(shape))
+    start, _, step = slice(exported["start"], None, exported.arguments.get("step", 1)).indices(shape[dim])
+    return taken(builder, tensor, dim, start, start + step * exported.shape[dim], step)
+
+
+@translates("select")
+def _select(builder: GraphBuilder, exported: Exported) -> Result:
+    if not isinstance(exported["index"], int):
+        return None
+    tensor = exported["self"]
+    return chosen(builder, tensor, axis(exported["dim"], len(builder.shape(tensor))), exported["index"])
+
+
+@translates("split", "split_with_sizes", "chunk", "tensor_split")
+def _split(builder: GraphBuilder, exported: Exported) -> Result:
+    tensor = exported["self"]
+    dim = axis(exported["dim"], len(builder.shape(tensor)))
+    ends = [*itertools.accumulate((shape[dim] for shape, _ in exported.outputs), initial=0)]
+    return tuple(taken(builder, tensor, dim, start, end) for start, end in itertools.pairwise(ends))
+
+
+@translates("unbind")
+def _unbind(builder: GraphBuilder, exported: Exported) -> Result:
+    tensor = exported["self"]
+    dim = axis(exported["dim"], len(builder.shape(tensor)))
+    return tuple(chosen(builder, tensor, dim, index) for index in range(len(exported.outputs)))
+
+
+@translates("cat", "concat", "concatenate")
+def _concat(builder: GraphBuilder, exported: Exported) -> Result:
+    tensors = exported["tensors"]
+    if any(len(builder.shape(tensor)) != len(exported.shape) for tensor in tensors):
+        return None  # an empty tensor without dimensions, of old
+    return concatenated(builder, tensors, axis(exported["dim"], len(exported.shape)))
+
+
+@translates("stack")
+def _stack(builder: GraphBuilder, exported: Exported) -> Result:
+    return piled(builder, exported["tensors"], axis(exported["dim"], len(exported.shape)))
+
+
+@translates("pad", "constant_pad_nd")
+def _pad(builder: GraphBuilder, exported: Exported) -> Result:
+    tensor, amounts = exported["self"], exported["pad"]
+    if exported.arguments.get("mode", "constant") != "constant":
+        return None
+    before = [0] * len(exported.shape)
+    for place, amount in enumerate(amounts[::2]):
+        before[-1 - place] = amount
+    attributes = {"before": before, "value": exported["value"] or 0}
+    return builder.add("pad", [read(builder, tensor)], exported.outputs, attributes)
+
+
+def taken(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, step: int = 1) -> Made:
+    """Every so many elements along a dimension."""
+    shape = list(builder.shape(tensor))
+    shape[dim] = len(range(start, end, step))
+    outputs = [(tuple(shape), builder.dtype(tensor))]
+    (made,) = builder.add("slice", [tensor], outputs, {"dim": dim, "start": start, "step": step})
+    return made
+
+
+def chosen(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> Made:
+    """One element along a dimension."""
+    shape = list(builder.shape(tensor))
+    size = shape.pop(dim)
+    outputs = [(tuple(shape), builder.dtype(tensor))]
+    (made,) = builder.add("select", [tensor], outputs, {"dim": dim, "index": index % size})
+    return made
+
+
+def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> Made:
+    """Tensors behind each other."""
+    shape = list(builder.shape(tensors[0]))
+    shape[dim] = sum(builder.shape(tensor)[dim] for tensor in tensors)
+    operands = [read(builder, tensor) for tensor in tensors]
+    (made,) = builder.add("concat", operands, [(tuple(shape), builder.dtype(tensors[0]))], {"dim": dim})
+    return made
+
+
+def piled(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> Made:
+    """Tensors side by side along a new dimension."""
+    shape = list(builder.shape(tensors[0]))
+    shape.insert(dim, len(tensors))
+    operands = [read(builder, tensor) for tensor in tensors]
+    (made,) = builder.add("stack", operands, [(tuple(shape), builder.dtype(tensors[0]))], {"dim": dim})
+    return made
+
+
+def read(builder: GraphBuilder, tensor: Value) -> Value:
+    """A tensor that some tiles do not need: a parameter is read by an operator of its own."""
+    if not isinstance(tensor, Weight):
+        return tensor
+    attributes = {"function": "aten.alias.default", "arguments": [{"operand": 0}], "keywords": {}}
+    (made,) = builder.add("pointwise", [tensor], [(builder.shape(tensor), builder.dtype(tensor))], attributes)
+    return made

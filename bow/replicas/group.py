@@ -1,0 +1,345 @@
+"""The learners of one device: rows, modules, optimizer and central model, kept in step with each other."""
+
+import copy
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bow.cluster import ALONE, World
+from bow.errors import SettingError
+from bow.replicas.buffers import (
+    BufferPolicy,
+    buffer_state,
+    check_policy,
+    copy_buffers,
+    gather_buffers,
+    load_buffers,
+    split_buffers,
+)
+from bow.replicas.layout import ParameterLayout
+from bow.replicas.matrix import ReplicaMatrix
+from bow.replicas.model import check_trainable, frozen_parameters, replicate
+from bow.replicas.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
+from bow.values import whole
+
+SPARE_ROWS = 64
+SPARE_BYTES = 2**30
+"""On a CPU, where reserved memory costs nothing before it is written, so many rows are reserved for learners that
+may come, within so many bytes. Elsewhere, and beyond that, there is room for twice the learners, or for as many as
+there is memory for."""
+
+ROWS_PER_SPARE = 3
+"""Weights, gradient, and the correction for which a synchroniser may ask."""
+
+
+class Learner:
+    """One replica: its module on its row, and the leaf on which its gradient is taken.
+
+    Args:
+        module: a copy of the model of this learner's own: one module used by two learners at once mixes them up.
+        row: the learner's row of `W`, a leaf that requires gradients.
+        gradient: the learner's row of `G`.
+    """
+
+    def __init__(self, module: nn.Module, row: Tensor, gradient: Tensor) -> None:
+        self.module = module
+        self.row = row
+        self.gradient = gradient
+
+
+class LearnerGroup:
+    """All learners of one device and their central model.
+
+    Args:
+        template: the model; its parameters are read once and it is not changed.
+        optimizer: makes a torch optimizer over the template's parameters.
+        learners: how many to start with.
+        device: where they live.
+        buffers: what the central model's buffers are.
+        spare_bytes: what rows for learners that may come can take, on a device where they cost memory at once; None:
+            as much as they want.
+        world: the processes of the training, one for each device. All start from the weights of rank 0's template.
+
+    Attributes:
+        by_device: how many learners each device has.
+        nodes: on which machine each device is.
+        first: the number of this device's first learner among those of all devices.
+
+    Raises:
+        ModelError, OptimizerError, SettingError: as their messages say.
+    """
+
+    def __init__(
+        self,
+        template: nn.Module,
+        optimizer: OptimizerFactory,
+        *,
+        learners: int,
+        device: torch.device,
+        buffers: BufferPolicy = "average",
+        spare_bytes: int | None = None,
+        world: World = ALONE,
+    ) -> None:
+        learners = whole("learners", learners, also='"auto"')
+        check_policy(buffers)
+        trainable = [p for p in template.parameters() if p.requires_grad]
+        check_trainable(trainable)
+        made = make_optimizer(optimizer, trainable)
+        groups = [group["params"] for group in made.param_groups]
+        self.template = template
+        self.device = device
+        self.world = world
+        self.buffer_policy: BufferPolicy = buffers
+        self.layout = ParameterLayout(template, groups)
+        row_bytes = self.layout.row_length * trainable[0].element_size()
+        spare = learners
+        if device.type == "cpu":
+            spare = max(spare, min(SPARE_ROWS, SPARE_BYTES // row_bytes) - learners)
+        elif spare_bytes is not None:
+            spare = min(spare, spare_bytes // (ROWS_PER_SPARE * row_bytes))
+        capacity = learners + spare
+        self.matrix = ReplicaMatrix(self.layout.row_length, capacity, trainable[0].dtype, device)
+        self.layout.fill(self.matrix.z, template)
+        self.optimizer = OptimizerRows(made, self.layout, self.matrix)
+        self._frozen = frozen_parameters(template, self.layout, device)
+        self._central = replicate(template, self.layout, self.matrix.z, device, self._frozen)
+        self._central.eval()
+        if not world.is_one:
+            begins = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
+            world.variables = [end - at for at, end in zip(begins, [*begins[1:], self.layout.row_length], strict=True)]
+        self._share_beginning()
+        self.learners: list[Learner] = []
+        for _ in range(learners):
+            self.add()
+        self.count()
+
+    def __len__(self) -> int:
+        return len(self.learners)
+
+    @property
+    def num_all(self) -> int:
+        """Learners over all devices."""
+        return len(self) if self.is_alone else sum(self.by_device)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other device averages with this one."""
+        return self.world.is_one
+
+    def by_node(self, learners: Sequence[int]) -> dict[int, int]:
+        """How many learners each machine has where the devices have so many."""
+        totals: dict[int, int] = {}
+        for count, node in zip(learners, self.nodes, strict=True):
+            totals[node] = totals.get(node, 0) + count
+        return totals
+
+    def count(self) -> None:
+        """Learn how many learners each device has; all devices do so behind the same round."""
+        counted = self.world.everyone((len(self), self.world.node))
+        self.by_device = self.matrix.by_device = [learners for learners, _ in counted]
+        self.nodes = [node for _, node in counted]
+        self.first = sum(self.by_device[: self.world.rank])
+
+    @property
+    def held_bytes(self) -> int:
+        """What learners and central model take by now, measured; rows that are only reserved are left out."""
+        matrix = self.matrix
+        rows = [matrix.weights, matrix.gradients, matrix.z, matrix.total, *matrix.state.values()]
+        rows += [matrix.corrections] if matrix.has_corrections else []
+        states = [value for state in self.optimizer.optimizer.state.values() for value in state.values()]
+        buffers = [buffer for module in (self._central, *self._modules()) for buffer in module.buffers()]
+        tensors = [*rows, *buffers, *self._frozen.values(), *(s for s in states if isinstance(s, Tensor))]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def central(self) -> nn.Module:
+        """The central model on `z`, its buffers brought up to date; with several devices, as of `share_buffers`."""
+        if self.is_alone:
+            self.gather_buffers()
+        return self._central
+
+    def gather_buffers(self) -> None:
+        """Bring the central model's buffers up to date."""
+        if self.learners:
+            gather_buffers(self._central, self._modules(), self.buffer_policy)
+
+    @torch.no_grad()
+    def share_buffers(self) -> None:
+        """Bring the central model's buffers up to date over all devices, which do so behind the same round."""
+        self.gather_buffers()
+        if self.is_alone:
+            return
+        averaged, others = split_buffers(self._central, self.buffer_policy)
+        if averaged:  # the leader's values and the mean distance from them: equal values stay what they are
+            origin = torch.cat([buffer.flatten() for buffer in averaged])
+            mean = origin.clone()
+            self.world.copy_leaders([origin])
+            mean.sub_(origin).mul_(len(self) / self.num_all)
+            self.world.sum(mean).wait()
+            means = torch.split(mean.add_(origin), [buffer.numel() for buffer in averaged])
+            for buffer, value in zip(averaged, means, strict=True):
+                buffer.copy_(value.view_as(buffer))
+        self.world.copy_leaders(others)
+
+    def _share_beginning(self) -> None:
+        """Have the weights, frozen parameters and buffers of rank 0: a model that was built with others counts not."""
+        if not self.is_alone:
+            frozen = [parameter.data for parameter in self._frozen.values()]
+            self.world.copy_leaders([self.matrix.z, *frozen, *self._central.buffers()])
+
+    def add(self) -> None:
+        """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
+        central = self.central
+        index = self.matrix.add_row()
+        row = self.matrix.leaf(index)
+        module = replicate(self.template, self.layout, row, self.device, self._frozen)
+        copy_buffers(central, module)
+        if not self.template.training:
+            module.train()
+        self.learners.append(Learner(module, row, self.matrix.gradient_of(index)))
+        self.optimizer.add_learner()
+
+    def remove(self) -> None:
+        """Remove the last learner.
+
+        Raises:
+            SettingError: it is the only one.
+        """
+        if len(self.learners) == 1:
+            raise SettingError("learners must be at least 1: the only learner cannot be removed")
+        self.learners.pop()
+        self.optimizer.remove_learner()
+        self.matrix.remove_row()
+
+    @torch.no_grad()
+    def restart(
+        self, diverged: Sequence[bool], center: Tensor | None = None, *, weights: bool = True, gather: bool = True
+    ) -> None:
+        """Set learners that have left the finite numbers back to the central model.
+
+        Args:
+            diverged: which ones. Their buffers are made from those of the others; where there are none, they are
+                what the central model's were last.
+            center: the weights that they start from; None: those of the central model.
+            weights: whether weights and optimizer state are set back too.
+            gather: whether the buffers of the others are looked at; else they are as the central model's were last.
+        """
+        healthy = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
+        if healthy and gather:
+            gather_buffers(self._central, healthy, self.buffer_policy)
+        for index, bad in enumerate(diverged):
+            if bad:
+                copy_buffers(self._central, self.learners[index].module)
+            if bad and weights:
+                self.matrix.weights_of(index).copy_(self.matrix.z if center is None else center)
+                self.optimizer.reset(index)
+
+    @torch.no_grad()
+    def restart_all(self) -> None:
+        """Copy `z` into every learner, weights only: what a restart of the averaging does."""
+        self.matrix.weights.copy_(self.matrix.z.expand_as(self.matrix.weights))
+
+    def export(self) -> nn.Module:
+        """The central model as a plain module: storage of its own, evaluation mode, on the CPU."""
+        exported = copy.deepcopy(self.central).to("cpu")
+        flags = {name: p.requires_grad for name, p in self.template.named_parameters()}
+        for name, parameter in exported.named_parameters():
+            parameter.data = parameter.detach().clone()  # no longer a view of z
+            parameter.requires_grad_(flags[name])
+        return exported.eval()
+
+    def state(self, own: Collection[str] = ()) -> dict[str, Any] | None:
+        """Everything that the learners of all devices are, as tensors and plain values on the CPU.
+
+        All devices ask for it behind the same round; rank 0 has it then, and the others None.
+
+        Args:
+            own: names of the synchroniser's tensors that differ from device to device.
+        """
+        learners = [self._state_of(index) for index in range(len(self))]
+        kept = {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name in own}
+        gathered = self.world.gathered((learners, kept))
+        if gathered is None:
+            return None
+        by_device, own_states = zip(*gathered, strict=True)
+        return {
+            "z": on_cpu(self.matrix.z),
+            "synchroniser": {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name not in own},
+            "devices": list(own_states),
+            "optimizer": self.optimizer.settings,
+            "learners": [learner for device in by_device for learner in device],
+            "by_device": list(map(len, by_device)),
+            "nodes": self.nodes,
+            "frozen": {name: on_cpu(parameter) for name, parameter in self._named_frozen()},
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> bool:
+        """Continue from `state()`, of which rank 0 has all and the others are given None.
+
+        The learners that there are take theirs by their numbers; those that the state does not have start from its `z`.
+
+        Args:
+            state: what `state()` gave.
+            alike: learners are equal: those that the state does not have get the optimizer state of the first one.
+
+        Returns:
+            Whether the synchroniser's tensors of this device were there: not where the number of devices is another.
+        """
+        parts = None
+        if state is not None:
+            left_out = ("learners", "devices")
+            shared = {name: value for name, value in state.items() if name not in left_out}
+            ends = list(itertools.accumulate(self.by_device))
+            pieces = [state["learners"][end - n : end] for end, n in zip(ends, self.by_device, strict=True)]
+            leading = state["learners"][0]
+            first = {"buffers": leading["buffers"], "optimizer": leading["optimizer"] if alike else None}
+            as_before = state["nodes"] == self.nodes and len(state["devices"]) == len(pieces)
+            devices = state["devices"] if as_before else [{}] * len(pieces)
+            parts = [(shared, first, *each) for each in zip(pieces, devices, strict=True)]
+        shared, first, learners, kept = self.world.handed_out(parts)
+        self.matrix.z.copy_(shared["z"])
+        for name, tensor in {**shared["synchroniser"], **kept}.items():
+            if name in self.matrix.state:
+                self.matrix.state[name].copy_(tensor)
+        for name, parameter in self._named_frozen():
+            parameter.data.copy_(shared["frozen"][name])
+        missing = [None] * (len(self) - len(learners))
+        for index, saved in enumerate([*learners, *missing]):
+            self.matrix.weights_of(index).copy_(shared["z"] if saved is None else saved["weights"])
+            load_buffers(self.learners[index].module, first["buffers"] if saved is None else saved["buffers"])
+            if saved is None:
+                self.optimizer.reset(index)
+        states = [  # tensors are taken over as they are: each learner needs its own
+            copy.deepcopy(first["optimizer"]) if saved is None else saved["optimizer"]
+            for saved in (*learners, *missing)
+        ]
+        self.optimizer.load(shared["optimizer"], states)
+        self.gather_buffers()
+        return bool(kept)
+
+    def _state_of(self, index: int) -> dict[str, Any]:
+        return {
+            "weights": on_cpu(self.matrix.weights_of(index)),
+            "optimizer": [
+                {name: on_cpu(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+                for state in self.optimizer.state_of(index)
+            ],
+            "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(self.learners[index].module).items()},
+        }
+
+    def _named_frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self.template.named_parameters():
+            if id(parameter) in self._frozen:
+                yield name, self._frozen[id(parameter)]
+
+    def _modules(self) -> list[nn.Module]:
+        return [learner.module for learner in self.learners]
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """A copy of its own."""
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,150 @@
+"""From a user's model to a template that can be replicated, and from the template to its replicas."""
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bow.errors import ModelError, reason
+from bow.graph.learning_step import refuse_parameter_hooks
+from bow.replicas.layout import ParameterLayout
+
+PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+
+def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build or unwrap the user's model and check that bow can replicate it.
+
+    Args:
+        model: the model, or a function that builds it; the function draws its random numbers from `seed`, and the
+            caller's are left alone.
+        seed: any integer.
+
+    Raises:
+        ModelError: not a module, one that is wrapped in DDP or FSDP, scripted or on the meta device, or a function that
+            needs arguments.
+    """
+    template = model if isinstance(model, nn.Module) else _build(model, seed)
+    template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
+    if isinstance(template, torch.jit.ScriptModule):
+        raise ModelError("the model is scripted or traced, and such modules cannot be copied; pass the module itself")
+    if any(tensor.is_meta and not is_lazy(tensor) for tensor in _tensors(template)):
+        raise ModelError("the model is on the meta device, where tensors have no values; build it on the CPU")
+    wrappers = {base.__name__ for base in type(template).__mro__} & PARALLEL_WRAPPERS
+    if wrappers:
+        raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
+    refuse_parameter_hooks(template)
+    return template
+
+
+def has_lazy_modules(model: nn.Module) -> bool:
+    """Whether a forward pass has yet to give some parameters or buffers their shapes."""
+    return any(map(is_lazy, _tensors(model)))
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    return itertools.chain(model.parameters(), model.buffers())
+
+
+def num_trainable(model: nn.Module) -> int:
+    """Parameters that are trained, tied ones once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad and not is_lazy(p))
+
+
+def check_trainable(parameters: list[nn.Parameter]) -> None:
+    """Refuse parameters that cannot share one row.
+
+    Raises:
+        ModelError: none at all, several dtypes or devices, float16, complex or integer values.
+    """
+    if any(is_lazy(parameter) for parameter in parameters):
+        raise ModelError("the model has lazy modules without shapes; run one batch through it first")
+    if not parameters:
+        raise ModelError("the model has no trainable parameters (0 with requires_grad=True); there is nothing to train")
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    if len(dtypes) > 1:
+        raise ModelError(f"the trainable parameters have dtypes {', '.join(dtypes)}; cast the model to one of them")
+    if dtypes[0] not in {"float32", "float64", "bfloat16"}:
+        raise ModelError(
+            f"the trainable parameters have dtype {dtypes[0]}; use float32, float64 or bfloat16 "
+            '(mixed precision: precision="bfloat16")'
+        )
+
+
+def frozen_parameters(template: nn.Module, layout: ParameterLayout, device: torch.device) -> dict[int, nn.Parameter]:
+    """One copy, for all learners, of the parameters that have no place in the row; by the id of the template's."""
+    return {
+        id(parameter): nn.Parameter(parameter.detach().to(device, copy=True), requires_grad=parameter.requires_grad)
+        for name, parameter in template.named_parameters()
+        if name not in layout.names
+    }
+
+
+def replicate(
+    template: nn.Module,
+    layout: ParameterLayout,
+    row: Tensor,
+    device: torch.device,
+    frozen: Mapping[int, nn.Parameter] | None = None,
+) -> nn.Module:
+    """A copy of the template whose trainable parameters are views of `row`.
+
+    No parameter memory is allocated: the row is the storage. Buffers are the copy's own.
+
+    Args:
+        template: what to copy.
+        layout: where the trainable parameters lie in the row.
+        row: `[parameters]`.
+        device: where the copy runs.
+        frozen: what stands for parameters that are not in the row, from `frozen_parameters`.
+
+    Raises:
+        ModelError: the model cannot be copied.
+    """
+    named = dict(template.named_parameters(remove_duplicate=False))
+    memo: dict[int, Any] = {id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()}
+    memo.update(frozen or {})
+    try:
+        replica = copy.deepcopy(template, memo)
+    except Exception as error:
+        raise ModelError(
+            f"{type(template).__name__} cannot be copied ({reason(error)}); "
+            "remove what copy.deepcopy cannot copy from the module"
+        ) from error
+    for module in replica.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+    return replica
+
+
+def _build(builder: Any, seed: int) -> nn.Module:
+    if not callable(builder):
+        raise ModelError(f"model must be an nn.Module or a function that builds one, got {type(builder).__name__}")
+    name = getattr(builder, "__name__", type(builder).__name__)
+    if needed := _arguments(builder):
+        raise ModelError(
+            f"model must be an nn.Module or a function of no arguments, got {name}, which needs {', '.join(needed)}; "
+            f"pass {name}(...) itself, or functools.partial({name}, ...)"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        built = builder()
+    if not isinstance(built, nn.Module):
+        raise ModelError(f"the model function must return an nn.Module, got {type(built).__name__}")
+    return built
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some that are written in C have no signature
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]

@@ -1,0 +1,313 @@
+"""Any torch optimizer, bound to the rows of the replica matrix.
+
+The user's factory makes an ordinary `torch.optim` optimizer over the template's parameters. bow keeps that
+object, its groups and hyper-parameters, and replaces each group's parameters by one contiguous row slice per
+learner. Every learner so has optimizer state and step counters of its own, a learner can step alone or sit out
+(`.grad` is None), multi-tensor implementations update all rows at once, and learning-rate schedulers work
+unchanged. This is exact for optimizers that treat every element alike. One that does not (Muon, Adafactor,
+LARS, LAMB, ...) is found out by a numerical probe and gets one tensor per parameter and learner instead.
+"""
+
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from bow.errors import OptimizerError, reason
+from bow.replicas.layout import ParameterLayout
+from bow.replicas.matrix import ReplicaMatrix
+
+OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+PROBE_SHAPES = ((4, 3), (3,), (2, 2))
+PROBE_STEPS = 3
+PROBE_LR = 0.01
+
+
+def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:
+    """Call the user's factory on the template's parameters.
+
+    Raises:
+        OptimizerError: the factory fails, makes something else, or makes an optimizer that needs a closure.
+    """
+    if isinstance(factory, Optimizer):
+        raise OptimizerError(
+            f"optimizer must be a function that makes one, got a {type(factory).__name__} object; "
+            f"pass functools.partial(torch.optim.{type(factory).__name__}, lr=...)"
+        )
+    try:
+        optimizer = factory(parameters)
+    except Exception as error:
+        raise OptimizerError(
+            f"the optimizer cannot be made for this model ({reason(error)}); choose other settings or another optimizer"
+        ) from error
+    if not isinstance(optimizer, Optimizer):
+        raise OptimizerError(
+            f"optimizer must be a function that returns a torch.optim.Optimizer, it returned {type(optimizer).__name__}"
+        )
+    if parameters and parameters[0].is_floating_point():
+        _check_finite(optimizer, parameters[0].dtype)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise OptimizerError(
+            f"optimizer {type(optimizer).__name__} needs a closure that evaluates the model again, which a learning "
+            "task cannot give it; use an optimizer such as torch.optim.SGD or torch.optim.AdamW"
+        )
+    return optimizer
+
+
+def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
+    largest, is_known = torch.finfo(dtype).max, type(optimizer).__module__.startswith("torch.optim.")
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            numbers = value if isinstance(value, (tuple, list)) and name != "params" else (value,)
+            for number in numbers:
+                single = float(number) if isinstance(number, Tensor) and number.numel() == 1 else number
+                most = largest if is_known or name == "lr" else math.inf  # which may be how others say "no limit"
+                if isinstance(single, float) and not abs(single) <= most:
+                    kind = str(dtype).removeprefix("torch.")
+                    raise OptimizerError(
+                        f"{name}={number} of the optimizer is not finite in {kind}; give another value"
+                    )
+
+
+class OptimizerRows:
+    """One optimizer for all learners of a device.
+
+    Args:
+        optimizer: made by the user's factory over the template's parameters; it is taken over.
+        layout: the row layout made from the optimizer's groups.
+        matrix: the rows that the optimizer will update.
+
+    Raises:
+        OptimizerError: the optimizer works neither on rows nor parameter by parameter.
+    """
+
+    def __init__(self, optimizer: Optimizer, layout: ParameterLayout, matrix: ReplicaMatrix) -> None:
+        self.optimizer = optimizer
+        self.elementwise = is_elementwise(optimizer, matrix.z.device)
+        if not self.elementwise:
+            _check_parameterwise(optimizer, matrix.z.device)
+        self._layout = layout
+        self._matrix = matrix
+        self._initial = [_initial_states(optimizer, group, self.elementwise) for group in optimizer.param_groups]
+        self._tensors: list[list[tuple[Tensor, Tensor]]] = []  # by learner: (parameter, its gradient)
+        optimizer.state.clear()
+        for group in optimizer.param_groups:
+            group["params"] = []
+
+    def add_learner(self) -> None:
+        """Bind the next row of the matrix, with fresh optimizer state."""
+        learner = len(self._tensors)
+        weights, gradient = self._matrix.weights_of(learner), self._matrix.gradient_of(learner)
+        bound = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            for cut in self._cuts(index):
+                parameter, grad = cut(weights).requires_grad_(), cut(gradient)
+                parameter.grad = grad
+                group["params"].append(parameter)
+                bound.append((parameter, grad))
+        self._tensors.append(bound)
+        self.reset(learner)
+
+    def remove_learner(self) -> None:
+        """Unbind the last row and drop its state."""
+        gone = {id(parameter): parameter for parameter, _ in self._tensors.pop()}
+        for parameter in gone.values():
+            self.optimizer.state.pop(parameter, None)
+        for group in self.optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in gone]
+
+    def reset(self, learner: int) -> None:
+        """Give a learner fresh optimizer state, step counters included."""
+        initial = [state for group in self._initial for state in group]
+        for (parameter, _), state in zip(self._tensors[learner], initial, strict=True):
+            self.optimizer.state.pop(parameter, None)
+            if state:
+                self.optimizer.state[parameter] = {key: _fitted(value, parameter) for key, value in state.items()}
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The hyper-parameters of every group."""
+        return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+
+    def state_of(self, learner: int) -> list[dict[str, Any]]:
+        """Copies of a learner's state, by its tensors."""
+        return [copy.deepcopy(self.optimizer.state.get(tensor, {})) for tensor, _ in self._tensors[learner]]
+
+    def load(self, settings: Sequence[dict[str, Any]], states: Sequence[Sequence[dict[str, Any]] | None]) -> None:
+        """Take over hyper-parameters and, by learner, what `state_of` gave; None: the learner keeps what it has."""
+        kept = self.optimizer.state
+        by_tensor: dict[int, dict[str, Any]] = {}
+        for bound, state in zip(self._tensors, states, strict=True):
+            given = [kept.get(tensor, {}) for tensor, _ in bound] if state is None else state
+            by_tensor.update({id(tensor): each for (tensor, _), each in zip(bound, given, strict=True)})
+        tensors = [tensor for group in self.optimizer.param_groups for tensor in group["params"]]
+        number = {id(tensor): index for index, tensor in enumerate(tensors)}
+        groups = [
+            {**own, "params": [number[id(tensor)] for tensor in group["params"]]}
+            for own, group in zip(settings, self.optimizer.param_groups, strict=True)
+        ]
+        begun = {number[key]: each for key, each in by_tensor.items() if each}
+        self.optimizer.load_state_dict({"state": begun, "param_groups": groups})
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Give a learner the optimizer state of another."""
+        state = self.optimizer.state
+        for (theirs, _), (own, _) in zip(self._tensors[source], self._tensors[target], strict=True):
+            state.pop(own, None)
+            if theirs in state:
+                state[own] = copy.deepcopy(state[theirs])
+
+    def step(self, stepping: Sequence[bool] | None = None) -> None:
+        """Update the rows of the learners that are `stepping` (all of them when None)."""
+        wanted = [True] * len(self._tensors) if stepping is None else list(stepping)
+        for together in self._alike(wanted):
+            # Set every time: zero_grad(), a habit of many loops, would otherwise detach the rows for good.
+            self._set_gradients(together)
+            self.optimizer.step()
+
+    def _alike(self, stepping: list[bool]) -> list[list[bool]]:
+        """Learners that can step at once: the fused SGD of PyTorch makes momentum for all of a call, or for none."""
+        groups = self.optimizer.param_groups
+        if not (isinstance(self.optimizer, SGD) and any(group["fused"] and group["momentum"] for group in groups)):
+            return [stepping]
+        begun = [any(self._has_momentum(tensor) for tensor, _ in bound) for bound in self._tensors]
+        if len(set(begun)) == 1:
+            return [stepping]
+        return [[steps and has == one for steps, has in zip(stepping, begun, strict=True)] for one in (True, False)]
+
+    def _has_momentum(self, tensor: Tensor) -> bool:
+        return self.optimizer.state.get(tensor, {}).get("momentum_buffer") is not None
+
+    def _set_gradients(self, stepping: Sequence[bool]) -> None:
+        for bound, steps in zip(self._tensors, stepping, strict=True):
+            for parameter, grad in bound:
+                wanted = grad if steps else None
+                if parameter.grad is not wanted:
+                    parameter.grad = wanted
+
+    def _cuts(self, group: int) -> list[Callable[[Tensor], Tensor]]:
+        """How a row is cut for one optimizer group: whole, or parameter by parameter."""
+        if self.elementwise:
+            return [functools.partial(_slice, part=self._layout.group_slices[group])]
+        return [slot.of for slot in self._layout.group_slots[group]]
+
+
+def _slice(row: Tensor, part: slice) -> Tensor:
+    return row[part]
+
+
+def num_state_tensors(optimizer: OptimizerFactory) -> int:
+    """How many tensors of a parameter's size an optimizer keeps for it, seen by trying; 0 where that fails.
+
+    Example:
+        >>> num_state_tensors(torch.optim.AdamW)
+        2
+    """
+    for shape in ((3,), (3, 4)):  # Muon refuses vectors
+        parameter = nn.Parameter(torch.ones(shape))
+        try:
+            tried = optimizer([parameter])
+            if [id(each) for group in tried.param_groups for each in group["params"]] != [id(parameter)]:
+                return 0  # it has parameters of its own, which are not to be moved
+            parameter.grad = torch.ones(shape)
+            tried.step()
+        except Exception:  # whatever is wrong with it is said where it is made for the model
+            continue
+        return sum(isinstance(value, Tensor) and value.shape == shape for value in tried.state[parameter].values())
+    return 0
+
+
+def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
+    """Whether updating one flat tensor equals updating its parts, measured on small random tensors."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in PROBE_SHAPES]
+
+    weights, gradients = draw(), [draw() for _ in range(PROBE_STEPS)]
+    try:
+        for group in range(len(optimizer.param_groups)):
+            parts = _probe(optimizer, group, weights, gradients)
+            flat = _probe(optimizer, group, [_flat(weights)], [[_flat(step)] for step in gradients])
+            if not torch.allclose(_flat(parts), flat[0], rtol=1e-9, atol=1e-12):
+                return False
+    except Exception:
+        # Muon refuses vectors, SparseAdam dense gradients, a third-party optimizer may refuse anything:
+        # whatever the reason, rows are not for this one.
+        return False
+    return True
+
+
+def _check_parameterwise(optimizer: Optimizer, device: torch.device) -> None:
+    """Take one step on zeros of the true shapes: an optimizer that fails here cannot be used at all."""
+    for index, group in enumerate(optimizer.param_groups):
+        zeros = [torch.zeros_like(p, device=device) for p in group["params"]]
+        try:
+            _probe(optimizer, index, zeros, [zeros])
+        except Exception as error:
+            raise OptimizerError(
+                f"optimizer {type(optimizer).__name__} fails on this model's parameters ({reason(error)}); "
+                "use an optimizer such as torch.optim.SGD or torch.optim.AdamW"
+            ) from error
+
+
+def _probe(optimizer: Optimizer, group: int, weights: list[Tensor], gradients: list[list[Tensor]]) -> list[Tensor]:
+    """Weights after stepping a copy of the optimizer's group on `weights` with the given gradients."""
+    parameters = [nn.Parameter(w.clone()) for w in weights]
+    template = optimizer.param_groups[group]["params"]
+    probe = copy.deepcopy(optimizer, {id(p): p for g in optimizer.param_groups for p in g["params"]})
+    states = _initial_states(optimizer, optimizer.param_groups[group], elementwise=True) if template else [{}]
+    probe.state.clear()
+    probe.param_groups = [{**probe.param_groups[group], "params": parameters}]
+    if isinstance(probe.param_groups[0].get("lr"), float):
+        probe.param_groups[0]["lr"] = PROBE_LR  # a warm-up may start at 0, where every optimizer looks elementwise
+    for parameter in parameters if states[0] else []:
+        probe.state[parameter] = {k: _like(v, parameter) for k, v in states[0].items()}
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        probe.step()
+    return [p.detach() for p in parameters]
+
+
+def _initial_states(optimizer: Optimizer, group: dict[str, Any], elementwise: bool) -> list[dict[str, Any]]:
+    """The state that the optimizer's constructor left (Adagrad makes some), by the tensors that bow will bind."""
+    states = [dict(optimizer.state.get(parameter, {})) for parameter in group["params"]]
+    if not elementwise:
+        return states
+    if not states or not states[0]:
+        return [{}]
+    shaped = {
+        key
+        for key, value in states[0].items()
+        if isinstance(value, Tensor) and value.shape == group["params"][0].shape and value.dim() > 0
+    }
+    return [{k: _flat([s[k] for s in states]) if k in shaped else v for k, v in states[0].items()}]
+
+
+def _fitted(value: Any, parameter: Tensor) -> Any:
+    """A learner's own copy of an initial state value; a row slice may be longer by the padding."""
+    if not isinstance(value, Tensor):
+        return copy.copy(value)
+    missing = parameter.numel() - value.numel() if value.dim() == 1 else 0
+    return nn.functional.pad(value, (0, missing)).to(parameter.device) if missing else value.clone()
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, Tensor):
+        return copy.copy(value)
+    if value.dim() == 0:
+        return value.clone()
+    return torch.full_like(parameter, float(value.flatten()[0]))
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.detach().reshape(-1) for t in tensors])

@@ -1,0 +1,145 @@
+"""Timelines as pictures."""
+
+import itertools
+import zlib
+from collections.abc import Sequence
+from html import escape
+
+from bow.schedule.svg import WIDTH, svg
+from bow.schedule.timeline import Span, Timeline
+
+ROW, GAP, LEFT, TOP = 22, 6, 150, 34
+NARROW = 60
+"""A span of at least so many pixels has its name written in it."""
+
+
+def timeline_svg(timeline: Timeline, title: str = "") -> str:
+    """A timeline as SVG: a row for each place, a box for each span, which tells its name and times when pointed at.
+
+    Spans of one name have one colour. Times are in milliseconds from the first start.
+
+    Args:
+        timeline: what ran where.
+        title: above the picture.
+
+    Example:
+        >>> picture = timeline_svg(Timeline([Span("addmm", "executor 0", 0, 3_000)]), title="a step")
+        >>> picture.count("<rect"), "a step" in picture
+        (2, True)
+    """
+    places = timeline.places
+    start = min((span.start_ns for span in timeline.spans), default=0)
+    scale = (WIDTH - LEFT - 10) / max(timeline.makespan * 1e9, 1)
+    height = TOP + len(places) * (ROW + GAP) + 24
+    rows = {place: TOP + number * (ROW + GAP) for number, place in enumerate(places)}
+    parts = [
+        *(f'<text x="10" y="{y + 15}">{escape(place)}</text>' for place, y in rows.items()),
+        *(_box(span, rows[span.place], start, scale) for span in timeline.spans),
+        *_axis(timeline.makespan, height, scale),
+    ]
+    return svg(parts, height, title)
+
+
+def co_running(timeline: Timeline) -> list[tuple[int, int]]:
+    """How many operators run, whenever one starts or ends; one that holds several places counts once.
+
+    Returns:
+        (nanoseconds since the first start, operators that run from then on), ascending.
+
+    Example:
+        >>> co_running(Timeline([Span("a", "core 0", 0, 4), Span("b", "core 1", 2, 6)]))
+        [(0, 1), (2, 2), (4, 1), (6, 0)]
+
+    References:
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
+        2019, Figure 4.
+    """
+    once = {(span.details.get("operator", number), span.start_ns): span for number, span in enumerate(timeline.spans)}
+    start = min((span.start_ns for span in timeline.spans), default=0)
+    changes: dict[int, int] = {}
+    for span in once.values():
+        for moment, change in ((span.start_ns, 1), (span.end_ns, -1)):
+            changes[moment - start] = changes.get(moment - start, 0) + change
+    running, found = 0, []
+    for moment in sorted(changes):
+        running += changes[moment]
+        found.append((moment, running))
+    return found
+
+
+def mean_co_running(timeline: Timeline) -> float:
+    """How many operators run on average, over the time in which any does."""
+    events = co_running(timeline)
+    stretches = [(later - now, count) for (now, count), (later, _) in itertools.pairwise(events)]
+    busy = sum(length for length, count in stretches if count)
+    return sum(length * count for length, count in stretches) / busy if busy else 0.0
+
+
+def co_running_by_part(timeline: Timeline, parts: int = 10) -> list[float]:
+    """How many operators run on average in each of some equal parts of the time.
+
+    Example:
+        >>> co_running_by_part(Timeline([Span("a", "core 0", 0, 4), Span("b", "core 1", 2, 8)]), parts=2)
+        [1.5, 1.0]
+    """
+    events = co_running(timeline)
+    length = max((moment for moment, _ in events), default=0) / parts
+    found = [0.0] * parts
+    for (now, count), (later, _) in itertools.pairwise(events):
+        for part in range(parts):
+            inside = min(later, (part + 1) * length) - max(now, part * length)
+            found[part] += count * max(0.0, inside) / length
+    return found
+
+
+def side_by_side(**timelines: Timeline) -> Timeline:
+    """Several timelines as one, each from its own beginning; their names stand in front of the places.
+
+    Example:
+        >>> one = Timeline([Span("a", "core 0", 100, 104)])
+        >>> [(span.place, span.start_ns) for span in side_by_side(simulated=one, measured=one).spans]
+        [('simulated core 0', 0), ('measured core 0', 0)]
+    """
+    spans: list[Span] = []
+    for name, timeline in timelines.items():
+        start = min((span.start_ns for span in timeline.spans), default=0)
+        spans += [
+            Span(
+                span.name,
+                f"{name} {span.place}",
+                span.start_ns - start,
+                span.end_ns - start,
+                span.category,
+                span.details,
+            )
+            for span in timeline.spans
+        ]
+    return Timeline(spans)
+
+
+def _box(span: Span, y: int, start: int, scale: float) -> str:
+    x, width = LEFT + (span.start_ns - start) * scale, max(span.duration_ns * scale, 0.5)
+    told = f"{span.name}, {(span.start_ns - start) / 1e6:.3f} ms to {(span.end_ns - start) / 1e6:.3f} ms"
+    told += f", {span.details['module']}" if "module" in span.details else ""
+    box = (
+        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW}" fill="{_colour(span.name)}" '
+        f'stroke="white" stroke-width="0.4"><title>{escape(told)}</title></rect>'
+    )
+    if width < NARROW:
+        return box
+    shown = span.name.removeprefix("aten.").removesuffix(".default")[: int(width / 7)]
+    return f'{box}<text x="{x + 3:.1f}" y="{y + 15}" pointer-events="none">{escape(shown)}</text>'
+
+
+def _colour(name: str) -> str:
+    """The same for the same name, in every picture."""
+    return f"hsl({zlib.crc32(name.encode()) % 360}, 60%, 72%)"
+
+
+def _axis(seconds: float, height: int, scale: float, ticks: int = 6) -> Sequence[str]:
+    marks = [seconds * 1e9 * tick / (ticks - 1) for tick in range(ticks)]
+    anchors = ["start", *["middle"] * (ticks - 2), "end"]  # the last one ends where the picture does
+    return [
+        f'<text x="{LEFT + mark * scale:.0f}" y="{height - 8}" text-anchor="{anchor}">{mark / 1e6:.2f} ms</text>'
+        for mark, anchor in zip(marks, anchors, strict=True)
+    ]

@@ -1,0 +1,319 @@
+"""Which operators of a step run together, and with how many threads."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from bow.errors import ScheduleError
+from bow.schedule.scheduler.cache_times import CacheTimes
+from bow.schedule.scheduler.cores import Cores
+from bow.schedule.scheduler.disturbance import Disturbances, pair
+from bow.schedule.scheduler.progress import Progress
+from bow.schedule.scheduler.start import Start
+from bow.schedule.scheduler.threads_of import Times, best_threads, candidates, threads_by_kind
+
+Strategy: TypeAlias = Literal[1, 2, 3, 4]
+"""How far the strategies of Liu et al. are applied, each on top of those before."""
+
+MOST_DIFFERENCE = 2
+"""So many threads more or fewer than others of its type an operator may have: the paper's empirical value."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    operator: int
+    threads: int
+    sibling: bool = False
+
+
+@dataclass
+class _Run:
+    started_ns: int
+    predicted_ns: int
+    beside: set[int] = field(default_factory=set)
+
+
+class CoRunScheduler:
+    """Gives every operator a number of threads of its own, and runs operators together that fit beside each other.
+
+    1. Every operator has the number of threads with which it is fastest. One runs after another, as they became ready.
+    2. All operators of a type have the number that is best for the most time-consuming of them, so that teams of
+       threads seldom change.
+    3. While cores are idle, the ready operators are examined as they became ready. The first that fits starts: with
+       one of the three numbers of threads with which it is fastest it finds idle cores, and it is over no later than
+       what runs. That is the operator predicted to end last of those that hold cores: what is over by then delays
+       nothing that waits for all cores. Of several numbers that fit it takes the fewest threads, so that more
+       operators find room. Where that is more than 2 away from strategy 2's number, it takes that one if it fits too.
+
+       If nothing fits, or nothing runs, the ready operator that takes longest starts, with strategy 2's number. Where
+       fewer cores are idle it takes the fastest of its three numbers that finds cores and is at most 2 away; where
+       there is none it waits. Others may start meanwhile if they fit. As these are over no later than what runs, it
+       waits no longer than for that.
+    4. While one operator holds all cores, those with the shortest serial time run on second hardware threads,
+       one on each core and with one thread, as long as they are over no later than it.
+
+    Remaining times are predicted ones: what takes longer than predicted has nothing left, and nothing fits beside it.
+
+    Operators whose types have disturbed each other in an earlier step are kept apart. The scheduler itself observes how
+    long operators take; whoever repeats its decisions may observe as well.
+
+    Where caches count, an operator's threads sit side by side or apart, as it is predicted to be faster and as far as
+    idle cores allow, and whether it fits is decided by its time on those cores. The paper counts idle cores alone: in
+    its own example 18 threads that share no cache find room on 20 idle cores, which have 10 caches. Here they share
+    them, and take as long as they take so.
+
+    Args:
+        dependencies: by operator: those that must have run before it.
+        times: by operator, by number of threads: predicted nanoseconds when it runs alone; `CacheTimes` where caches
+            count. Numbers above `cores` are left out. From strategy 2 on there must be one for the number that its type
+            has, in strategy 4 for 1 too.
+        kinds: by operator: its type.
+        cores: how many there are.
+        strategy: the last one that is applied.
+        hardware_threads: of each core; strategy 4 takes the second.
+        narrow: beyond the paper, in strategy 3: rather than wait, the operator that takes longest starts on the cores
+            that are idle, however far its number of threads is from strategy 2's, if it is predicted to be over no
+            later than if it waited for what runs.
+        disturbances: what was observed, kept from step to step; None: nothing is.
+
+    Raises:
+        ScheduleError: arguments that do not fit each other.
+
+    Example:
+        The paper's: beside an operator that has 1.9 s left on 48 of 68 cores, 18 threads fit.
+
+        >>> times = [{48: 1900}, {16: 2100, 18: 1500, 20: 1300}]
+        >>> CoRunScheduler([(), ()], times, kinds=["conv", "pool"], cores=68).start()[1].threads
+        18
+
+    References:
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
+        2019, section III-D.
+    """
+
+    def __init__(
+        self,
+        dependencies: Sequence[Collection[int]],
+        times: Sequence[Mapping[int, int]] | CacheTimes,
+        kinds: Sequence[str],
+        cores: int,
+        strategy: Strategy = 3,
+        *,
+        hardware_threads: int = 1,
+        narrow: bool = False,
+        disturbances: Disturbances | None = None,
+    ) -> None:
+        self._by_cache = times if isinstance(times, CacheTimes) else None
+        if isinstance(times, CacheTimes):
+            times.check(cores)
+            times = times.least
+        _check(len(dependencies), times, kinds, cores, strategy, hardware_threads, disturbances)
+        self._strategy = strategy
+        self._narrow = narrow
+        self._kinds = tuple(kinds)
+        self._num_cores = cores
+        self._times = [_usable(operator, own, cores) for operator, own in enumerate(times)]
+        self._usual = self._usual_threads()
+        self._candidates = [sorted(candidates(own)) for own in self._times]
+        self._disturbances = disturbances
+        self._progress = Progress(dependencies)
+        self._begin()
+
+    @property
+    def done(self) -> bool:
+        """Whether every operator has finished."""
+        return self._progress.done
+
+    def start(self, now_ns: int = 0) -> list[Start]:
+        """Begin a step.
+
+        Args:
+            now_ns: on any clock that `finished` uses too.
+
+        Returns:
+            What can be run at once.
+        """
+        self._begin()
+        self._ready.update(dict.fromkeys(self._progress.begin()))
+        return self._decide(now_ns)
+
+    def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
+        """Hear that an operator has finished, and say what can be run now.
+
+        Args:
+            operator: its number.
+            now_ns: when it did.
+        """
+        self._cores.release(operator)
+        self._observe(operator, now_ns)
+        self._ready.update(dict.fromkeys(self._progress.finish(operator)))
+        return self._decide(now_ns)
+
+    def _begin(self) -> None:
+        self._ready: dict[int, None] = {}  # as they became ready
+        self._cores = Cores(self._num_cores, None if self._by_cache is None else self._by_cache.caches)
+        self._runs: dict[int, _Run] = {}
+        self._avoided = frozenset[tuple[str, str]]() if self._disturbances is None else self._disturbances.pairs
+
+    def _usual_threads(self) -> list[int]:
+        """By operator: strategy 1's or 2's number of threads."""
+        if self._strategy == 1:
+            return [best_threads(own) for own in self._times]
+        by_kind = threads_by_kind(self._times, self._kinds)
+        for operator, kind in enumerate(self._kinds):
+            needed = {by_kind[kind], 1} if self._strategy == 4 else {by_kind[kind]}
+            if missing := needed - self._times[operator].keys():
+                raise ScheduleError(
+                    f"operator {operator} ({kind}) has no predicted time for {min(missing)} threads; "
+                    "predict all operators of a type for the same numbers"
+                )
+        return [by_kind[kind] for kind in self._kinds]
+
+    def _decide(self, now_ns: int) -> list[Start]:
+        starts = []
+        while self._ready and (choice := self._next(now_ns)) is not None:
+            starts.append(self._carry_out(choice, now_ns))
+        return starts
+
+    def _carry_out(self, choice: _Choice, now_ns: int) -> Start:
+        operator, threads = choice.operator, choice.threads
+        del self._ready[operator]
+        held = () if choice.sibling else self._cores_for(operator, threads)
+        predicted_ns = self._time_on(operator, held) if held else self._times[operator][threads]
+        others = set(self._runs)
+        self._runs[operator] = _Run(now_ns, predicted_ns, others)
+        for other in others:
+            self._runs[other].beside.add(operator)
+        if choice.sibling:
+            (core,) = cores = self._cores.share(operator, now_ns + predicted_ns).cores
+            return Start(operator, self._num_cores + core, threads, cores, sibling=True)
+        self._cores.hold(operator, held, now_ns + predicted_ns)
+        return Start(operator, held[0], threads, held)
+
+    def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
+        """Those of the idle cores that suit it."""
+        return self._cores.choose(
+            threads, self._by_cache is not None and self._by_cache.is_better_apart(operator, threads)
+        )
+
+    def _time_on(self, operator: int, cores: tuple[int, ...]) -> int:
+        return self._times[operator][len(cores)] if self._by_cache is None else self._by_cache.ns(operator, cores)
+
+    def _time_now(self, operator: int, threads: int) -> int:
+        """Predicted nanoseconds on the cores that it would have now; enough are idle."""
+        return self._time_on(operator, self._cores_for(operator, threads))
+
+    def _observe(self, operator: int, now_ns: int) -> None:
+        run = self._runs.pop(operator)
+        begun = {other for other, each in self._runs.items() if each.started_ns == now_ns}
+        for other in begun:  # in the moment in which this one ended: not beside it
+            self._runs[other].beside.discard(operator)
+        if self._disturbances is not None:
+            took_ns = now_ns - run.started_ns
+            self._disturbances.observe(operator, run.predicted_ns, took_ns, run.beside - begun)
+
+    def _next(self, now_ns: int) -> _Choice | None:
+        if self._strategy <= 2:
+            return self._in_turn()
+        if self._cores.num_idle:
+            return self._fitting(now_ns) or self._longest(now_ns)
+        return self._on_siblings(now_ns) if self._strategy == 4 else None
+
+    def _in_turn(self) -> _Choice | None:
+        """Strategies 1 and 2: what has been ready for longest, once nothing runs."""
+        operator = next(iter(self._ready))
+        return None if self._runs else _Choice(operator, self._usual[operator])
+
+    def _fitting(self, now_ns: int) -> _Choice | None:
+        """Strategy 3: the first that fits beside what runs."""
+        until_ns = self._cores.until_ns
+        if until_ns is None:
+            return None
+        for operator in self._ready:
+            threads = self._threads_within(operator, until_ns - now_ns)
+            if threads is not None and not self._disturbs(operator):
+                return _Choice(operator, threads)
+        return None
+
+    def _threads_within(self, operator: int, left_ns: int) -> int | None:
+        """With how many threads an operator finds idle cores and is over in time."""
+        usual, idle = self._usual[operator], self._cores.num_idle
+        possible = (n for n in self._candidates[operator] if n <= idle)
+        fewest = next((n for n in possible if self._time_now(operator, n) <= left_ns), None)
+        if fewest is None or abs(fewest - usual) <= MOST_DIFFERENCE:
+            return fewest
+        return usual if usual <= idle and self._time_now(operator, usual) <= left_ns else None
+
+    def _longest(self, now_ns: int) -> _Choice | None:
+        """Strategy 3, where nothing fits: what takes longest, if it finds idle cores."""
+        calm = [operator for operator in self._ready if not self._disturbs(operator)]
+        if not calm:
+            return None
+        operator = max(calm, key=lambda each: self._times[each][self._usual[each]])
+        threads = self._threads_found(operator, now_ns)
+        return None if threads is None else _Choice(operator, threads)
+
+    def _threads_found(self, operator: int, now_ns: int) -> int | None:
+        """With how many threads an operator finds idle cores, however long it takes."""
+        times, usual = self._times[operator], self._usual[operator]
+        if usual <= self._cores.num_idle:
+            return usual
+        found = {threads: time for threads, time in times.items() if threads <= self._cores.num_idle}
+        near = found.keys() & {n for n in self._candidates[operator] if abs(n - usual) <= MOST_DIFFERENCE}
+        if near:
+            return best_threads({threads: found[threads] for threads in near})
+        until_ns = self._cores.until_ns
+        if self._narrow and found and until_ns is not None:
+            fewer = best_threads(found)
+            return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + times[usual] else None
+        return None
+
+    def _on_siblings(self, now_ns: int) -> _Choice | None:
+        """Strategy 4: what is shortest with one thread, beside an operator that holds all cores."""
+        until_ns = self._cores.until_ns
+        if until_ns is None or not self._cores.can_share:
+            return None
+        calm = [operator for operator in self._ready if not self._disturbs(operator)]
+        operator = min(calm, key=lambda each: self._times[each][1], default=None)
+        if operator is None or self._times[operator][1] > until_ns - now_ns:
+            return None
+        return _Choice(operator, 1, sibling=True)
+
+    def _disturbs(self, operator: int) -> bool:
+        """Whether its type and that of something that runs are to be kept apart."""
+        kind = self._kinds[operator]
+        return bool(self._avoided) and any(pair(kind, self._kinds[other]) in self._avoided for other in self._runs)
+
+
+def _usable(operator: int, times: Times, cores: int) -> dict[int, int]:
+    """The times with as many threads as there are cores, or fewer."""
+    usable = {threads: time for threads, time in times.items() if 1 <= threads <= cores}
+    if not usable:
+        raise ScheduleError(f"operator {operator} has no predicted time for 1 to {cores} threads; predict one")
+    if min(usable.values()) < 0:
+        raise ScheduleError(
+            f"predicted times must be at least 0, got {min(usable.values())} ns for operator {operator}"
+        )
+    return usable
+
+
+def _check(
+    num_operators: int,
+    times: Sequence[Times],
+    kinds: Sequence[str],
+    cores: int,
+    strategy: int,
+    hardware_threads: int,
+    disturbances: Disturbances | None,
+) -> None:
+    if cores < 1:
+        raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
+    if strategy not in (1, 2, 3, 4):
+        raise ScheduleError(f"strategy must be 1, 2, 3 or 4, got {strategy}")
+    if strategy == 4 and hardware_threads < 2:
+        raise ScheduleError(f"strategy 4 needs 2 hardware threads a core, got {hardware_threads}; use strategy 3")
+    for what, given in (("times", times), ("kinds", kinds)):
+        if len(given) != num_operators:
+            raise ScheduleError(f"{len(given)} {what} for {num_operators} operators; give every operator one")
+    if disturbances is not None and disturbances.kinds != tuple(kinds):
+        raise ScheduleError("the disturbances are those of operators of other types; begin new ones for this graph")

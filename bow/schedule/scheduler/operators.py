@@ -1,0 +1,180 @@
+"""Which operator of a step runs next, and on which executor: by priority, or first come, first served."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+from bow.errors import ScheduleError
+from bow.schedule.scheduler.executors import Executors
+from bow.schedule.scheduler.progress import Progress
+from bow.schedule.scheduler.start import Start
+
+
+class ListScheduler:
+    """Gives free executors the operators that are ready: those of the highest priority, or those that came first.
+
+    With the levels of `critical_path` as priorities it is Graphi's scheduler, critical path first. Without
+    priorities it is one queue that all executors take from, the baseline of the papers.
+
+    No operator starts before those that it depends on have finished, and none twice. No executor that may be used is
+    idle while an operator is ready, small ones apart. A finished operator costs O(log n) for each that it makes ready.
+
+    Args:
+        dependencies: by operator: those that must have run before it.
+        executors: how many there are.
+        priority: by operator: higher first, equal ones in the order of their numbers; None: in the order in which
+            they have become ready.
+        stay: an operator goes to the executor that ran one of those that it depends on, the last that finished, if
+            that executor is free: what it reads may be in that executor's cache (section 6, preferred executor).
+        small: operators that are not worth a queue: each runs on the executor that made it ready, at once and before
+            anything else; several in the order in which they have become ready (section 5.2).
+        light: one more executor, with one thread, numbered behind the others. It runs the small operators that are
+            ready at the start of the step, which nothing on an executor made ready, and those that they make ready.
+            Without it, small operators that are ready at the start wait in the queue like any other.
+        threads: by executor, without the light one: how many it has; None: one each. Executors with equally many are a
+            class (section 6, different thread team sizes).
+        prefers: by operator: the class of executors that suits it, 0 being the one with the fewest threads: it goes to
+            one of those if one is free, and else to any other; this comes before `stay`.
+        open: by how many operators of the step have finished: how many executors may take operators from the queue,
+            those with the lowest numbers (section 6, dynamic number of executors). An executor beyond them finishes
+            what it has. `lambda finished: 2 if finished < num_forward else 4` opens two more for the backward pass.
+
+    Raises:
+        ScheduleError: no executors, an argument that does not fit the operators or executors, or operators that there
+            are none of.
+
+    Example:
+        >>> scheduler = ListScheduler([(), (), (0,)], executors=1, priority=[2, 3, 1])
+        >>> scheduler.start()
+        [Start(operator=1, executor=0)]
+        >>> scheduler.finished(1)
+        [Start(operator=0, executor=0)]
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, algorithm 1 and
+        sections 4.3, 5.2 and 6.
+    """
+
+    def __init__(
+        self,
+        dependencies: Sequence[Collection[int]],
+        executors: int,
+        priority: Sequence[float] | None = None,
+        stay: bool = False,
+        *,
+        small: Collection[int] = (),
+        light: bool = False,
+        threads: Sequence[int] | None = None,
+        prefers: Sequence[int] | None = None,
+        open: Callable[[int], int] | None = None,
+    ) -> None:
+        num_operators = len(dependencies)
+        threads = [1] * executors if threads is None else threads
+        _check(num_operators, executors, priority, small, threads)
+        self.executors = executors
+        self._progress = Progress(dependencies)
+        self._priority = priority
+        self._stay = stay
+        self._small = frozenset(small)
+        self._light = executors if light else None
+        self._executors = Executors(threads, prefers, open, num_operators)
+        self._begin()
+
+    @property
+    def done(self) -> bool:
+        """Whether every operator has finished."""
+        return self._progress.done
+
+    def start(self, now_ns: int = 0) -> list[Start]:
+        """Begin a step.
+
+        Args:
+            now_ns: not looked at.
+
+        Returns:
+            What can be run at once.
+        """
+        self._begin()
+        for operator in self._progress.begin():
+            self._make_ready(operator, self._light)
+        first = [] if self._light is None else self._go_on(self._light)
+        return first + self._hand_out()
+
+    def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
+        """Hear that an operator has finished, and say what can be run now.
+
+        Args:
+            operator: its number.
+            now_ns: not looked at.
+        """
+        executor = self._running.pop(operator)
+        for later in self._progress.finish(operator):
+            self._make_ready(later, executor)
+        return self._go_on(executor) + self._hand_out()
+
+    def _begin(self) -> None:
+        self._ready: list[tuple[float, int]] = []
+        self._turns = 0
+        self._running: dict[int, int] = {}  # by operator: its executor
+        self._made_by: dict[int, int] = {}  # by operator in the queue: the executor that made it ready
+        self._at_once: dict[int, deque[int]] = {}  # by executor: small operators that it made ready
+        self._executors.begin()
+
+    def _make_ready(self, operator: int, executor: int | None) -> None:
+        """Put an operator where it is taken from.
+
+        Args:
+            operator: its number.
+            executor: what made it ready; None: nothing did.
+        """
+        if executor is not None and operator in self._small:
+            self._at_once.setdefault(executor, deque()).append(operator)
+            return
+        if executor is not None:
+            self._made_by[operator] = executor
+        key = float(self._turns) if self._priority is None else -self._priority[operator]
+        self._turns += 1
+        heapq.heappush(self._ready, (key, operator))
+
+    def _go_on(self, executor: int) -> list[Start]:
+        """The next small operator of an executor that has nothing to do; without one it is free."""
+        own = self._at_once.get(executor)
+        if own:
+            return [self._run(own.popleft(), executor)]
+        if executor != self._light:
+            self._executors.release(executor)
+        return []
+
+    def _hand_out(self) -> list[Start]:
+        starts: list[Start] = []
+        while self._ready:
+            _, operator = self._ready[0]
+            stay = self._made_by.get(operator) if self._stay else None
+            executor = self._executors.take(operator, stay, self._progress.num_finished)
+            if executor is None:
+                break
+            heapq.heappop(self._ready)
+            starts.append(self._run(operator, executor))
+        return starts
+
+    def _run(self, operator: int, executor: int) -> Start:
+        self._running[operator] = executor
+        return Start(operator, executor, 1 if executor == self._light else self._executors.threads[executor])
+
+
+def _check(
+    num_operators: int,
+    executors: int,
+    priority: Sequence[float] | None,
+    small: Collection[int],
+    threads: Sequence[int],
+) -> None:
+    if executors < 1:
+        raise ScheduleError(f"a schedule needs at least 1 executor, got {executors}")
+    if priority is not None and len(priority) != num_operators:
+        raise ScheduleError(f"{len(priority)} priorities for {num_operators} operators; give every operator one")
+    if len(threads) != executors:
+        raise ScheduleError(f"{len(threads)} numbers of threads for {executors} executors; give every executor one")
+    wrong = next((index for index in sorted(small) if not 0 <= index < num_operators), None)
+    if wrong is not None:
+        raise ScheduleError(f"operator {wrong} is called small, and there are {num_operators}; correct small")

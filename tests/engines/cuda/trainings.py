@@ -1,0 +1,41 @@
+"""Small trainings on the fake device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bow
+from bow.engines import STREAM_ENGINES
+from bow.testing import FakeDevice
+
+ENGINES = list(STREAM_ENGINES)
+LEARNERS, SIZE, CLASSES, BATCH = 2, 6, 3, 4
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+
+
+def model(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(SIZE, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, CLASSES))
+    return layers.double()
+
+
+def training(engine: str, device: FakeDevice | str, build: Callable[[], nn.Module] = model, **settings: Any) -> Any:
+    settings = {"learners": LEARNERS, "optimizer": SGD, **settings}
+    return bow.Replicas(build(), nn.functional.cross_entropy, engine=engine, device=device, **settings)
+
+
+def batch(seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, SIZE, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(CLASSES, (samples,), generator=generator)
+
+
+def round_of(t: int, learners: int = LEARNERS) -> list[Any]:
+    return [batch(100 * t + j) for j in range(learners)]

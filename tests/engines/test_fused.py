@@ -1,0 +1,225 @@
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from bow import SMA, LocalSGD, Replicas
+from bow.engines.sgd_state import fits
+from bow.errors import DataError
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+@pytest.fixture
+def not_compiled():
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def batch(seed: int, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 6, generator=generator).double(), torch.randint(0, 3, (size,), generator=generator)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+
+
+def replicas(engine: str, learners: int = 3, template: nn.Module | None = None, **settings) -> Replicas:
+    settings = {"optimizer": SGD, "device": "cpu", **settings}
+    return Replicas(template or model(), cross_entropy, learners=learners, engine=engine, **settings)
+
+
+def assert_same(a: Replicas, b: Replicas) -> None:
+    torch.testing.assert_close(a.z, b.z, rtol=0, atol=1e-10)
+    torch.testing.assert_close(a.W, b.W, rtol=0, atol=1e-10)
+    for x, y in zip(a.central.buffers(), b.central.buffers(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
+
+
+def in_both(rounds, **settings) -> tuple[Replicas, Replicas]:
+    both = replicas("eager", **settings), replicas("fused", **settings)
+    for one in both:
+        rounds(one)
+    assert both[1].engine == "fused"
+    return both
+
+
+def test_short_rounds_and_odd_batches_run_in_turn_and_agree(not_compiled) -> None:
+    def rounds(one: Replicas) -> None:
+        one.round([batch(0), batch(1), batch(2)])
+        one.round([batch(3), None, batch(4)])
+        one.round([batch(5), batch(6, size=5), batch(7)])
+        one.round([batch(8), batch(9), batch(10)])
+
+    assert_same(*in_both(rounds))
+
+
+def test_learners_come_and_go_and_agree(not_compiled) -> None:
+    def rounds(one: Replicas) -> None:
+        for change in (lambda: None, one.add_learner, one.add_learner, one.remove_learner, lambda: None):
+            change()
+            for i in range(3):
+                one.round([batch(i + j) for j in range(one.learners)])
+
+    assert_same(*in_both(rounds, learners=1))
+
+
+def test_a_changed_learning_rate_and_momentum_take_effect(not_compiled) -> None:
+    def rounds(one: Replicas) -> None:
+        for i, (lr, momentum) in enumerate([(0.1, 0.9), (0.01, 0.9), (0.05, 0.5)]):
+            one.optimizer.param_groups[0].update(lr=lr, momentum=momentum)
+            one.round([batch(i + j) for j in range(3)])
+
+    assert_same(*in_both(rounds))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("sync", [SMA(), SMA(alpha=0.2, mu=0.9, every=2)], ids=repr)
+def test_whole_rounds_in_one_compiled_region_agree(nesterov: bool, sync: SMA) -> None:
+    def rounds(one: Replicas) -> None:
+        for i in range(6):
+            one.round([batch(i + j) for j in range(3)])
+
+    assert_same(*in_both(rounds, optimizer=functools.partial(SGD, nesterov=nesterov), sync=sync))
+
+
+def test_a_learner_that_diverges_in_one_region_starts_again_alike(not_compiled) -> None:
+    def rounds(one: Replicas) -> None:
+        one.round([batch(0), batch(1), batch(2)])
+        x, y = batch(3)
+        with pytest.warns(UserWarning, match="learner 2's loss was nan in round 1"):
+            one.round([batch(4), batch(5), (x * float("nan"), y)])
+        one.round([batch(6), batch(7), batch(8)])
+
+    both = in_both(rounds)
+    assert_same(*both)
+    assert torch.isfinite(both[1].W).all()
+
+
+def test_states_move_between_engines(not_compiled) -> None:
+    eager, fused = replicas("eager"), replicas("fused")
+    for i in range(3):
+        eager.round([batch(i + j) for j in range(3)])
+    fused.load_training_state(eager.training_state())
+    for one in (eager, fused):
+        one.round([batch(9 + j) for j in range(3)])
+    assert_same(eager, fused)
+
+
+def test_only_plain_sgd_under_sma_runs_in_one_region() -> None:
+    def whole(**settings) -> bool:
+        one = replicas("eager", **settings)
+        return fits(one._group, one.sync, one._engine.settings)
+
+    assert whole()
+    assert not whole(sync=LocalSGD())
+    assert not whole(clip_norm=1.0)
+    assert not whole(optimizer=torch.optim.AdamW)
+    assert not whole(optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y if y.sum() > 0 else -y
+
+
+def test_a_model_that_branches_on_data_falls_back_to_eager_with_the_reason() -> None:
+    fused, eager = replicas("fused", template=Branching()), replicas("eager")
+    eager = replicas("eager", template=fused.export().requires_grad_())
+    batches = [batch(i) for i in range(3)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fused.round(batches)
+    eager.round(batches)
+    assert fused.engine == "eager"
+    assert any("data-dependent control flow" in str(w.message) for w in caught)
+    assert [event.event for event in fused.take_events()] == ["engine changed"] * 3
+    assert_same(fused, eager)
+
+
+def test_a_label_out_of_range_is_the_users_error_and_the_process_survives() -> None:
+    fused = replicas("fused")
+    x, y = batch(0)
+    with pytest.raises(DataError, match="out of range"):
+        fused.round([(x, y + 7), batch(1), batch(2)])
+
+
+def test_dropout_is_reproducible_and_differs_between_learners(not_compiled) -> None:
+    def run() -> Replicas:
+        torch.manual_seed(0)
+        one = replicas("fused", template=nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)).double())
+        losses = one.round([batch(0)] * 3)
+        assert len(losses.unique()) == 3
+        return one
+
+    assert torch.equal(run().z, run().z)
+
+
+class Assigning(nn.Module):
+    """Keeps a running mean by assigning a new tensor to its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3).double()
+        self.register_buffer("mean", torch.zeros(6, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("stance", ["force_eager", "default"])
+def test_buffers_that_a_model_assigns_anew_agree(stance: str) -> None:
+    torch.manual_seed(0)
+    template = Assigning()
+
+    def rounds(one: Replicas) -> None:
+        for i in range(4):
+            one.round([batch(i + j) for j in range(3)])
+
+    with torch.compiler.set_stance(stance):
+        both = in_both(rounds, template=template)
+    assert both[0].central.mean.abs().sum() > 0
+    assert_same(*both)
+
+
+SCALE = 1.0
+
+
+def test_a_value_outside_that_changes_takes_effect_in_compiled_rounds() -> None:
+    weight = {"value": 1.0}
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return weight["value"] * SCALE * cross_entropy(outputs, targets)
+
+    global SCALE
+    fused = Replicas(model(), loss, optimizer=SGD, learners=3, engine="fused", device="cpu")
+    batches = [batch(i) for i in range(3)]
+    assert (fused.round(batches) > 0).all()
+    weight["value"] = 0.0
+    assert (fused.round(batches) == 0).all()
+    weight["value"], SCALE = 1.0, 0.0
+    assert (fused.round(batches) == 0).all()
+    SCALE = 1.0
+    assert fused.engine == "fused"
+
+
+def test_a_model_that_cannot_be_vectorised_is_not_tried_again_when_learners_come() -> None:
+    fused = replicas("fused", template=Branching())
+    with pytest.warns(UserWarning, match="fused"):
+        fused.round([batch(i) for i in range(3)])
+    fused.take_events()
+    fused.add_learner()
+    fused.round([batch(i) for i in range(4)])
+    assert fused.take_events() == []
+    assert fused.engine == "eager"

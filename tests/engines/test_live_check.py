@@ -1,0 +1,299 @@
+"""A captured task beside the step itself: what is found, what is not taken for a difference, what is undone."""
+
+import functools
+import os
+import random
+import warnings
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
+
+import bow
+from bow.engines.live_check import LiveCheck
+from bow.testing import FakeDevice
+
+pytestmark = [pytest.mark.usefixtures("_uncompiled")]
+
+REPLAYING = ["graph", "graph@fake", "whole_round@fake", "fused@fake"]
+LEARNERS, FEATURES, CLASSES = 2, 6, 3
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+
+
+@pytest.fixture(autouse=True)
+def _beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BETA", "1.0")
+
+
+def beta() -> float:
+    return float(os.environ["BETA"])
+
+
+def model(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+def round_of(t: int) -> list[Any]:
+    def batch(seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(4, FEATURES, generator=generator), torch.randint(CLASSES, (4,), generator=generator)
+
+    return [batch(LEARNERS * t + learner) for learner in range(LEARNERS)]
+
+
+def training(engine: str, build: Callable[[], nn.Module] = model, **settings: Any) -> bow.Replicas:
+    name, _, fake = engine.partition("@")
+    settings = {"optimizer": SGD, "learners": LEARNERS, **settings}
+    return bow.Replicas(build(), engine=name, device=FakeDevice() if fake else "cpu", **settings)  # type: ignore[arg-type]
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * beta()
+
+
+def of_the_loss(learner: nn.Module, given: Any) -> Any:
+    return cross_entropy(learner(given[0]), given[1]) * beta()
+
+
+def of_the_gradient(learner: nn.Module, given: Any) -> Any:
+    return cross_entropy(Scale.apply(learner(given[0])), given[1])  # type: ignore[no-untyped-call]
+
+
+def of_a_metric(learner: nn.Module, given: Any) -> Any:
+    loss = cross_entropy(learner(given[0]), given[1])
+    return loss, {"beta": loss.detach() * beta()}
+
+
+def of_a_buffer(learner: nn.Module, given: Any) -> Any:
+    learner[1].running_mean.mul_(beta())  # type: ignore[index]
+    return cross_entropy(learner(given[0]), given[1])
+
+
+UNREPLAYED = ("gradient of", "fused@fake")
+"""`vmap` refuses functions of the user's own."""
+
+STEPS = {"loss": of_the_loss, "gradient of": of_the_gradient, "beta": of_a_metric, "buffer": of_a_buffer}
+
+
+@pytest.mark.parametrize(("what", "engine"), [case for case in product(STEPS, REPLAYING) if case != UNREPLAYED])
+def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = training(engine, step=STEPS[what])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t in range(6):
+            if t == 3:  # checked are the first, the second, the fourth round, and closely the fifth
+                monkeypatch.setenv("BETA", "1.5")
+            replicas.round(round_of(t))
+    (warning,) = [str(warning.message) for warning in caught if "captured step" in str(warning.message)]
+    assert what in warning
+    assert "last known to be equal in round 1," in warning
+    (event,) = replicas.take_events()
+    assert (event.event, event.message) == ("engine changed", warning)
+    assert replicas.engine in ("eager", f"{engine.partition('@')[0]} (not captured)")
+    eager = training("eager", step=STEPS[what])
+    eager.load_training_state(replicas.training_state())
+    for t in range(6, 8):
+        torch.testing.assert_close(replicas.round(round_of(t)), eager.round(round_of(t)))
+    replicas.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "dispatch"),
+    [*product(REPLAYING, ["fixed"]), ("graph", "first_come"), ("graph@fake", "first_come")],
+)
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_a_training_with_checks_is_that_without(
+    optimizer: Any, engine: str, dispatch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def trained(*, checks: bool) -> list[Any]:
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: checks and self._captures.num_captures > 0)
+        learners = 1 if dispatch == "first_come" else LEARNERS  # several come as they like
+        replicas = training(
+            engine, functools.partial(model, 0.2), loss=cross_entropy, optimizer=optimizer, learners=learners,
+            dispatch=dispatch, seed=7,
+        )  # fmt: skip
+        torch.manual_seed(1)
+        for t in range(0, 9, 3):
+            replicas.rounds_at_once([round_of(t + i)[:learners] for i in range(3)])
+        replicas.catch_up()
+        state = replicas.training_state()
+        assert not replicas.take_events()
+        replicas.close()
+        return [state, replicas.G, torch.random.get_rng_state(), random.getstate(), np.random.get_state()]
+
+    (*tensors, python, numpy), (*others, other_python, other_numpy) = trained(checks=True), trained(checks=False)
+    one, other = (tree_leaves(each) for each in (tensors, others))
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True))
+    assert python == other_python
+    assert str(numpy) == str(other_numpy)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.LSTM(2, 5, num_layers=2, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.out(self.cell(inputs.view(len(inputs), 3, 2))[0][:, -1])
+        return made
+
+
+class Convolutional(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 8, 2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES),
+        )  # fmt: skip
+
+
+def with_accuracy(learner: nn.Module, given: Any) -> Any:
+    made = learner(given[0])
+    return cross_entropy(made, given[1]), {"accuracy": (made.argmax(1) == given[1]).float().mean()}
+
+
+HONEST: dict[str, Callable[[], nn.Module]] = {
+    "dropout": functools.partial(model, 0.5),
+    "convolution": Convolutional,
+    "recurrent": Recurrent,
+}
+
+
+def check_honest(engine: str, name: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> int:
+    """Train with a check in every round, and say how many have told something."""
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: self._captures.num_captures > 0)
+    told = []
+    verdict = LiveCheck.verdict
+    monkeypatch.setattr(
+        LiveCheck, "verdict", lambda self, *args: told.append(args[1].run is not None) or verdict(self, *args)
+    )
+    replicas = training(engine, HONEST[name], step=with_accuracy, **settings)
+    for t in range(8):
+        replicas.round(round_of(t))
+    assert not replicas.take_events()
+    replicas.close()
+    return sum(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "precision"),
+    [
+        *product(["dropout", "convolution"], REPLAYING, [None]),
+        *product(["dropout", "convolution"], ["graph", "graph@fake"], ["bfloat16"]),
+        ("recurrent", "graph", None),
+    ],
+)
+def test_rounding_and_random_numbers_are_no_difference(
+    name: str, engine: str, precision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = check_honest(engine, name, monkeypatch, precision=precision)
+    if engine in ("graph", "graph@fake") or name != "dropout":  # one graph for all learners draws other numbers
+        assert told == 8
+
+
+class Masked(nn.Module):
+    """Buffers with infinite elements, as masks of attention have, and others that are no numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+        self.register_buffer("unset", torch.full((2,), torch.nan))
+        self.register_buffer("phases", torch.tensor([1j, 2.0]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = self.linear(inputs) + self.mask
+        return made
+
+
+def masked(learner: nn.Module, given: Any) -> Any:
+    outputs = learner(given[0])
+    return cross_entropy(outputs, given[1] % 2), {"undefined": outputs.new_zeros(()) / 0, "lowest": outputs.min()}
+
+
+@pytest.mark.parametrize("engine", REPLAYING)
+def test_what_is_not_finite_is_compared_as_well(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: self._captures.num_captures > 0)
+
+    def step(learner: nn.Module, given: Any) -> Any:
+        loss, metrics = masked(learner, given)
+        return loss, {**metrics, "beta": loss.detach() * 0 + beta()}
+
+    replicas = training(engine, Masked, step=step)
+    for t in range(3):
+        replicas.round(round_of(t))
+    assert not replicas.take_events()
+    monkeypatch.setenv("BETA", "inf")
+    replicas.round(round_of(3))  # from here on it looks closely
+    with pytest.warns(UserWarning, match="the step's 'beta' is 1 and not inf"):
+        replicas.round(round_of(4))
+    replicas.close()
+
+
+@pytest.mark.parametrize(("free_s", "last"), [(1e9, 64), (0.0, 8)])
+def test_a_short_training_is_checked_whenever_its_rounds_have_doubled(
+    free_s: float, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)  # nothing by the clock
+    monkeypatch.setattr("bow.engines.live_check.FREE_S", free_s)
+    checked = []
+    replicas = training("graph", loss=cross_entropy)
+    live = replicas._engine._live  # type: ignore[attr-defined]
+    verdict = live.verdict
+    monkeypatch.setattr(live, "verdict", lambda *args: checked.append(args[-1] + 1) or verdict(*args))
+    for t in range(70):
+        replicas.round(round_of(t % 10))
+    replicas.close()
+    assert checked == [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= last]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+@pytest.mark.parametrize("name", HONEST)
+def test_rounding_of_compiled_tasks_is_no_difference(
+    name: str, precision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_honest("graph", name, monkeypatch, precision=precision, compile=True) == 8
+
+
+def test_behind_the_first_rounds_a_hundredth_of_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("bow.engines.live_check.time.perf_counter", lambda: now[0])
+    checked = []
+    replicas = training("graph", loss=cross_entropy)
+    live = replicas._engine._live  # type: ignore[attr-defined]
+    verdict = live.verdict
+
+    def seen(made: Any, expected: Any, index: int) -> Any:
+        now[0] += 1  # what a check takes
+        checked.append(index)
+        return verdict(made, expected, index)
+
+    monkeypatch.setattr(live, "verdict", seen)
+    for t in range(200):
+        now[0] += 20
+        replicas.round(round_of(t % 10))
+    assert checked[:4] == [0, 1, 3, 7]
+    assert len(checked) <= 0.01 * now[0] + 1
+    assert len(checked) > 0.01 * now[0] - 2
+    now[0] += 10**6  # a pause pays for one check
+    for t in range(50):
+        replicas.round(round_of(t % 10))
+    assert len(checked) <= 0.01 * 4100 + 3
+    replicas.close()

@@ -1,0 +1,529 @@
+"""Swapping on the fake device, which raises where copies and computation are not ordered."""
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint
+
+from bow.engines import TaskSettings, step_from_loss
+from bow.engines.eager import Eager, LearningTasks
+from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap
+from bow.engines.strides import view_of
+from bow.engines.swap import SwappedTasks, check_swap
+from bow.errors import SettingError
+from bow.models import LeNet, Transformer
+from bow.replicas import LearnerGroup
+from bow.sync import SMA
+from bow.testing import FakeDevice, RaceError, Wait
+
+MIN_BYTES = 512
+FLOAT = 4
+
+
+class Block(nn.Module):
+    """Convolution, batch norm and a residual connection: allocations that are saved by several operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu_(self.norm(self.convolution(inputs)) + inputs)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = checkpoint(block, inputs, use_reentrant=False).tanh()
+        return inputs
+
+
+def deep() -> nn.Module:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    return nn.Sequential(*layers)
+
+
+def images(classes: int = 0) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(8, 4, 12, 12)
+    return inputs, torch.randint(classes, (8,)) if classes else torch.randn(8, 4, 12, 12)
+
+
+def vectors() -> tuple[Tensor, Tensor]:
+    return torch.randn(32, 16), torch.randn(32, 16)
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    return torch.randint(11, (4, 24)), torch.randint(11, (4, 24))
+
+
+def sequence_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[], Any]]] = {
+    "deep": (deep, mse_loss, vectors),
+    "dropout": (lambda: nn.Sequential(deep(), nn.Dropout(0.5), deep()), mse_loss, vectors),
+    "residual": (lambda: nn.Sequential(Block(), Block(), Block()), mse_loss, images),
+    "lenet": (LeNet, cross_entropy, lambda: (torch.randn(8, 1, 28, 28), torch.randint(10, (8,)))),
+    "transformer": (lambda: Transformer(vocabulary=11, context=24), sequence_loss, tokens),
+    "recurrent": (lambda: _First(nn.GRU(16, 16)), mse_loss, lambda: (torch.randn(9, 8, 16), torch.randn(9, 8, 16))),
+    "checkpointed": (Checkpointed, mse_loss, vectors),
+}
+
+
+class _First(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.module(inputs)[0]
+        return output
+
+
+class Training:
+    """Learning tasks of some learners on a stream of the fake device, with and without swapping."""
+
+    def __init__(self, name: str = "deep", device: FakeDevice | None = None, learners: int = 1) -> None:
+        build, loss, make_batch = MODELS[name]
+        torch.manual_seed(0)
+        self.device = device or FakeDevice()
+        self.batch = make_batch()
+        template = build()
+        optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+        self.group = LearnerGroup(template, optimizer, learners=learners, device=torch.device("cpu"))
+        self.settings = TaskSettings(step_from_loss(loss))
+        self.swapped = SwappedTasks(self.group, self.device, at_once=learners > 1, min_bytes=MIN_BYTES)
+        self.tasks = LearningTasks(self.group, self.settings, self.swapped)
+
+    @property
+    def swap(self) -> Swap:
+        (swap,) = self.swapped._swaps.values()
+        return swap
+
+    def run(self, rounds: int = 1, learner: int = 0) -> Tensor:
+        stream = self.device.stream(f"learner {learner}")
+        with self.device.issuing(), self.device.on(stream):
+            for index in range(rounds):
+                torch.manual_seed(index)
+                self.tasks.run(learner, self.batch)
+        return self.group.learners[learner].gradient
+
+    def plain_gradient(self) -> Tensor:
+        torch.manual_seed(0)
+        LearningTasks(self.group, self.settings).run(0, self.batch)
+        return self.group.learners[0].gradient.clone()
+
+    def close(self) -> None:
+        """Give the pinned memory back, and have the device notice."""
+        self.swapped.close()
+        gc.collect()
+        with self.device.issuing():
+            torch.ones(1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_without_swapping(name: str) -> None:
+    training = Training(name)
+    expected = training.plain_gradient()
+    assert torch.equal(training.run(), expected)
+    assert training.swap.pinned_bytes > 0
+    training.close()
+
+
+def everything(device: FakeDevice) -> None:
+    training = Training("deep", device)
+    training.run(rounds=2)
+    training.close()
+
+
+WAITS = [
+    Wait("swap to the host", "swap: saved"),
+    Wait("learner 0", "swap: on the host"),
+    Wait("swap to the device", "swap: there is room"),
+    Wait("learner 0", "swap: back"),
+    Wait("host", "swap: idle"),
+]
+
+
+def test_these_waits_order_all_of_it() -> None:
+    device = FakeDevice()
+    everything(device)
+    assert set(device.waits) == set(WAITS)
+
+
+@pytest.mark.parametrize("wait", WAITS, ids=lambda wait: wait.event)
+def test_no_wait_can_be_left_out(wait: Wait) -> None:
+    with pytest.raises(RaceError):
+        everything(FakeDevice(without=wait))
+
+
+def bytes_at_the_end_of_forward(swap: bool) -> int:
+    """What the device holds when the loss of a task is computed, pinned memory left out."""
+    training = Training("deep")
+    seen: list[int] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        gc.collect()
+        pinned = sum(slot.memory.nbytes for slot in training.swap._slots) if swap else 0
+        seen.append(training.device.used_bytes() - pinned)
+        return mse_loss(outputs, targets)
+
+    training.settings = TaskSettings(step_from_loss(loss))
+    training.tasks = LearningTasks(training.group, training.settings, training.swapped if swap else None)
+    training.run()
+    return seen[0]
+
+
+def test_what_is_saved_does_not_stay_on_the_device() -> None:
+    activation = 32 * 16 * FLOAT
+    saved = 6  # the result of each tanh, which is the next layer's input
+    freed = bytes_at_the_end_of_forward(swap=False) - bytes_at_the_end_of_forward(swap=True)
+    assert freed == (saved - LEAVING) * activation
+
+
+def test_an_allocation_that_is_saved_twice_is_copied_once() -> None:
+    training = Training("deep")
+    training.run()
+    # The result of each tanh is the next layer's input as well; those that had just left need not come back.
+    assert training.swap.pinned_bytes == 6 * 32 * 16 * FLOAT
+    assert training.device.waits[Wait("swap to the host", "swap: saved")] == 6
+    assert training.device.waits[Wait("swap to the device", "swap: there is room")] == 6 - LEAVING
+
+
+def test_copies_back_begin_before_they_are_needed() -> None:
+    """On a wait of the computation for a copy, those that come next have been issued."""
+    device, ahead = FakeDevice(), []
+    training = Training("deep", device)
+    waits = device._stream_waits
+
+    def watched(stream: str, event: Any) -> None:
+        if event.name == "swap: back":
+            ahead.append(len(training.swap._coming))
+        waits(stream, event)
+
+    device._stream_waits = watched  # type: ignore[method-assign]
+    training.run()
+    assert ahead == [AHEAD - 1, AHEAD - 1, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["deep", "residual", "transformer"])
+def test_nothing_is_fetched_only_when_it_is_needed(name: str) -> None:
+    """Whatever is saved once or several times, it is asked for in the reverse order."""
+    training = Training(name)
+    training.run()
+    swap, late = training.swap, 0
+    on_device = swap._on_device
+
+    def watched(parked: Any) -> Tensor:
+        nonlocal late
+        leaving = any(leaving.parked is parked for leaving in swap._leaving)
+        late += parked.flat is None and parked.index not in swap._coming and not leaving
+        return on_device(parked)
+
+    swap._on_device = watched  # type: ignore[method-assign]
+    training.run()
+    assert training.device.launches["swap to the device"] > 0
+    assert late == 0
+
+
+def test_pinned_memory_is_used_again() -> None:
+    training = Training("residual")
+    training.run()
+    memory = training.swap.pinned_bytes
+    slots = {slot for slots in training.swap._pool.values() for slot in slots}
+    training.run(rounds=3)
+    assert training.swap.pinned_bytes == memory
+    assert {slot for slots in training.swap._pool.values() for slot in slots} == slots
+    training.close()
+    assert training.swap.pinned_bytes == 0
+    assert torch.equal(training.run(), training.plain_gradient())
+
+
+def test_memory_that_others_hold_anyway_stays() -> None:
+    training = Training("residual")
+    moved: list[int] = []
+    training.run()
+    take = training.swap._take
+    swap = training.swap
+
+    def watched(num_bytes: int) -> Any:
+        moved.append(num_bytes)
+        return take(num_bytes)
+
+    swap._take = watched  # type: ignore[method-assign]
+    training.run()
+    # Of each block: the convolution's result and the result of the ReLU. Not the batch, weights or statistics.
+    assert moved == [8 * 4 * 12 * 12 * FLOAT] * 6
+
+
+def test_pinned_memory_that_was_only_written_to_can_be_given_back() -> None:
+    device = FakeDevice()
+    swap = Swap(device, min_bytes=MIN_BYTES)
+    with device.issuing():
+        with swap.task(stays=()):
+            torch.ones(400, requires_grad=True).exp().sum().backward()
+        assert "swap to the device" not in device.launches
+        swap.close()
+        gc.collect()
+        torch.ones(1)
+
+
+class _Strides(torch.autograd.Function):
+    """Saves views of all kinds, and checks in the backward pass that it gets what it saved."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:  # type: ignore[override]
+        kinds = [x.t(), x[:, ::2], x.unsqueeze(0).expand(3, -1, -1), *x.chunk(3, dim=1), x.view(torch.int32), x[1:3]]
+        kinds += [x.unfold(1, 4, 2), x.as_strided((12, 9, 2), (9, 1, 1)), x[:8].unsqueeze(2).expand(-1, -1, 5)]
+        ctx.save_for_backward(*kinds)
+        ctx.expected = [(kind.clone(), kind.stride(), kind.dtype) for kind in kinds]  # type: ignore[attr-defined]
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        for saved, (value, strides, dtype) in zip(ctx.saved_tensors, ctx.expected, strict=True):
+            assert saved.stride() == strides
+            assert saved.dtype == dtype
+            assert torch.equal(saved, value)
+        return gradient.expand(12, 18)
+
+
+def test_saved_tensors_keep_their_strides() -> None:
+    device = FakeDevice()
+    swap = Swap(device, min_bytes=MIN_BYTES)
+    with device.issuing(), swap.task(stays=()):
+        x = torch.randn(12, 18, requires_grad=True) * 2
+        total = _Strides.apply(x)
+        for _ in range(LEAVING + 1):
+            total = total * torch.randn(500, requires_grad=True).exp().sum()  # pushes x off the device
+        total.backward()
+    assert swap.pinned_bytes > 0
+    swap.close()
+
+
+@contextlib.contextmanager
+def swapping() -> Iterator[Swap]:
+    """Around a learning task that swaps; the device then has a look at memory that was given back."""
+    device = FakeDevice()
+    swap = Swap(device, min_bytes=MIN_BYTES)
+    with device.issuing():
+        try:
+            with swap.task(stays=()):
+                yield swap
+            gc.collect()
+            torch.ones(1)
+        finally:
+            swap.close()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        torch.ones(100),  # small
+        torch.ones(10_000)[:100],  # a small part
+        torch.ones(100_000).view(1000, 100)[:, 0],  # with large gaps
+        torch.ones(1000).unfold(0, 600, 1),  # with elements that share memory
+        torch.ones(400, dtype=torch.complex64).conj(),
+        torch.ones(40, 40).to_sparse(),
+    ],
+    ids=["small", "part", "gaps", "overlapping", "conjugated", "sparse"],
+)
+def test_what_cannot_or_need_not_leave_stays(kept: Tensor) -> None:
+    swap = Swap(FakeDevice(), min_bytes=MIN_BYTES)
+    with swap.task(stays=()):
+        back = swap._unpack(swap._pack(kept))
+    assert swap.pinned_bytes == 0
+    assert back.is_sparse if kept.is_sparse else back.data_ptr() == kept.data_ptr()
+
+
+def test_windows_that_share_elements_overlap() -> None:
+    assert view_of(torch.ones(10).unfold(0, 4, 1)).overlaps
+    assert view_of(torch.ones(100).as_strided((50, 2), (1, 1))).overlaps
+    assert not view_of(torch.ones(3, 4, 5).permute(2, 0, 1).expand(5, 3, 4)).overlaps
+    assert not view_of(torch.ones(3, 1, 5)[:, :, ::2].expand(3, 7, 3)).overlaps
+
+
+def test_what_is_changed_in_place_behind_its_use_is_an_error_as_without_swapping() -> None:
+    small, weight = torch.ones(4), torch.ones(4, requires_grad=True)
+    with swapping():
+        product = (weight * small).sum()
+        small.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+def test_what_is_changed_in_place_while_it_is_copied_is_noticed() -> None:
+    large, weight = torch.ones(400), torch.ones(400, requires_grad=True)
+    with swapping() as swap:
+        product = (weight * large).sum()
+        swap._device.stream("caller").wait(swap._slots[0].on_host)  # lest the fake device is faster
+        large.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+def test_a_graph_that_is_kept_is_an_error_when_it_is_used() -> None:
+    weight = torch.ones(400, requires_grad=True)
+    with swapping():
+        kept = (weight * torch.ones(400).exp()).sum()
+    with pytest.raises(RuntimeError, match=r"not kept behind its end with memory=\"swap\""):
+        kept.backward()
+
+
+def test_a_tensor_that_has_changed_since_is_copied_again() -> None:
+    one, other = (torch.ones(400, requires_grad=True) for _ in range(2))
+    with swapping():
+        factor = torch.full((400,), 2.0)
+        first = one * factor  # noqa: F841 - the graph holds it, and nobody differentiates it
+        for _ in range(LEAVING):
+            one = one.tanh()
+        factor.add_(1)
+        (gradient,) = torch.autograd.grad((other * factor).sum(), other)
+    assert gradient.tolist() == [3.0] * 400
+
+
+def test_parts_that_change_one_after_another_are_saved_as_they_were() -> None:
+    """Those of `unsafe_chunk` have versions of their own, equal ones here."""
+    weights = torch.ones(400, 2, requires_grad=True)
+    with swapping():
+        one, other = torch.ones(400, 4).unsafe_chunk(2, dim=1)
+        one.add_(1)
+        product = (weights * one).sum()
+        other.add_(2)
+        product = product + (weights * other).sum()
+        (gradient,) = torch.autograd.grad(product, weights)
+    assert gradient.unique().tolist() == [5.0]
+
+
+def test_a_part_of_the_graph_that_is_not_differentiated_does_no_harm() -> None:
+    weight = torch.ones(400, requires_grad=True)
+    asides = []
+    with swapping() as swap:
+        chain = weight * 1
+        for _ in range(8):
+            asides.append(chain.cos().exp().cos())  # a metric, say
+            chain = chain.tanh()
+        (gradient,) = torch.autograd.grad(chain.sum(), weight)
+        assert len(swap._coming) == MAX_COMING  # what nobody asked for, and no more of it than that
+    plain = weight * 1
+    for _ in range(8):
+        plain = plain.tanh()
+    assert torch.equal(gradient, torch.autograd.grad(plain.sum(), weight)[0])
+
+
+def test_a_graph_can_be_differentiated_twice() -> None:
+    weight = torch.ones(400, requires_grad=True)
+
+    def penalty() -> Tensor:
+        (slope,) = torch.autograd.grad(weight.tanh().exp().tanh().sin().sum(), weight, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), weight)[0]
+
+    expected = penalty()
+    with swapping():
+        found = penalty()
+    assert torch.equal(found, expected)
+
+
+def test_a_failing_task_leaves_everything_usable() -> None:
+    training = Training("deep")
+    expected = training.plain_gradient()
+    settings = training.settings
+
+    def fail(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise ValueError("no loss")
+
+    training.tasks = LearningTasks(training.group, TaskSettings(step_from_loss(fail)), training.swapped)
+    with pytest.raises(ValueError, match="no loss"):
+        training.run()
+    training.tasks = LearningTasks(training.group, settings, training.swapped)
+    assert torch.equal(training.run(), expected)
+    training.close()
+
+
+def test_learners_at_once_swap_on_streams_of_their_own() -> None:
+    training = Training("residual", learners=3)
+    expected = training.plain_gradient()
+    threads = [threading.Thread(target=training.run, args=(3, learner)) for learner in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for learner in training.group.learners:
+        assert torch.equal(learner.gradient, expected)
+    assert len(training.swapped._swaps) == 3
+    training.close()
+
+
+def test_engine_eager_trains_alike_with_one_pool_for_all_learners() -> None:
+    def trained(memory: str, device: FakeDevice) -> Tensor:
+        training = Training("residual")
+        settings = TaskSettings(training.settings.step, memory=memory)  # type: ignore[arg-type]
+        group = LearnerGroup(training.group.template, torch.optim.AdamW, learners=3, device=torch.device("cpu"))
+        engine = Eager(group, SMA(), settings, device)
+        if engine._swapped is not None:
+            engine._swapped._min_bytes = MIN_BYTES
+        with device.issuing():
+            for _ in range(3):
+                engine.round([training.batch] * 3)
+        engine.close()
+        return group.matrix.weights.clone()
+
+    swapping_device, plain_device = FakeDevice(), FakeDevice()
+    assert torch.equal(trained("swap", swapping_device), trained("device", plain_device))
+    assert swapping_device.launches["swap to the host"] > 0
+    assert set(plain_device.launches) == {"caller"}
+
+
+def test_functions_that_hooks_do_not_see_through_are_refused() -> None:
+    weight = torch.ones(400)
+    message = r'memory="swap" does not go with this learning task .* use memory="device"'
+    with pytest.raises(SettingError, match=message), swapping():
+        torch.func.grad(lambda w: w.tanh().sum())(weight)
+
+
+def test_pinned_memory_that_is_not_to_be_had_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*arguments: object) -> Tensor:
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ...")
+
+    monkeypatch.setattr(FakeDevice, "pinned", none_left)
+    weight = torch.ones(400, requires_grad=True)
+    message = r"host memory to pin more .*use fewer learners or a smaller batch_size"
+    with pytest.raises(SettingError, match=message), swapping():
+        weight.tanh().sum().backward()
+
+
+@pytest.mark.parametrize("engine", ["graph", "whole_round", "fused"])
+def test_engines_whose_tasks_save_nothing_refuse_to_swap(engine: str) -> None:
+    with pytest.raises(SettingError, match=f'"{engine}" do not; use engine="eager" or "streams"'):
+        check_swap("swap", engine, streams=True)
+
+
+def test_swapping_on_a_cpu_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match='memory="swap" has no effect on a CPU'):
+        check_swap("swap", "eager", streams=False)
+
+
+def test_what_does_not_swap_is_let_through() -> None:
+    check_swap("device", "fused", streams=True)
+    check_swap("swap", "streams", streams=True)
+
+
+def test_settings_that_do_not_go_with_swapping() -> None:
+    step = step_from_loss(mse_loss)
+    with pytest.raises(SettingError, match='memory must be "device" or "swap", got \'disk\''):
+        TaskSettings(step, memory="disk")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"which a compiled learning task \(compile=True\) does not show"):
+        TaskSettings(step, compile=True, memory="swap")

@@ -1,0 +1,23 @@
+"""Small graphs and policies for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bow.planning.placement.operations import Operations
+from bow.planning.placement.policy import PlacementPolicy, PolicySettings
+from tests.planning.placement.marking import sums as sums
+
+SMALL = PolicySettings(hidden=12, kind_size=3, attention=5)
+
+
+def chain(length: int = 4, devices: int = 3, **fields: Any) -> Operations:
+    """Operations of two kinds, one behind the other."""
+    kinds = tuple("linear" if number % 2 else "embedding" for number in range(length))
+    shapes = tuple(((8, 4 + number),) * (1 + number % 2) for number in range(length))
+    return Operations(kinds, shapes, tuple((n, n + 1) for n in range(length - 1)), devices, **fields)
+
+
+def small_policy(operations: Operations | None = None, seed: int = 0, **fields: Any) -> PlacementPolicy:
+    sizes = PolicySettings(**{"hidden": 12, "kind_size": 3, "attention": 5, **fields})
+    return PlacementPolicy(operations or chain(), sizes, seed=seed)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import random
+
+import torch
+
+from bow.planning.placement.controller import Controller, Placement
+from bow.planning.placement.elites import Elites
+from bow.planning.placement.learning_settings import LearningSettings
+from tests.planning.placement.policies import small_policy, sums
+
+
+def test_the_best_of_all_that_was_drawn_are_kept_each_once() -> None:
+    source, elites = random.Random(0), Elites(4)
+    every: dict[Placement, float] = {}
+    for _ in range(10):
+        placements = [tuple(source.randrange(3) for _ in range(3)) for _ in range(5)]
+        times = [float(sum(each)) if sum(each) < 5 else None for each in placements]
+        elites.add(placements, times)
+        every |= {each: time for each, time in zip(placements, times, strict=True) if time is not None}
+        assert elites.placements == sorted(every, key=lambda each: (every[each], each))[:4]
+
+
+def test_none_are_kept_where_none_are_asked_for() -> None:
+    elites = Elites(0)
+    elites.add([(0,)], [1.0])
+    assert elites.placements == []
+
+
+def test_a_controller_makes_its_elites_likelier_and_goes_on_with_them() -> None:
+    settings = LearningSettings(samples=6, noise=0.0, elites=2, failing_s=9.0)
+    controller = Controller(small_policy(), sums, settings)
+    best = min(zip(sums(list(drawn := controller.step(0).placements)), drawn, strict=True))[1]
+    policy = controller.policy
+    before = policy.log_probability(torch.tensor([best])).log_probabilities.item()
+    for parameter in policy.parameters():
+        assert parameter.grad is not None
+        parameter.data -= 0.05 * parameter.grad
+    assert policy.log_probability(torch.tensor([best])).log_probabilities.item() > before
+    state = controller.state()
+    assert state["elites"][0] == (sums([best])[0], best)
+    resumed = Controller(small_policy(), sums, settings)
+    resumed.load({**state, "elites": [[seconds, list(each)] for seconds, each in state["elites"]]})
+    assert resumed.state()["elites"] == state["elites"]

@@ -1,0 +1,121 @@
+"""Times of placements: what the simulator says, what does not fit, and what is not allowed."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from bow.errors import RuntimeUnavailableError, SettingError
+from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.grouping import every_operator, module_groups
+from bow.planning.placement.machine import k80_machine
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.topology_files import load_topology
+from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
+
+
+def random_placements(groups, devices: int, count: int, seed: int = 0) -> list[tuple[int, ...]]:
+    source = random.Random(seed)
+    return [tuple(source.randrange(devices) for _ in range(len(groups))) for _ in range(count)]
+
+
+def small_memory(gib: float) -> DeviceTopology:
+    return k80_machine(2, memory_gib=gib)
+
+
+def test_times_are_those_of_the_planners_simulator_whatever_came_before():
+    graph = unrolled()
+    groups = module_groups(graph)
+    evaluate = evaluator(graph, groups)
+    placements = random_placements(groups, 3, 6)
+    wanted = [evaluate.problem.simulate(groups.splits(each)).makespan_ns / 1e9 for each in placements]
+    assert evaluate(placements) == wanted
+    assert evaluate(placements[::-1]) == wanted[::-1]
+
+
+def test_the_compiled_simulator_gives_the_same_times_and_refusals():
+    graph = unrolled()
+    groups = module_groups(graph)
+    topology = small_memory(3e-5)
+    slow = evaluator(graph, groups, topology)
+    fast = SimulatedEvaluator(slow.problem, groups, processors=(0,))
+    placements = [(1,) * len(groups), *random_placements(groups, 3, 30)]
+    try:
+        times = fast(placements)
+    except RuntimeUnavailableError as error:
+        pytest.skip(str(error))
+    assert times == slow(placements)
+    assert None in times
+    assert any(time is not None for time in times)
+
+
+def test_what_does_not_fit_has_no_time_and_a_reason():
+    graph = unrolled()
+    evaluate = evaluator(graph, topology=small_memory(1e-6))
+    count = len(graph.operators)
+    assert evaluate([(1,) * count, (0,) * count])[0] is None
+    assert evaluate([(0,) * count])[0] is not None
+    verdict = evaluate.verdict((1,) * count)
+    assert verdict.refusal is not None
+    assert verdict.refusal.device == 1
+    assert "gpu0 (device 1) needs" in verdict.reason
+
+
+def test_a_placement_is_simulated_once():
+    evaluate = evaluator(unrolled(steps=2))
+    count = len(evaluate.groups)
+    evaluate([(1,) * count, (2,) * count, (1,) * count])
+    evaluate([(2,) * count])
+    assert evaluate.num_simulated == 2
+
+
+def test_operators_without_a_kernel_stay_on_the_processor():
+    graph = unrolled(steps=2)
+    groups = module_groups(graph)
+    evaluate = evaluator(graph, groups, on_processor={"embedding"})
+    everywhere = (1,) * len(groups)
+    assert evaluate([everywhere]) == [None]
+    assert "must not run on device 1" in evaluate.verdict(everywhere).reason
+    legal = evaluate.legal(everywhere)
+    assert evaluate([legal])[0] is not None
+    assert [groups.groups[n].kind for n, device in enumerate(legal) if device == 0] == ["embedding"] * 2
+    assert evaluate.allowed[legal.index(0)] == (0,)
+
+
+def test_accelerators_are_all_devices_but_processors():
+    evaluate = evaluator(unrolled(steps=2))
+    assert evaluate.accelerators == (1, 2)
+    assert SimulatedEvaluator(evaluate.problem, evaluate.groups, algorithm="python").accelerators == (0, 1, 2)
+
+
+def test_another_process_gets_what_is_known_and_makes_its_own_simulator():
+    evaluate = evaluator(unrolled(steps=2))
+    placement = (1,) * len(evaluate.groups)
+    evaluate([placement])
+    other = pickle.loads(pickle.dumps(evaluate))
+    assert other([placement, (2, *placement[1:])]) == evaluate([placement, (2, *placement[1:])])
+
+
+def test_wrong_settings_are_refused():
+    evaluate = evaluator(unrolled(steps=2))
+    with pytest.raises(SettingError, match="another graph"):
+        SimulatedEvaluator(evaluate.problem, every_operator(made_of(("a", "x", ["batch"]))))
+    with pytest.raises(SettingError, match="device 3"):
+        SimulatedEvaluator(evaluate.problem, evaluate.groups, processors=(3,))
+    with pytest.raises(SettingError, match="need a processor"):
+        SimulatedEvaluator(evaluate.problem, evaluate.groups, on_processor={"embedding"})
+
+
+def test_machines_have_the_processor_first_and_slower_copies_to_it():
+    machine = k80_machine(4)
+    assert [device.kind.name for device in machine.devices] == ["haswell", *["k80"] * 4]
+    same_board, other_board = machine.transfer_ns(10**7, 1, 2), machine.transfer_ns(10**7, 1, 3)
+    assert same_board < other_board < machine.transfer_ns(10**7, 1, 0)
+    assert load_topology("k80_haswell") == machine
+    slower = k80_machine(4, copies=3.0)
+    assert slower.transfer_ns(10**7, 1, 0) == pytest.approx(3 * machine.transfer_ns(10**7, 1, 0), rel=1e-6)
+    for wrong in ({"gpus": 0}, {"gpus": 1, "copies": 0.0}):
+        with pytest.raises(SettingError):
+            k80_machine(**wrong)

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bow.errors import CheckpointError, ScheduleError, SettingError
+from bow.planning.placement.controller import Controller, Placement
+from bow.planning.placement.findings import Progress
+from bow.planning.placement.learned import LearnedPlacement
+from bow.planning.placement.learning_settings import LearningSettings
+from bow.planning.placement.training import train_policy
+from tests.planning.placement.policies import SMALL, chain, small_policy, sums
+
+QUICK = LearningSettings(
+    samples=4, learning_rate=0.02, failing_s=None, is_scaled=True, noise=0.3, entropy=0.05, explore_until=20, elites=2
+)
+
+
+def trained(updates: int = 12, evaluate: Any = sums, **arguments: Any) -> LearnedPlacement:
+    arguments = {"settings": QUICK, "sizes": SMALL, **arguments}
+    return train_policy(chain(), evaluate, updates=updates, **arguments)
+
+
+def weights(found: LearnedPlacement) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in found.policy.parameters()])
+
+
+def test_the_policy_learns_the_fastest_placement() -> None:
+    def evaluate(placements: list[Placement]) -> list[float]:
+        return [1.0 + sum(device != number % 3 for number, device in enumerate(each)) for each in placements]
+
+    found = train_policy(chain(8, 3), evaluate, updates=150, settings=QUICK, sizes=SMALL)
+    assert found.greedy == (0, 1, 2, 0, 1, 2, 0, 1)
+    assert (found.best.placement, found.best.time_s, found.greedy_s) == (found.greedy, 1.0, 1.0)
+
+
+def test_the_same_seed_gives_the_same_training_and_another_one_does_not() -> None:
+    first, same, other = trained(), trained(), trained(seed=1)
+    assert weights(first).equal(weights(same))
+    assert first.findings == same.findings
+    assert not weights(first).equal(weights(other))
+
+
+def test_a_training_goes_on_from_its_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    file = tmp_path / "runs" / "policy.pt"
+    whole = trained(12)
+    trained(5, checkpoint=file, checkpoint_every=100)
+    resumed = trained(12, checkpoint=file)
+    assert weights(resumed).equal(weights(whole))
+    assert (resumed.findings, resumed.updates) == (whole.findings, 12)
+    assert [each.name for each in file.parent.iterdir()] == ["policy.pt"]
+
+
+def test_an_evaluation_that_breaks_off_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    calls = 0
+
+    def breaks(placements: list[Placement]) -> list[float | None]:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise OSError("the machine is on fire")
+        return sums(placements)
+
+    file = tmp_path / "policy.pt"
+    with pytest.raises(OSError, match="on fire") as caught:
+        trained(12, breaks, checkpoint=file)
+    best = trained(5).best
+    assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
+    resumed = trained(12, checkpoint=file)
+    assert weights(resumed).equal(weights(trained(12)))
+
+
+def test_a_checkpoint_that_cannot_be_written_any_more_does_not_lose_the_best(tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt"
+
+    def watch(progress: Progress) -> None:
+        if progress.updates == 3:
+            file.mkdir()
+
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
+        trained(5, watch=watch, checkpoint=file)
+    best = trained(5).best
+    assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_last_evaluation_that_breaks_off_does_not_lose_the_best() -> None:
+    def breaks(placements: list[Placement]) -> list[float | None]:
+        if len(placements) == 1:
+            raise OSError("the machine is on fire")
+        return sums(placements)
+
+    with pytest.raises(OSError, match="on fire") as caught:
+        trained(5, breaks)
+    assert str(trained(5).best.placement) in caught.value.__notes__[0]
+
+
+def test_ctrl_c_keeps_the_best(tmp_path: Path) -> None:
+    calls = 0
+
+    def interrupted(placements: list[Placement]) -> list[float | None]:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return sums(placements)
+
+    found = trained(12, interrupted, checkpoint=tmp_path / "policy.pt")
+    assert found.updates == 3
+    assert found.best.time_s == sums([found.best.placement])[0]
+    assert weights(trained(12, checkpoint=tmp_path / "policy.pt")).equal(weights(trained(12)))
+
+
+def test_who_watches_is_told_after_each_update_and_may_end_it() -> None:
+    told: list[Progress] = []
+
+    def watch(progress: Progress) -> bool:
+        told.append(progress)
+        return progress.updates < 3
+
+    found = trained(12, watch=watch)
+    assert [(each.updates, each.samples) for each in told] == [(1, 4), (2, 8), (3, 12)]
+    assert told[-1].best == found.best
+    assert all(0 < each.batch.entropy <= math.log(3) + 1e-6 for each in told)
+    assert told[-1].failed == sum(each.batch.num_failed for each in told)
+
+
+def test_the_best_is_the_best_of_all_that_was_drawn() -> None:
+    drawn: list[tuple[Placement, float | None]] = []
+
+    def watch(progress: Progress) -> None:
+        drawn.extend(zip(progress.batch.placements, progress.batch.times, strict=True))
+
+    found = trained(20, watch=watch)
+    times = [time for _, time in drawn if time is not None]
+    assert found.best.time_s == min(times)
+    assert drawn[found.best.sample - 1] == (found.best.placement, found.best.time_s)
+    assert found.findings.failed == len(drawn) - len(times)
+    assert [each.time_s for each in found.findings.bests] == sorted({each.time_s for each in found.findings.bests})[
+        ::-1
+    ]
+
+
+def test_the_time_ends_a_training() -> None:
+    clock = iter(range(100))
+    assert trained(1000, budget_s=10, clock=lambda: float(next(clock))).updates < 10
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -1.0, 0.0])
+def test_failures_of_any_sort_leave_the_parameters_finite(bad: float | None) -> None:
+    def evaluate(placements: list[Placement]) -> list[float | None]:
+        return [bad if sum(each) % 2 else 1.0 + sum(each) for each in placements]
+
+    found = trained(20, evaluate)
+    assert weights(found).isfinite().all()
+    assert sum(found.best.placement) % 2 == 0
+    assert found.findings.failed > 0
+
+
+def test_masked_failures_have_no_influence_later() -> None:
+    """After the first update everything fails, which is masked: the parameters stay as they are."""
+    calls = 0
+
+    def evaluate(placements: list[Placement]) -> list[float | None]:
+        nonlocal calls
+        calls += 1
+        return sums(placements) if calls == 1 else [None] * len(placements)
+
+    settings = LearningSettings(samples=4, failing_s=9.0, mask_failures_after=1, noise=0.0)
+    late = trained(6, evaluate, settings=settings)
+    calls = 0
+    early = trained(1, evaluate, settings=settings)
+    assert weights(late).equal(weights(early))
+    assert not weights(early).equal(torch.cat([each.detach().flatten() for each in small_policy().parameters()]))
+
+
+@pytest.mark.parametrize("exploring", [0.0, 0.5])
+def test_explorers_find_what_a_policy_that_is_sure_would_never_draw(exploring: float) -> None:
+    """They alone do, and the policy learns of them what is best so far, and nothing else."""
+    policy = small_policy()
+    with torch.no_grad():
+        policy.choice.bias[1] = 100.0
+        policy.choice.bias[0] = 50.0
+    settings = replace(QUICK, samples=30, noise=0.0, elites=1, entropy=0.0, exploring=exploring, is_scaled=False)
+    controller = Controller(policy, lambda placements: [1.0 + sum(each) for each in placements], settings)
+    batch = controller.step(0)
+    assert set(batch.placements[: 30 - settings.explorers]) == {(1, 1, 1, 1)}
+    assert len(set(batch.placements)) == 1 or exploring
+    gradients = [each.grad for each in policy.parameters()]
+    best = min(batch.placements, key=sum)
+    assert (best != (1, 1, 1, 1)) == bool(exploring)
+    policy.zero_grad()
+    (-policy.log_probability(torch.tensor([best])).log_probabilities.mean()).backward()
+    for found, wanted in zip(gradients, (each.grad for each in policy.parameters()), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_where_nothing_fits_it_is_said() -> None:
+    with pytest.raises(ScheduleError, match="none of 12 placements"):
+        trained(3, lambda placements: [None] * len(placements))
+
+
+def test_every_placement_needs_a_time() -> None:
+    with pytest.raises(SettingError, match="4 placements got 1 times"):
+        trained(3, lambda placements: [1.0])
+
+
+@pytest.mark.parametrize("arguments", [{"updates": 0}, {"checkpoint_every": 0}, {"budget_s": 0.0}])
+def test_what_makes_no_sense_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="must be"):
+        trained(**arguments)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"settings": LearningSettings()}])
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "policy.pt"
+    trained(2, checkpoint=file)
+    with pytest.raises(CheckpointError, match="other operations, settings or seed"):
+        trained(2, checkpoint=file, **change)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 2000, -100])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, keep: int) -> None:
+    file = tmp_path / "policy.pt"
+    trained(2, checkpoint=file)
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="delete it to begin anew"):
+        trained(2, checkpoint=file)
+
+
+def test_a_checkpoint_with_a_wrong_bit_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt"
+    weight = weights(trained(2, checkpoint=file))[:4].numpy().tobytes()
+    content = bytearray(file.read_bytes())
+    content[content.index(weight)] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="checksum"):
+        trained(2, checkpoint=file)
+
+
+def test_a_checkpoint_with_objects_is_refused_without_torchs_advice_to_trust_it(tmp_path: Path) -> None:
+    torch.save({"format": print}, tmp_path / "policy.pt")
+    with pytest.raises(CheckpointError, match=r"is damaged .*; delete it") as caught:
+        trained(2, checkpoint=tmp_path / "policy.pt")
+    assert "weights_only" not in str(caught.value)
+
+
+def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
+    torch.save({"format": "something else"}, tmp_path / "policy.pt")
+    with pytest.raises(CheckpointError, match="no checkpoint of a placement policy"):
+        trained(2, checkpoint=tmp_path / "policy.pt")

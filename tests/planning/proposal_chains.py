@@ -1,0 +1,130 @@
+"""Chains of proposals, each simulated by all algorithms and from nothing in Python."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+import pytest
+
+from bow.errors import ScheduleError
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split
+from bow.planning.simulator.full_simulation import TaskTime
+from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.simulation_result import SimulationResult, simulate
+from bow.planning.simulator.task_graph import TaskGraph
+from bow.planning.simulator.tasks import Identity
+from tests.planning.random_steps import RULES, Step, random_split, random_step, random_strategy
+
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+
+
+def check_chain(source: random.Random, algorithms: Sequence[Algorithm] = ALGORITHMS, most: int = 8) -> int:
+    """A random step, strategy, and proposals that are accepted, undone or refused; how many there were.
+
+    Every algorithm has to give the same start and end of every task, makespan and peaks of memory as a simulation from
+    nothing in Python, whose timeline has to obey dependencies and the order of every device and channel.
+    """
+    step = random_step(source)
+    strategy = random_strategy(source, step)
+    now = from_nothing(step, strategy)
+    check_timeline(now, strategy)
+    if now.refusal is not None:
+        for algorithm in algorithms:
+            with pytest.raises(ScheduleError, match="the strategy does not fit"):
+                simulation(step, strategy, algorithm)
+        return 0
+    simulations = [simulation(step, strategy, algorithm) for algorithm in algorithms]
+    for each in simulations:
+        check_equal(each, now)
+    proposals = source.randint(1, most)
+    for _ in range(proposals):
+        changes = random_changes(source, step)
+        strategy = changed(simulations[0].strategy, changes)
+        proposed = from_nothing(step, strategy)
+        check_timeline(proposed, strategy)
+        limit_ns = source.choice([None, None, proposed.makespan_ns, proposed.makespan_ns - 1, now.makespan_ns])
+        accept = source.random() < 0.5
+        for each in simulations:
+            before = each.strategy
+            found = each.propose_changes(changes, limit_ns)
+            if found is not None and limit_ns is not None and found > limit_ns:
+                assert limit_ns < found <= proposed.makespan_ns
+                each.undo()
+                assert each.strategy == before
+                check_equal(each, now)
+                found = each.propose_changes(changes)
+            assert each.refusal == proposed.refusal
+            if proposed.refusal is not None:
+                assert found is None
+                check_equal(each, now)
+                continue
+            assert found == proposed.makespan_ns
+            check_equal(each, proposed)
+            if accept:
+                each.accept()
+            else:
+                each.undo()
+                check_equal(each, now)
+        if accept and proposed.refusal is None:
+            now = proposed
+    return proposals
+
+
+def check_equal(simulation: Simulation, wanted: SimulationResult) -> None:
+    assert simulation.makespan_ns == wanted.makespan_ns
+    assert simulation.times() == times_of(wanted)
+    assert simulation.memory() == wanted.peaks
+
+
+def check_timeline(result: SimulationResult, strategy: PlacedStrategy) -> None:
+    """Tasks run when all that they wait for is over, in the order in which they became ready, and never in vain."""
+    times = times_of(result)
+    graph = TaskGraph.of(result.model, strategy)
+    turns: dict[int, list[tuple[int, Identity]]] = defaultdict(list)
+    for task, before in zip(graph.tasks, graph.predecessors, strict=True):
+        time = times[task.identity]
+        assert time.ready_ns == max((times[graph.tasks[number].identity].end_ns for number in before), default=0)
+        assert time.end_ns - time.start_ns == task.duration_ns
+        assert all(graph.tasks[number].rank < task.rank for number in before)
+        for place in task.places:
+            turns[place].append((time.ready_ns, task.identity))
+    free_ns: dict[Identity, int] = defaultdict(int)
+    for queue in turns.values():
+        queue.sort()
+        for (_, earlier), (_, later) in itertools.pairwise(queue):
+            assert times[earlier].end_ns <= times[later].start_ns
+            free_ns[later] = max(free_ns[later], times[earlier].end_ns)
+    for identity, time in times.items():
+        assert time.start_ns == max(time.ready_ns, free_ns[identity])
+
+
+def times_of(result: SimulationResult) -> dict[Identity, TaskTime]:
+    times = {task.identity: time for task, time in zip(result.tasks, result.times, strict=True)}
+    assert len(times) == len(result.tasks), "two tasks have the same identity"
+    return times
+
+
+def simulation(step: Step, strategy: PlacedStrategy, algorithm: Algorithm) -> Simulation:
+    return Simulation(step.graph, RULES, step.topology, step.costs, strategy, overlap=step.overlap, algorithm=algorithm)
+
+
+def from_nothing(step: Step, strategy: PlacedStrategy) -> SimulationResult:
+    return simulate(step.graph, RULES, step.topology, step.costs, strategy, overlap=step.overlap)
+
+
+def random_changes(source: random.Random, step: Step) -> dict[int, Split]:
+    """Of one operator, now and then of several."""
+    count = source.choice([1, 1, 1, 2, 3])
+    operators = [source.randrange(len(step.graph.operators)) for _ in range(count)]
+    return {operator: random_split(source, step, operator) for operator in operators}
+
+
+def changed(strategy: PlacedStrategy, changes: Mapping[int, Split]) -> PlacedStrategy:
+    splits = [changes.get(operator, split) for operator, split in enumerate(strategy.splits)]
+    return PlacedStrategy(strategy.graph_hash, tuple(splits), strategy.learners)

@@ -1,0 +1,64 @@
+"""Processes of a search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bow.planning.search import chain_processes
+from bow.planning.search.chain_processes import run_in_processes
+from bow.planning.search.chains import Tally
+
+
+class Worker:
+    """A process that does not end when it is asked to."""
+
+    made: list[Worker] = []  # noqa: RUF012 - filled by a test
+    status = 0
+
+    def __init__(self, *_: Any) -> None:
+        self.asked, self.is_closed = 0, False
+        self.made.append(self)
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.asked += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Messages:
+    """What has come: interruptions are raised."""
+
+    def __init__(self) -> None:
+        self.coming: list[Any] = []
+
+    def get(self) -> Any:
+        message = self.coming.pop(0)
+        if message is KeyboardInterrupt:
+            raise message
+        return message
+
+
+@pytest.mark.parametrize(
+    "coming",
+    [
+        pytest.param([KeyboardInterrupt, KeyboardInterrupt], id="twice"),
+        pytest.param([(0, (0, 1, 1.0)), (0, (0, 2, 1.0)), KeyboardInterrupt], id="behind a progress that says so"),
+    ],
+)
+def test_who_presses_ctrl_c_again_does_not_wait(coming: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = Messages()
+    messages.coming = coming
+    monkeypatch.setattr(chain_processes, "_Worker", Worker)
+    monkeypatch.setattr(chain_processes.queue, "Queue", lambda: messages)
+    monkeypatch.setattr(Worker, "made", [])
+    nothing: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        run_in_processes(nothing, [[], []], nothing, Tally(lambda *_: False))
+    assert not messages.coming
+    assert [(worker.asked, worker.is_closed) for worker in Worker.made] == [(1, True)] * 2

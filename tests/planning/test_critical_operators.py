@@ -1,0 +1,89 @@
+"""What the end of a step waits for: a chain of tasks without a gap."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from bow.planning.problem.split import Split
+from bow.planning.problem.step_model import StepModel
+from bow.planning.search.baselines import single_device
+from bow.planning.search.critical_operators import CriticalOperators, critical_operators
+from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.tasks import Ranks, TaskKind
+from tests.planning.proposal_chains import from_nothing, simulation
+from tests.planning.random_steps import RULES, random_step, random_strategy
+from tests.planning.search_graphs import perceptron
+from tests.planning.test_search import problem_of
+
+
+@settings(max_examples=40)
+@given(st.randoms(use_true_random=False))
+def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
+    step = random_step(source)
+    strategy = random_strategy(source, step)
+    result = from_nothing(step, strategy)
+    assume(result.refusal is None)
+    found = simulation(step, strategy, "incremental")
+    shares = critical_operators(found.task_table(), found.model, source)
+    of_operators = sum(shares.values())
+    if strategy.learners == 1:
+        assert of_operators == pytest.approx(result.makespan_ns)
+    else:
+        averaging = max((task.duration_ns for task in result.tasks if task.kind is TaskKind.AVERAGING), default=0)
+        assert result.makespan_ns - averaging - 1 <= of_operators <= result.makespan_ns + 1
+    assert all(0 <= operator < len(found.model.graph.operators) for operator in shares)
+
+
+@settings(max_examples=10)
+@given(st.randoms(use_true_random=False))
+def test_both_simulators_have_the_same_tasks(source: random.Random) -> None:
+    step = random_step(source)
+    strategy = random_strategy(source, step)
+    assume(from_nothing(step, strategy).refusal is None)
+    native = simulation(step, strategy, "incremental")
+    python = Simulation(
+        step.graph, RULES, step.topology, step.costs, strategy, overlap=step.overlap, algorithm="python"
+    )
+    assert sorted(native.task_table().tolist()) == sorted(python.task_table().tolist())
+
+
+def test_ranks_know_whose_tasks_have_them() -> None:
+    ranks = Ranks(operators=5, groups=3)
+    for kind in TaskKind:
+        for owner in range(3):
+            rank = ranks.of(kind, owner)
+            is_group = TaskKind.GATHER <= kind <= TaskKind.UPDATE
+            is_averaging = kind is TaskKind.AVERAGING
+            assert ranks.operator(rank) == (None if is_group or is_averaging else owner)
+            assert ranks.group(rank) == (owner if is_group else None)
+
+
+def test_what_takes_most_is_drawn_most_and_what_changed_is_noticed() -> None:
+    graph = perceptron(samples=32, sizes=(4096, 4096, 16, 16))
+    problem = problem_of(graph)
+    now = problem.simulation(single_device(graph))
+    critical = CriticalOperators(now, random.Random(1))
+    large, small = 0, 4  # 4,096 x 4,096 and 16 x 16 weights
+    counts = Counter(critical.draw() for _ in range(200))
+    assert counts[large] > 100 > counts[small]
+    assert None not in counts
+    now.propose_changes({large: Split((1, 4), (0, 1, 2, 3))})
+    now.accept()
+    later = Counter(critical.draw() for _ in range(200))
+    assert later[large] < 0.8 * counts[large]  # split among four devices it takes a smaller part of the step
+
+
+def test_a_step_without_time_has_no_operators() -> None:
+    class Nothing:
+        model: StepModel = None  # type: ignore[assignment]
+
+        def task_table(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+            return np.zeros((2, 3), np.int64)
+
+    assert CriticalOperators(Nothing(), random.Random(1)).draw() is None

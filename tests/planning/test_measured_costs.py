@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bow.errors import ScheduleError
+from bow.planning.problem.box import Box, tiles, whole
+from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.rules import RULES
+from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.simulator.measured_costs import (
+    FORMAT,
+    VERSION,
+    MeasuredCosts,
+    TileTime,
+    TileTimes,
+    mean_times,
+    median_times,
+)
+from bow.planning.simulator.tile_work import tile_key
+from tests.planning.search_graphs import branches, lenet, perceptron
+
+GPU = DeviceKind("gpu", memory_gib=16, tflops=2.0, gb_per_s=500, overhead_us=10, half_outputs=1000)
+ONE = DeviceTopology("one", (Device("gpu0", GPU),))
+
+
+def kept(tiles: Any, updates: Any) -> str:
+    """The text of a file with these times, whatever they are."""
+    return json.dumps({"format": FORMAT, "version": VERSION, "tiles": tiles, "updates": updates})
+
+
+WRONG_TILES = [[1], [1, -1], [math.inf, 1], [1, math.nan], "ab", 3]
+WRONG_UPDATES = [math.inf, math.nan, -1, 10**400, None]
+DAMAGED = [
+    *("", "[]", "{}", "[" * 100_000),
+    *(kept({"a": each}, {}) for each in WRONG_TILES),
+    *(kept({"a": [1, 2]}, {"graph": each}) for each in WRONG_UPDATES),
+]
+
+
+def number_of(graph: OperatorGraph, kind: str) -> int:
+    return next(number for number, operator in enumerate(graph.operators) if operator.kind == kind)
+
+
+def box_of(graph: OperatorGraph, number: int) -> Box:
+    return whole(graph.output_shape(graph.operators[number]))
+
+
+def test_measured_tile_takes_the_measured_time_and_others_follow_the_whole_operator() -> None:
+    graph = branches()
+    costs, roofline = (
+        MeasuredCosts(
+            graph, RULES, ONE, {"gpu": TileTimes({_key(graph, 0): TileTime(300_000, 700_000)}, {graph.hash: 0.5})}
+        ),
+        RooflineCosts(graph, RULES, ONE),
+    )
+    box = box_of(graph, 0)
+    assert (costs.forward_ns(0, box, 0), costs.backward_ns(0, box, 0)) == (300_000, 700_000)
+    factor = 1_000_000 / (roofline.forward_ns(0, box, 0) + roofline.backward_ns(0, box, 0))
+    half = next(iter(tiles(graph.output_shape(graph.operators[0]), (2, 1, 1, 1))))
+    assert costs.forward_ns(0, half, 0) == pytest.approx(factor * roofline.forward_ns(0, half, 0), abs=1)
+    other = number_of(graph, "linear")
+    expected = factor * roofline.forward_ns(other, box_of(graph, other), 0)
+    assert costs.forward_ns(other, box_of(graph, other), 0) == pytest.approx(expected, abs=1)
+    assert costs.update_ns(1000, 0) == 500
+    assert costs.is_measured(0, box, 0)
+    assert not costs.is_measured(0, half, 0)
+
+
+def test_costs_do_not_depend_on_the_order_of_questions() -> None:
+    graph = lenet()
+    times = TileTimes({_key(graph, number): TileTime(1000 * number + 1, 500) for number in (0, 2)})
+    boxes = [(number, box_of(graph, number)) for number in range(len(graph.operators))]
+
+    def answers(order: list[tuple[int, Box]]) -> dict[int, int]:
+        costs = MeasuredCosts(graph, RULES, ONE, {"gpu": times})
+        return {number: costs.forward_ns(number, box, 0) for number, box in order}
+
+    assert answers(boxes) == answers(boxes[::-1])
+
+
+def test_kind_of_device_that_was_not_measured_takes_the_rooflines_times() -> None:
+    graph = perceptron()
+    costs = MeasuredCosts(graph, RULES, ONE, {"another": TileTimes({_key(graph, 0): TileTime(1, 1)})})
+    assert costs.forward_ns(0, box_of(graph, 0), 0) == RooflineCosts(graph, RULES, ONE).forward_ns(
+        0, box_of(graph, 0), 0
+    )
+
+
+def test_times_survive_a_file(tmp_path: Path) -> None:
+    times = TileTimes({"a": TileTime(1, 2), "b": TileTime(3, 4)}, {"graph": 0.25})
+    path = tmp_path / "folder" / "times.json"
+    times.save(path)
+    assert TileTimes.from_json(path.read_text(encoding="utf-8")) == times
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[55:100])
+def test_damaged_times_are_refused(text: str) -> None:
+    with pytest.raises(ScheduleError, match=r"^tile times are damaged .*measure again$"):
+        TileTimes.from_json(text)
+
+
+def test_times_of_another_version_are_not_called_damaged() -> None:
+    with pytest.raises(ScheduleError, match=rf'^the text is not "{FORMAT}" of version {VERSION}; measure again$'):
+        TileTimes.from_json(json.dumps({"format": FORMAT, "version": VERSION + 1}))
+
+
+def test_an_update_of_another_graph_is_not_this_ones() -> None:
+    graph = perceptron()
+    costs = MeasuredCosts(graph, RULES, ONE, {"gpu": TileTimes({}, {"another": 1.0})})
+    assert costs.update_ns(1000, 0) == RooflineCosts(graph, RULES, ONE).update_ns(1000, 0)
+
+
+def test_mean_of_devices_leaves_out_what_not_all_have_measured() -> None:
+    one = TileTimes({"a": TileTime(10, 20), "b": TileTime(1, 1)}, {"graph": 1.0, "other": 5.0})
+    other = TileTimes({"a": TileTime(20, 40)}, {"graph": 2.0})
+    assert mean_times([one, other]) == TileTimes({"a": TileTime(15, 30)}, {"graph": 1.5})
+
+
+def test_median_of_turns_is_not_moved_by_one_of_them() -> None:
+    turns = [TileTimes({"a": TileTime(time, 2 * time)}, {"graph": time / 10}) for time in (10, 12, 500)]
+    assert median_times(turns) == TileTimes({"a": TileTime(12, 24)}, {"graph": 1.2})
+
+
+def test_medians_add_up_to_what_a_turn_takes() -> None:
+    """Each turn is interrupted for 90 ns, in another tile."""
+    turns = [TileTimes({f"{tile}": TileTime(10, 10 + 90 * (tile == turn)) for tile in range(3)}) for turn in range(3)]
+    assert median_times(turns).tiles == {f"{tile}": TileTime(25, 25) for tile in range(3)}
+
+
+def _key(graph: OperatorGraph, number: int) -> str:
+    return tile_key(graph, RULES, graph.operators[number], box_of(graph, number))

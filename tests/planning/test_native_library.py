@@ -1,0 +1,38 @@
+"""Without a compiler there is one sentence that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bow.compiling import CACHE
+from bow.errors import RuntimeUnavailableError
+from bow.planning.simulator import native_library
+from bow.planning.simulator.simulation import Simulation
+from tests.planning.random_steps import RULES
+from tests.planning.small_steps import GRAPH, ElementCosts, strategy, topology
+
+
+@pytest.fixture
+def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    monkeypatch.setattr(native_library, "_attempt", native_library._attempt.__wrapped__)
+
+
+@pytest.mark.usefixtures("_nothing_built")
+def test_without_a_compiler_only_python_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RuntimeUnavailableError, match="the compiled simulator needs a C\\+\\+ compiler") as caught:
+        Simulation(GRAPH, RULES, topology(), ElementCosts(), strategy())
+    assert "\n" not in str(caught.value)
+    simulated = Simulation(GRAPH, RULES, topology(), ElementCosts(), strategy(), algorithm="python")
+    assert simulated.makespan_ns > 0
+
+
+@pytest.mark.usefixtures("_nothing_built")
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(RuntimeUnavailableError, match="false cannot compile the compiled simulator: exit status 1"):
+        native_library.library()
+    assert "building the planner's simulator" in capfd.readouterr().err

@@ -1,0 +1,94 @@
+"""Strategies that differ in one operator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from bow.planning.problem.split import Split
+from bow.planning.problem.topology_files import load_topology
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import single_device
+from bow.planning.search.limits import Limits
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.neighbours import descend, try_neighbours
+from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
+
+PAIR = load_topology("two_cores")
+GRAPH = perceptron(samples=8, sizes=(1024, 512, 256))
+MODEL = model_of(GRAPH, PAIR)
+SPACE = SplitSpace(GRAPH, RULES, 2, devices="distinct", even=True)
+ALONE = single_device(GRAPH)
+
+
+def times_around(splits: tuple[Split, ...]) -> list[int]:
+    return [
+        SlowSimulation(MODEL, (*splits[:operator], split, *splits[operator + 1 :])).makespan_ns
+        for operator in range(SPACE.num_operators)
+        for split in SPACE.splits(operator)
+        if split != splits[operator]
+    ]
+
+
+def test_the_best_of_all_neighbours_is_found() -> None:
+    simulation, times = SlowSimulation(MODEL, ALONE), times_around(ALONE)
+    told: list[int] = []
+    neighbours = try_neighbours(simulation, ALONE, SPACE, told.append)
+    assert neighbours.tried == len(times) == SPACE.num_neighbours == told[-1]
+    assert neighbours.refused == 0
+    assert neighbours.best is not None
+    assert neighbours.best.makespan_ns == min(times) < neighbours.makespan_ns
+    assert f"of {len(times):,} neighbours the best takes" in str(neighbours)
+    assert simulation.splits == list(ALONE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_way_down_ends_where_no_neighbour_is_better(seed: int) -> None:
+    start = SPACE.random_strategy(random.Random(seed))
+    walk = descend(SlowSimulation(MODEL, start), start, SPACE, Limits(patience=1.0))
+    assert walk.ending == "no gain"
+    times = [best.makespan_ns for best in walk.bests]
+    assert times == sorted(set(times), reverse=True)
+    assert walk.accepted == len(times) - 1 > 0
+    bottom = SlowSimulation(MODEL, walk.splits)
+    assert bottom.makespan_ns == walk.makespan_ns <= min(times_around(walk.splits))
+    neighbours = try_neighbours(bottom, walk.splits, SPACE)
+    assert neighbours.is_local_optimum
+    assert "none of" in str(neighbours)
+
+
+def test_neighbours_that_do_not_fit_are_counted_and_not_taken() -> None:
+    class Tight(SlowSimulation):
+        def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
+            found = super().propose_changes(changes, limit_ns)
+            return None if any(split.num_tiles > 1 for split in changes.values()) else found
+
+    neighbours = try_neighbours(Tight(MODEL, ALONE), ALONE, SPACE)
+    assert neighbours.refused == sum(
+        split.num_tiles > 1 for operator in range(SPACE.num_operators) for split in SPACE.splits(operator)
+    )
+    walk = descend(Tight(MODEL, ALONE), ALONE, SPACE, Limits(patience=1.0))
+    assert all(split.num_tiles == 1 for split in walk.splits)
+
+
+@pytest.mark.parametrize(("limits", "ending"), [(Limits(budget_s=1e-9), "budget"), (Limits(proposals=1), "proposals")])
+def test_the_way_down_ends_with_its_limits(limits: Limits, ending: str) -> None:
+    walk = descend(SlowSimulation(MODEL, ALONE), ALONE, SPACE, limits)
+    assert walk.ending == ending
+    assert walk.evaluated <= SPACE.count(0)
+
+
+def test_the_way_down_is_watched_and_interrupted() -> None:
+    start = SPACE.random_strategy(random.Random(2))
+    seen: list[tuple[float, int, int]] = []
+
+    def watch(seconds: float, tried: int, best_ns: int) -> bool:
+        seen.append((seconds, tried, best_ns))
+        return len(seen) < 3
+
+    walk = descend(SlowSimulation(MODEL, start), start, SPACE, Limits(patience=1.0), watch=watch)
+    assert walk.ending == "interrupted"
+    assert len(seen) == 3
+    assert seen[-1][2] == walk.makespan_ns

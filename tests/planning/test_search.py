@@ -1,0 +1,274 @@
+"""The search as a whole: starts, trials, processes, learners, interruption."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bow.errors import ScheduleError, SettingError
+from bow.planning.problem.device_topology import Device, DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.topology_files import load_topology
+from bow.planning.rules import RULES
+from bow.planning.search.chains import Chain, Start, Tally, run_chains
+from bow.planning.search.limits import Limits
+from bow.planning.search.metropolis import Best, Walk
+from bow.planning.search.problem import Problem
+from bow.planning.search.search import search
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.search.starts import BASELINES, baseline
+from bow.planning.simulator.costs import RooflineCosts
+from tests.planning.search_graphs import language_model, perceptron
+
+PAIR, NODE = load_topology("two_cores"), load_topology("p100_node")
+SHORT = SearchSettings(budget_s=None, proposals=60, patience=None, starts=("single", "data"))
+
+
+def problem_of(graph: OperatorGraph, topology: DeviceTopology = NODE) -> Problem:
+    return Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
+
+
+PROBLEM = problem_of(perceptron(samples=32, sizes=(1024, 1024, 256)))
+
+
+def test_what_is_found_takes_what_it_says_and_is_no_slower_than_its_starts() -> None:
+    found = search(PROBLEM, SHORT)
+    result = PROBLEM.simulate(found.strategy.splits)
+    assert result.makespan_ns == found.makespan_ns
+    assert found.makespan_ns <= min(PROBLEM.simulate(baseline(PROBLEM, name)).makespan_ns for name in SHORT.starts)
+    assert [chain.start.name for chain in found.chains] == ["single", "data"]
+    assert found.chain in found.chains
+    assert found.evaluated == sum(
+        walk.evaluated for chain in found.chains for walk in (chain.walk, chain.descent) if walk is not None
+    )
+    times = [best.makespan_ns for best in found.bests]
+    assert times == sorted(set(times), reverse=True)
+    assert times[-1] == found.makespan_ns
+
+
+def test_what_is_found_explains_itself_and_has_a_timeline(tmp_path: Path) -> None:
+    found = search(PROBLEM, SHORT)
+    explained = found.explain(keep=1)
+    assert explained.makespan_ns == found.makespan_ns
+    assert found.timeline().makespan == pytest.approx(found.makespan_ns / 1e9)
+    assert explained.tried > 0
+    assert max(len(each.others) for each in explained.operators) == 1
+    assert found.explain(budget_s=0).left_out == len(PROBLEM.graph.operators)
+    found.save(tmp_path / "folder" / "strategy.json")
+    assert PlacedStrategy.from_json((tmp_path / "folder" / "strategy.json").read_text()) == found.strategy
+    with pytest.raises(SettingError, match=r"cannot be written to .*; give another file"):
+        found.save(tmp_path)
+
+
+def test_equal_seeds_find_the_same_and_others_walk_elsewhere() -> None:
+    walks = [search(PROBLEM, replace(SHORT, seed=seed, descend=False)).chains[0].walk for seed in (1, 1, 2)]
+    found = [(walk.evaluated, walk.accepted, walk.splits) for walk in walks if walk is not None]
+    assert found[0] == found[1] != found[2]
+
+
+def test_processes_share_the_starts() -> None:
+    alone = search(PROBLEM, SHORT)
+    shared = search(PROBLEM, replace(SHORT, processes=2))
+    assert shared.strategy == alone.strategy
+    assert [chain.start for chain in shared.chains] == [chain.start for chain in alone.chains]
+
+
+def test_the_best_of_several_trials_goes_on() -> None:
+    settings = SearchSettings(budget_s=0.6, patience=None, starts=("model", "single", "single"), trial=0.5)
+    found = search(PROBLEM, settings)
+    walks = [chain.walk for chain in found.chains if chain.walk is not None]
+    assert len(walks) == 3
+    assert [chain.descent is not None for chain in found.chains].count(True) == 1
+    assert found.chain.descent is not None
+    assert found.chain.walk is not None
+    assert found.makespan_ns <= min(walk.makespan_ns for walk in walks)
+
+
+def test_the_better_half_of_the_walks_goes_on_from_round_to_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[tuple[int, int, float]] = []
+    now = [100.0]
+
+    def of_number(_: Problem, start: Start, *others: Any, turn: int = 0) -> Chain:
+        walked.append((turn, start.number, round(others[2] * 48)))
+        now[0] += others[2]
+        bests = (Best(0.0, 0, 100 - start.number - turn),)
+        return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 0.0, "budget"))
+
+    monkeypatch.setattr("bow.planning.search.chains.run_chain", of_number)
+    monkeypatch.setattr("bow.planning.search.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(4)]
+    chains = run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5), lambda *_: True)
+    # Of four seconds two are for trials, of which each of two rounds has one.
+    assert walked[:-1] == [(0, 0, 12), (0, 1, 12), (0, 2, 12), (0, 3, 12), (1, 3, 24), (1, 2, 24)]
+    assert walked[-1] == (2, 3, 96)
+    assert [chain.walk.proposals for chain in chains if chain.walk is not None] == [1, 1, 2, 3]
+
+
+def test_trials_have_no_patience_and_what_it_takes_to_begin_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [100.0], []
+    simulation = Problem.simulation
+
+    def slowly(self: Problem, splits: Any, learners: int = 1) -> Any:
+        now[0] += 0.1
+        return simulation(self, splits, learners)
+
+    def walking(_: Any, splits: Any, __: Any, limit: Limits, *others: Any, **more: Any) -> Walk:
+        limits.append(limit)
+        now[0] += limit.budget_s or 0.0
+        return Walk(tuple(splits), (Best(0.0, 0, 100),), 1, 1, 0, 0, 0.0, "budget")
+
+    monkeypatch.setattr(Problem, "simulation", slowly)
+    monkeypatch.setattr("bow.planning.search.chains.metropolis", walking)
+    monkeypatch.setattr("bow.planning.search.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(2)]
+    run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5, descend=False), lambda *_: True)
+    assert [limit.budget_s for limit in limits] == pytest.approx([0.9, 0.9, 1.9])
+    assert [limit.patience for limit in limits] == [None, None, 0.5]
+
+
+def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(3)]
+
+    def interrupted_in(call: int) -> list[Chain]:
+        calls = iter(range(100))
+
+        def walking(_: Problem, start: Start, *others: Any, turn: int = 0) -> Chain:
+            if next(calls) == call:
+                raise KeyboardInterrupt  # while the simulation is built, say
+            bests = (Best(0.0, 0, 101 - turn), Best(0.5, 1, 100 - turn))
+            return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 1.0, "budget"))
+
+        monkeypatch.setattr("bow.planning.search.chains.run_chain", walking)
+        return run_chains(PROBLEM, starts, SearchSettings(budget_s=60.0), lambda *_: True)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_in(0)
+    assert [len(interrupted_in(call)) for call in range(1, 7)] == [1, 2, 3, 3, 3, 3]
+    assert min(chain.batch_ns for chain in interrupted_in(4)) == 99  # one had gone on for a second round
+
+
+def test_a_start_that_does_not_fit_takes_no_part_in_rounds() -> None:
+    problem = small_memory(0.009)
+    starts = [Start(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))]
+    chains = run_chains(problem, starts, SearchSettings(budget_s=0.5, patience=None), lambda *_: True)
+    refused = [chain.refusal is not None for chain in chains]
+    assert any(refused)
+    assert [chain.walk is None for chain in chains] == refused
+
+
+def test_walks_with_so_many_proposals_each_have_no_rounds() -> None:
+    settings = SearchSettings(budget_s=60.0, proposals=25, patience=None, starts=("single", "data"), descend=False)
+    walks = [chain.walk for chain in search(PROBLEM, settings).chains]
+    assert [walk.proposals for walk in walks if walk is not None] == [25, 25]
+
+
+def test_a_walk_behind_another_counts_on() -> None:
+    def walk(first: int, last: int) -> Walk:
+        bests = (Best(0.0, 0, first), Best(1.0, 5, last))
+        return Walk((), bests, 10, 8, 4, 2, 3.0, "budget")
+
+    both = walk(100, 80).followed_by(walk(80, 70))
+    assert both.bests == (Best(0.0, 0, 100), Best(1.0, 5, 80), Best(4.0, 15, 70))
+    assert (both.proposals, both.evaluated, both.accepted, both.refused, both.seconds) == (20, 16, 8, 4, 6.0)
+    assert both.makespan_ns == 70
+
+
+def test_who_watches_hears_of_all_walks_and_ends_them() -> None:
+    told: list[tuple[float, int, float]] = []
+
+    def progress(seconds: float, proposals: int, best_ns: float) -> bool:
+        told.append((seconds, proposals, best_ns))
+        return len(told) < 2
+
+    found = search(PROBLEM, replace(SHORT, proposals=10**6), progress)
+    assert len(told) == 2
+    assert found.chains[-1].is_interrupted
+    assert len(found.chains) == 1
+    assert found.makespan_ns <= told[0][2]
+
+
+def test_the_tally_adds_up_walks() -> None:
+    told: list[tuple[int, float]] = []
+    tally = Tally(lambda _, proposals, best_ns: told.append((proposals, best_ns)) is None)
+    assert tally.told(0, 10, 5.0)
+    assert tally.told(1, 7, 8.0)
+    assert tally.told(0, 20, 4.0)
+    assert told == [(10, 5.0), (17, 5.0), (27, 4.0)]
+
+
+def test_learners_share_the_devices_and_are_compared_by_batch() -> None:
+    found = search(PROBLEM, replace(SHORT, starts=("data",), learners=(1, 4)))
+    assert {chain.start.learners for chain in found.chains} == {1, 4}
+    assert found.batch_ns == found.makespan_ns / found.strategy.learners
+    assert found.batch_ns == min(chain.batch_ns for chain in found.chains)
+
+
+def small_memory(gib: float) -> Problem:
+    devices = tuple(Device(each.name, replace(each.kind, memory_gib=gib)) for each in NODE.devices)
+    return problem_of(PROBLEM.graph, replace(NODE, devices=devices))
+
+
+def test_a_start_that_does_not_fit_is_left_out_with_the_reason() -> None:
+    found = search(small_memory(0.009), replace(SHORT, starts=("single", "data", "random")))
+    refused = [chain for chain in found.chains if chain.walk is None]
+    assert refused
+    assert all("does not fit" in (chain.refusal or "") for chain in refused)
+    assert all(math.isinf(chain.batch_ns) for chain in refused)
+
+
+def test_where_no_start_fits_there_is_one_sentence() -> None:
+    with pytest.raises(ScheduleError, match="no strategy to start from fits: the strategy does not fit"):
+        search(small_memory(1e-6), SHORT)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("graph", [PROBLEM.graph, language_model()], ids=["perceptron", "language model"])
+def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: OperatorGraph) -> None:
+    problem = problem_of(graph)
+    splits = baseline(problem, name)
+    problem.strategy(splits).check(graph, NODE.num_devices, RULES)
+    start = Start(name, 0, 1, splits)
+    (chain,) = run_chains(problem, [start], replace(SHORT, proposals=3, descend=False), lambda *_: True)
+    assert isinstance(chain, Chain)
+    assert chain.batch_ns <= problem.simulate(splits).makespan_ns
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"starts": ("best",)}, "starts must be of .*, got best"),
+        ({"starts": ()}, "got none"),
+        ({"moves": "wild"}, "moves must be one of"),
+        ({"budget_s": 0.0}, "budget_s must be .*above 0"),
+        ({"trial": 1.0}, "trial must be at least 0 and below 1, got 1.0"),
+        ({"learners": "auto"}, "learners must be .*at least 1, got .auto"),
+        ({"learners": None}, "learners must be .*at least 1, got"),
+        ({"learners": (0,)}, "learners must be .*at least 1"),
+        ({"patience": 0}, "patience must be above 0 and at most 1, got 0"),
+        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"proposals": -1}, "proposals must be .*at least 0, got -1"),
+        ({"budget_s": None, "patience": None}, "never ends; give one of them"),
+        ({"processes": 0}, "processes must be .*at least 1"),
+    ],
+)
+def test_settings_without_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        SearchSettings(**changes)
+
+
+def test_one_value_may_stand_for_a_list_of_one() -> None:
+    changes: dict[str, Any] = {"starts": "data", "learners": 2}
+    assert SearchSettings(**changes) == SearchSettings(starts=("data",), learners=(2,))
+    with pytest.raises(SettingError, match="got exprt"):
+        SearchSettings(**{**changes, "starts": "exprt"})
+
+
+def test_an_unknown_baseline_is_refused() -> None:
+    with pytest.raises(SettingError, match="there is no baseline 'best'"):
+        baseline(PROBLEM, "best")

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from bow.errors import SettingError
+from bow.planning.problem.split import Split
+from bow.planning.problem.topology_files import load_topology
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.search.limits import Limits
+from bow.planning.search.metropolis import Walk, metropolis
+from bow.planning.search.moves import SplitSpace
+from bow.planning.search.proposals import Changes, Proposals, SymmetricProposals
+from bow.planning.simulator.simulated import Evaluator
+from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
+
+GRAPH = perceptron()
+PAIR = load_topology("two_cores")
+TINY = perceptron(samples=2, sizes=(4, 2, 2))
+TINY_SPACE = SplitSpace(TINY, RULES, 2, devices="distinct", even=True)
+STRATEGIES = [*itertools.product(*(list(TINY_SPACE.splits(n)) for n in range(TINY_SPACE.num_operators)))]
+
+
+class Landscape:
+    """Strategies whose times are known beforehand."""
+
+    def __init__(self, times: Mapping[tuple[Split, ...], int]) -> None:
+        self.splits, self.times = next(iter(times)), times
+        self.seen: list[tuple[Split, ...]] = []
+        self._proposed = self.splits
+
+    @property
+    def makespan_ns(self) -> int:
+        return self.times[self.splits]
+
+    def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
+        self._proposed = tuple(changes.get(number, split) for number, split in enumerate(self.splits))
+        return self.times[self._proposed]
+
+    def accept(self) -> None:
+        self.splits = self._proposed
+        self.seen.append(self.splits)
+
+    def undo(self) -> None:
+        self.seen.append(self.splits)
+
+
+class Clock:
+    def __init__(self, step_s: float) -> None:
+        self.now, self._step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now += self._step_s
+        return self.now
+
+
+def flat() -> Landscape:
+    return Landscape(dict.fromkeys(STRATEGIES, 1000))
+
+
+def hilly(seed: int = 3) -> Landscape:
+    source = random.Random(seed)
+    return Landscape({strategy: source.randrange(80, 160) for strategy in STRATEGIES})
+
+
+def downhill(seed: int = 3) -> Landscape:
+    """Every operator has a time of its own for each split; the slowest strategy comes first."""
+    source = random.Random(seed)
+    own = [
+        {split: source.randrange(100) for split in TINY_SPACE.splits(number)}
+        for number in range(TINY_SPACE.num_operators)
+    ]
+    times = {strategy: sum(of[split] for of, split in zip(own, strategy, strict=True)) for strategy in STRATEGIES}
+    return Landscape(dict(sorted(times.items(), key=lambda each: -each[1])))
+
+
+def walk_on(landscape: Landscape, count: int, temperature: float, seed: int = 11, families: bool = False) -> Walk:
+    source = random.Random(seed)
+    proposals = SymmetricProposals(TINY_SPACE, TINY, source, families)
+    limits = Limits(proposals=count, patience=None)
+    return metropolis(landscape, landscape.splits, proposals, limits, source, temperature=temperature)
+
+
+def some(seed: int = 6) -> tuple[Proposals, random.Random]:
+    source = random.Random(seed)
+    return SymmetricProposals(TINY_SPACE, TINY, source, families=False), source
+
+
+@pytest.mark.parametrize("families", [False, True])
+def test_strategies_are_visited_as_often_as_their_times_say(families: bool) -> None:
+    """Boltzmann's distribution: a strategy's share of the visits is proportional to exp(-t / (temperature * t0))."""
+    landscape, temperature = hilly(), 0.2
+    scale = temperature * landscape.makespan_ns
+    walk_on(landscape, 60_000, temperature, families=families)
+    counts = Counter(landscape.times[strategy] // 8 for strategy in landscape.seen[1000::20])
+    weights: dict[int, float] = Counter()
+    for time in landscape.times.values():
+        weights[time // 8] += math.exp(-time / scale)
+    expected = {level: counts.total() * weight / sum(weights.values()) for level, weight in weights.items()}
+    chi_square = sum((counts[level] - count) ** 2 / count for level, count in expected.items())
+    assert len(expected) == 10
+    assert min(expected.values()) > 5
+    assert chi_square < 27.9  # 9 degrees of freedom, 0.1 %
+
+
+def test_cold_walk_never_accepts_what_is_slower() -> None:
+    model, start = model_of(GRAPH, PAIR), data_parallel(GRAPH, RULES, 2)
+    times: list[int] = []
+
+    class Watched(SlowSimulation):
+        def accept(self) -> None:
+            super().accept()
+            times.append(self.makespan_ns)
+
+    simulation, source = Watched(model, start), random.Random(5)
+    proposals = SymmetricProposals(SplitSpace(GRAPH, RULES, 2), GRAPH, source)
+    limits = Limits(proposals=200, patience=None)
+    walk = metropolis(simulation, start, proposals, limits, source, temperature=0.0)
+    assert times == sorted(times, reverse=True)
+    assert walk.makespan_ns == simulation.makespan_ns == min(times)
+    assert walk.accepted == len(times)
+
+
+def test_hot_walk_accepts_everything_that_fits() -> None:
+    walk = walk_on(hilly(), 300, 1e9)
+    assert walk.accepted == walk.evaluated > 0
+
+
+def test_walk_finds_the_best_of_a_small_space_and_says_when() -> None:
+    landscape = hilly()
+    first = landscape.makespan_ns
+    walk = walk_on(landscape, 3000, 0.2)
+    assert walk.makespan_ns == min(landscape.times.values()) == landscape.times[walk.splits]
+    found = [best.makespan_ns for best in walk.bests]
+    assert found[0] == first
+    assert found == sorted(set(found), reverse=True)
+    assert [best.proposals for best in walk.bests] == sorted(best.proposals for best in walk.bests)
+
+
+def test_equal_seeds_walk_alike_and_others_do_not() -> None:
+    seen = []
+    for seed in (1, 1, 2):
+        landscape = hilly()
+        walk_on(landscape, 200, 0.1, seed=seed)
+        seen.append(landscape.seen)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_recorded_proposals_played_again_end_in_the_same_strategy() -> None:
+    model, start, source = model_of(GRAPH, PAIR), data_parallel(GRAPH, RULES, 2), random.Random(3)
+    proposals = SymmetricProposals(SplitSpace(GRAPH, RULES, 2), GRAPH, source)
+    simulation, limits = SlowSimulation(model, start), Limits(proposals=100, patience=None)
+    walk = metropolis(simulation, start, proposals, limits, source, temperature=0.05, record=True)
+    assert walk.evaluated == len(walk.recorded)
+    assert 0 < walk.accepted < walk.evaluated
+    again = SlowSimulation(model, start)
+    for proposed in walk.recorded:
+        makespan = again.propose_changes(dict(proposed.changes))
+        assert makespan is not None
+        assert (makespan <= proposed.limit_ns) == proposed.is_accepted
+        if proposed.is_accepted:
+            again.accept()
+        else:
+            again.undo()
+    assert again.splits == simulation.splits
+
+
+def test_what_does_not_fit_is_refused_and_counted() -> None:
+    class Tight(Landscape):
+        def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
+            return None
+
+    landscape = Tight(dict.fromkeys(STRATEGIES, 1000))
+    start = landscape.splits
+    walk = walk_on(landscape, 50, 0.1)
+    assert walk.refused == walk.evaluated > 0
+    assert (walk.accepted, walk.splits) == (0, start)
+
+
+def test_simulator_is_told_beyond_what_time_it_may_stop() -> None:
+    limits: list[tuple[int, int, bool]] = []
+
+    class Telling(Landscape):
+        def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
+            makespan = super().propose_changes(changes, limit_ns)
+            assert limit_ns is not None
+            assert makespan is not None
+            limits.append((self.makespan_ns, limit_ns, makespan <= limit_ns))
+            return makespan if makespan <= limit_ns else limit_ns + 1  # as a simulator does that has stopped
+
+    landscape = Telling(hilly().times)
+    walk = walk_on(landscape, 300, 0.1)
+    assert all(limit >= now for now, limit, _ in limits)
+    assert walk.accepted == sum(fits for _, _, fits in limits)
+    other = hilly()
+    assert walk_on(other, 300, 0.1).splits == walk.splits
+    assert other.seen == landscape.seen
+
+
+def test_walk_ends_with_its_budget() -> None:
+    landscape, (proposals, source) = flat(), some()
+    limits = Limits(budget_s=2.0, patience=None)
+    walk = metropolis(landscape, landscape.splits, proposals, limits, source, clock=Clock(0.01))
+    assert walk.ending == "budget"
+    assert 2.0 <= walk.seconds < 2.1
+
+
+def test_walk_ends_when_half_of_it_brought_nothing_but_not_at_once() -> None:
+    landscape, (proposals, source) = flat(), some()
+    walk = metropolis(landscape, landscape.splits, proposals, Limits(grace=70), source)
+    assert (walk.ending, walk.proposals) == ("no gain", 70)
+
+
+def test_walk_ends_half_of_its_time_behind_the_last_gain() -> None:
+    landscape, (proposals, source) = downhill(), some()
+    limits = Limits(budget_s=1e6, grace=10)
+    walk = metropolis(landscape, landscape.splits, proposals, limits, source, temperature=0.0, clock=Clock(1.0))
+    assert walk.ending == "no gain"
+    assert walk.proposals > 10
+    assert walk.seconds == pytest.approx(2 * walk.bests[-1].seconds, abs=8)
+
+
+def test_walk_without_patience_goes_on() -> None:
+    landscape, (proposals, source) = flat(), some()
+    walk = metropolis(landscape, landscape.splits, proposals, Limits(proposals=500, patience=None, grace=0), source)
+    assert (walk.ending, walk.proposals) == ("proposals", 500)
+
+
+def test_watcher_hears_of_a_walk_and_ends_it() -> None:
+    landscape, (proposals, source) = flat(), some()
+    told: list[tuple[float, int, int]] = []
+
+    def watch(seconds: float, count: int, best_ns: int) -> bool:
+        told.append((seconds, count, best_ns))
+        return len(told) < 3
+
+    limits = Limits(proposals=10**9, patience=None)
+    walk = metropolis(landscape, landscape.splits, proposals, limits, source, watch=watch, clock=Clock(0.01))
+    assert walk.ending == "interrupted"
+    assert [best for _, _, best in told] == [1000, 1000, 1000]
+    assert [count for _, count, _ in told] == sorted({count for _, count, _ in told})
+
+
+def test_interrupted_walk_returns_the_best_so_far() -> None:
+    landscape, (proposals, source) = hilly(), some()
+
+    class Interrupting:
+        left = 200
+
+        def draw(self, splits: Sequence[Split]) -> Changes:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return proposals.draw(splits)
+
+    walk = metropolis(landscape, landscape.splits, Interrupting(), Limits(patience=None, budget_s=99), source)
+    assert walk.ending == "interrupted"
+    assert len(walk.bests) > 1
+    assert landscape.times[walk.splits] == walk.makespan_ns
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"patience": None},
+        {"budget_s": 0.0},
+        {"budget_s": float("inf")},
+        {"proposals": -1},
+        {"patience": 0.0},
+        {"patience": 1.5},
+    ],
+)
+def test_limits_without_sense_are_refused(settings: dict[str, float | None]) -> None:
+    with pytest.raises(SettingError):
+        Limits(**settings)  # type: ignore[arg-type]
+
+
+def test_temperature_below_zero_is_refused() -> None:
+    with pytest.raises(SettingError, match="temperature must be finite and at least 0, got -1"):
+        walk_on(flat(), 1, -1)
+
+
+def test_evaluator_follows_any_order_of_strategies() -> None:
+    model, source = model_of(GRAPH, PAIR), random.Random(7)
+    space = SplitSpace(GRAPH, RULES, 2)
+    strategies = [space.random_strategy(source) for _ in range(6)]
+    alone = [SlowSimulation(model, strategy).makespan_ns for strategy in strategies]
+    evaluate = Evaluator(SlowSimulation(model, strategies[0]), strategies[0])
+    assert [evaluate(strategy) for strategy in (*strategies, *reversed(strategies))] == [*alone, *reversed(alone)]
+    limited = [evaluate(strategy, min(alone)) for strategy in strategies]
+    assert all(
+        time is not None and time > min(alone) for time, own in zip(limited, alone, strict=True) if own > min(alone)
+    )
+    assert evaluate(strategies[alone.index(min(alone))], min(alone)) == min(alone)

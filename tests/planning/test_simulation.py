@@ -1,0 +1,141 @@
+"""Strategies that change: what is proposed, accepted, undone or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from bow.errors import ScheduleError, SettingError
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import Split
+from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.simulation_result import simulate
+from tests.planning.random_steps import RULES
+from tests.planning.small_steps import ALONE, DATA, GRAPH, SECOND, ElementCosts, strategy, topology
+
+CHANNELS = Split((1, 2), (1, 0))
+
+algorithms = pytest.mark.parametrize("algorithm", ["delta", "incremental", "full", "python"])
+
+
+def simulation(algorithm: str = "incremental", splits: tuple[Split, ...] = DATA, learners: int = 1) -> Simulation:
+    machine = topology(2 * learners)
+    return Simulation(GRAPH, RULES, machine, ElementCosts(), strategy(splits, learners), algorithm=algorithm)
+
+
+def from_nothing(of: PlacedStrategy) -> int:
+    return simulate(GRAPH, RULES, topology(2 * of.learners), ElementCosts(), of).makespan_ns
+
+
+@algorithms
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_proposal_is_accepted(algorithm: str, learners: int) -> None:
+    simulated = simulation(algorithm, learners=learners)
+    proposed = simulated.propose(SECOND, CHANNELS)
+    simulated.accept()
+    assert simulated.strategy.splits == (DATA[0], CHANNELS, DATA[2])
+    assert proposed == simulated.makespan_ns == from_nothing(simulated.strategy)
+
+
+@algorithms
+def test_a_proposal_is_undone(algorithm: str) -> None:
+    simulated = simulation(algorithm)
+    before = simulated.makespan_ns, simulated.times(), simulated.memory(), simulated.strategy
+    assert simulated.propose(SECOND, CHANNELS) != simulated.undo()
+    assert (simulated.makespan_ns, simulated.times(), simulated.memory(), simulated.strategy) == before
+
+
+@algorithms
+def test_several_operators_change_at_once(algorithm: str) -> None:
+    simulated = simulation(algorithm)
+    assert simulated.propose_changes(dict(enumerate(ALONE))) == from_nothing(strategy(ALONE))
+
+
+@algorithms
+def test_the_result_is_that_of_the_proposal(algorithm: str) -> None:
+    simulated = simulation(algorithm)
+    simulated.propose(SECOND, CHANNELS)
+    result = simulated.result()
+    wanted = simulate(GRAPH, RULES, topology(), ElementCosts(), strategy((DATA[0], CHANNELS, DATA[2])))
+    assert result.times == wanted.times
+    assert result.peaks == wanted.peaks
+    assert simulated.timeline().spans == wanted.timeline.spans
+
+
+@algorithms
+def test_of_what_is_too_slow_only_that_need_be_known(algorithm: str) -> None:
+    simulated = simulation(algorithm, ALONE)
+    limit = simulated.makespan_ns
+    slow = from_nothing(strategy(DATA))
+    assert slow > limit
+    found = simulated.propose_changes(dict(enumerate(DATA)), limit_ns=limit)
+    assert found is not None
+    assert limit < found <= slow
+    simulated.undo()
+    assert simulated.makespan_ns == limit
+    assert simulated.propose_changes(dict(enumerate(DATA)), limit_ns=slow) == slow
+
+
+def test_one_proposal_at_a_time() -> None:
+    simulated = simulation()
+    with pytest.raises(ScheduleError, match="there is no proposal to accept; call propose first"):
+        simulated.accept()
+    simulated.undo()
+    simulated.propose(SECOND, CHANNELS)
+    with pytest.raises(ScheduleError, match="a proposal is neither accepted nor undone yet"):
+        simulated.propose(SECOND, CHANNELS)
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (Split((5, 1), (0,) * 5), "has a sample of 4, got degree 5"),
+        (Split((2, 1), (0,)), "is split into 2 tiles, got 1 devices"),
+        (Split((2, 1), (0, 2)), "has a tile on device 2"),
+        (Split((2, 1), (-1, 0)), "has a tile on device -1"),
+        (Split((2,), (0, 1)), "has 2 dimensions, got 1 degrees"),
+    ],
+)
+def test_what_is_illegal_is_refused_and_leaves_all_as_it_was(split: Split, message: str) -> None:
+    simulated = simulation()
+    before = simulated.makespan_ns
+    for _ in range(2):
+        with pytest.raises(ScheduleError, match=message):
+            simulated.propose_changes({0: ALONE[0], SECOND: split})
+    assert simulated.makespan_ns == before
+    assert simulated.propose(SECOND, DATA[SECOND]) == before
+
+
+def test_a_strategy_for_another_graph_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="the strategy is for graph other"):
+        Simulation(GRAPH, RULES, topology(), ElementCosts(), PlacedStrategy("other", DATA))
+
+
+@dataclass(frozen=True)
+class SmallUpdates(ElementCosts):
+    """Knows no time for updates of more than some bytes."""
+
+    most: int
+
+    def update_ns(self, weight_bytes: int, device: int) -> int:
+        if weight_bytes > self.most:
+            raise SettingError(f"an update of {weight_bytes} bytes was not measured")
+        return weight_bytes
+
+
+@pytest.mark.parametrize("algorithm", ["delta", "incremental"])
+def test_costs_that_are_not_known_leave_all_as_it_was(algorithm: str) -> None:
+    halves = tuple(Split((1, 2), (0, 1)) for _ in range(2))
+    splits = (*halves, Split((), (0,)))
+    simulated = Simulation(GRAPH, RULES, topology(), SmallUpdates(48), strategy(splits), algorithm=algorithm)
+    before = simulated.makespan_ns, simulated.times()
+    with pytest.raises(SettingError, match="an update of 96 bytes was not measured"):
+        simulated.propose(0, ALONE[0])
+    assert (simulated.makespan_ns, simulated.times()) == before
+    assert simulated.propose(SECOND, ALONE[SECOND]) is not None
+
+
+def test_the_first_strategy_raises_what_the_costs_raise() -> None:
+    with pytest.raises(SettingError, match="was not measured"):
+        Simulation(GRAPH, RULES, topology(), SmallUpdates(0), strategy(DATA))

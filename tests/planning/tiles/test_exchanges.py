@@ -1,0 +1,140 @@
+"""What messages take in use: the chains that are raced, and what becomes of their times."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
+from bow.planning.problem.topology_files import load_topology
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.simulator.tasks import TaskKind
+from bow.planning.tiles import exchanges
+from bow.planning.tiles.exchanges import LAYERS, SUMS, MessageRaces, SumRaces, measure_links_in_use
+from bow.planning.tiles.machine import connected
+from bow.planning.tiles.program import program_of
+
+KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
+DEVICES = tuple(Device(f"core{number}", KIND) for number in range(3))
+TEAM: Any = SimpleNamespace(device=torch.device("cpu"), size=3, number=0)
+
+
+class Raced:
+    """Races of which it is known how they end."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def turn(self, is_timed: bool = True) -> None: ...
+
+    def line(self) -> tuple[float, float]:
+        return 300_000.0, 0.5
+
+    def beside_messages_us(self, latency_ns: float) -> float:
+        return 1e-3 * latency_ns
+
+
+def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_nothing() -> None:
+    graph = exchanges._chain(8, 4)[2].graph
+    straight = data_parallel(graph, RULES, 2)
+    crossed = tuple(exchanges._crossed(straight, [each.kind == "linear" for each in graph.operators]))
+    (linear, *_) = (number for number, each in enumerate(graph.operators) if each.kind == "linear")
+    assert crossed[linear] == straight[linear]
+    layers = {tensor for each in graph.operators if each.kind == "linear" for tensor in each.outputs}
+    parts = [part for of in program_of(graph, crossed, RULES).sent for part in of if part.tensor in layers]
+    assert len(parts) == 2 * LAYERS  # both devices send, behind the last layer too
+    assert {end - start for part in parts for start, end in part.box} == {4}  # half of the samples, all of the width
+    assert not [part for of in program_of(graph, straight, RULES).sent for part in of if part.tensor in layers]
+    assert exchanges._messages(graph, crossed) - exchanges._messages(graph, straight) == 4 * LAYERS
+
+
+def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Together:
+        """Two devices whose steps take what a clock says."""
+
+        device = torch.device("cpu")
+
+        def everyone(self, value: list[list[int]]) -> list[list[list[int]]]:
+            return [value, [[each - 1000 for each in of] for of in value]]  # the other one is ready sooner
+
+    def step_ns(team: Any, runtime: str, race: Any) -> int:
+        return 1_000_000 + (race.count * (200_000 + 2 * race.num_bytes) if runtime == "crossed" else 0)
+
+    def race(team: Any, samples: int, width: int) -> Any:
+        return SimpleNamespace(straight="straight", crossed="crossed", count=32, num_bytes=samples * width * 2)
+
+    monkeypatch.setattr(exchanges, "_race", race)
+    monkeypatch.setattr(exchanges, "_step_ns", step_ns)
+    races = MessageRaces(Together())  # type: ignore[arg-type]
+    races.turn(is_timed=False)
+    for _ in range(3):
+        races.turn()
+    latency_ns, ns_per_byte = races.line()
+    assert latency_ns == pytest.approx(200_000, rel=1e-4)
+    assert ns_per_byte == pytest.approx(2, rel=1e-4)
+
+
+def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
+    graph = exchanges._norms()[2].graph
+    kinds = []
+    for devices in ((0, 1, 0, 1), (0, 0, 1, 1)):
+        splits = tuple(exchanges._quartered(graph, devices))
+        topology = load_topology("two_cores")
+        problem = Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
+        kinds.append([task.kind for task in problem.simulate(splits).tasks])
+    sums = {TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION}
+    assert [sum(kind in sums for kind in of) for of in kinds] == [0, SUMS * LAYERS]
+    assert sorted(kind for kind in kinds[1] if kind not in sums) == sorted(kinds[0])
+
+
+def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    alike: Any = SimpleNamespace(everyone=lambda value: [value, value])
+    race = SimpleNamespace(straight=1_000_000, crossed=1_000_000 + 40 * 300_000, count=40)
+    monkeypatch.setattr(exchanges, "_sum_race", lambda team: race)
+    monkeypatch.setattr(exchanges, "_step_ns", lambda team, runtime, race: runtime)
+    races = SumRaces(alike)
+    races.turn()
+    assert races.beside_messages_us(100_000.0) == 100.0
+    assert races.beside_messages_us(200_000.0) == 0.0
+
+
+def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
+    monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
+    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
+    monkeypatch.setattr(exchanges, "SumRaces", Raced)
+    topology = measure_links_in_use(TEAM, connected(DEVICES))
+    assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
+    assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
+
+
+def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "all_lines", lambda team: pytest.fail("nothing else is measured"))
+    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
+    monkeypatch.setattr(exchanges, "SumRaces", Raced)
+    team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0)
+    topology = measure_links_in_use(team, connected(DEVICES[:2]))
+    (link,) = topology.links
+    assert topology.sum_us == 300.0
+    assert (link.latency_us, link.gb_per_s) == (300.0, 2.0)
+
+
+def test_devices_still_share_the_bus_on_which_their_messages_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
+    monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
+    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
+    monkeypatch.setattr(exchanges, "SumRaces", Raced)
+    bus = Link(tuple(device.name for device in DEVICES), 8.0, 10.0, shared=True)
+    topology = measure_links_in_use(TEAM, DeviceTopology("here", DEVICES, (bus,)))
+    assert topology.links == (dataclasses.replace(bus, latency_us=300.0, gb_per_s=1.0),)
+
+
+def test_one_device_has_no_links() -> None:
+    alone: Any = SimpleNamespace(device=torch.device("cpu"), size=1, number=0)
+    assert measure_links_in_use(alone, connected(DEVICES[:1])).links == ()

@@ -1,0 +1,144 @@
+"""Times of tiles: which are measured, what is kept, and that nothing is measured twice."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bow.errors import SettingError
+from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
+from bow.planning.problem.split import Split, everything_on, tiles_of
+from bow.planning.rules import RULES
+from bow.planning.search.moves import SplitSpace
+from bow.planning.simulator.tile_work import tile_key
+from bow.planning.tiles import measured, measuring
+from bow.planning.tiles.capturing import capture_operators
+from bow.planning.tiles.machine import core_kind
+from bow.planning.tiles.measured import measured_costs
+from bow.planning.tiles.measuring import kept_times, load_times, measure_tiles, times_file
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+MODEL = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+BATCH = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
+CAPTURED = capture_operators(MODEL, BATCH, nn.functional.cross_entropy)
+GRAPH = CAPTURED.graph
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOW_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The strategies under which steps were run."""
+    made: list[Any] = []
+    real = measuring.TileRuntime
+
+    def counted(captured: Any, strategy: Any, *rest: Any, **settings: Any) -> Any:
+        made.append(strategy)
+        return real(captured, strategy, *rest, **settings)
+
+    monkeypatch.setattr(measuring, "TileRuntime", counted)
+    return made
+
+
+def all_keys(num_devices: int) -> set[str]:
+    space = SplitSpace(GRAPH, RULES, 1, devices="every", max_tiles=num_devices)
+    return {
+        tile_key(GRAPH, RULES, operator, box)
+        for number, operator in enumerate(GRAPH.operators)
+        for split in space.splits(number)
+        for box in tiles_of(GRAPH, operator, split)
+    }
+
+
+def test_every_tile_of_every_split_is_measured_once() -> None:
+    before = [parameter.clone() for parameter in MODEL.parameters()]
+    times = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 2, repeats=1)
+    assert times.tiles.keys() == all_keys(2)
+    linear = GRAPH.operators[0]
+    (whole,) = tiles_of(GRAPH, linear, everything_on(GRAPH)[0])
+    time = times.tiles[tile_key(GRAPH, RULES, linear, whole)]
+    assert time.forward_ns > 0
+    assert time.backward_ns > 0
+    assert times.updates[GRAPH.hash] > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, MODEL.parameters(), strict=True))
+
+
+def test_what_is_known_is_not_measured_again(runs: list[Any]) -> None:
+    times = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 1, repeats=1)
+    assert len(runs) == 1  # every operator whole
+    assert measure_tiles(CAPTURED, MODEL, BATCH, SGD, 1, known=times) == times
+    assert len(runs) == 1
+    more = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 2, known=times, repeats=1)
+    assert len(runs) > 1
+    assert all(more.tiles[key] == time for key, time in times.tiles.items())
+    assert times.tiles.keys() < more.tiles.keys()
+
+
+def test_who_waits_is_told_how_many_tiles_are_measured() -> None:
+    told: list[tuple[int, int]] = []
+    known = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 1, repeats=1)
+    times = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 2, known=known, repeats=1, tell=lambda *how: told.append(how))
+    assert told[0] == (len(known.tiles), len(times.tiles))
+    assert told[-1] == (len(times.tiles), len(times.tiles))
+    assert told == sorted(told)
+    assert len(set(told)) > 2
+
+
+def test_times_are_kept_on_disk_and_read_by_the_next(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "REPEATS", 1)
+    times = kept_times(CAPTURED, MODEL, BATCH, SGD, 1)
+    path = times_file(torch.device("cpu"), "SGD")
+    assert load_times(path) == times
+    count = len(runs)
+    assert kept_times(CAPTURED, MODEL, BATCH, SGD, 1) == times
+    assert len(runs) == count
+    path.write_text("damaged", encoding="utf-8")
+    kept_times(CAPTURED, MODEL, BATCH, SGD, 1)
+    assert len(runs) > count
+
+
+def test_file_is_another_one_for_other_threads_and_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert times_file(cpu, "SGD") != times_file(cpu, "AdamW")
+    before = times_file(cpu, "SGD")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert times_file(cpu, "SGD") != before
+
+
+def test_a_cache_that_cannot_be_written_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BOW_CACHE", str(tmp_path / "file"))
+    with pytest.raises(SettingError, match="set BOW_CACHE to a folder that can be written to"):
+        kept_times(CAPTURED, MODEL, BATCH, SGD, 1)
+
+
+def pair(kind: str) -> DeviceTopology:
+    core = DeviceKind(kind, memory_gib=1, tflops=0.05, gb_per_s=8)
+    return DeviceTopology("pair", (Device("a", core), Device("b", core)), (Link(("a", "b"), 100.0, 1.0),))
+
+
+def test_devices_of_this_machine_have_measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def quick(*given: Any, **settings: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return measure_tiles(*given, repeats=1, **settings)
+
+    monkeypatch.setattr(measured, "kept_times", quick)
+    costs = measured_costs(CAPTURED, MODEL, BATCH, pair(core_kind(1)))
+    (half, _) = tiles_of(GRAPH, GRAPH.operators[0], Split((2, 1), (0, 1)))
+    assert costs.is_measured(0, half, 0)
+    assert seen == [1]
+
+
+def test_costs_of_devices_elsewhere_cannot_be_measured() -> None:
+    with pytest.raises(SettingError, match=r"topology 'pair' has p100; take costs=roofline, or topology=machine"):
+        measured_costs(CAPTURED, MODEL, BATCH, pair("p100"))

@@ -1,0 +1,38 @@
+"""What is predicted of a strategy: with what its devices' messages take while they train."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bow.planning.problem.device_topology import DeviceKind
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.tiles import predicting
+from bow.planning.tiles.predicting import predicted_timeline
+from bow.schedule import Timeline
+from tests.planning.search_graphs import perceptron
+
+KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
+
+
+@pytest.mark.parametrize(("latency_us", "sum_us"), [(50_000, 0), (0, 70_000), (20_000, 30_000)])
+def test_messages_and_sums_take_what_they_take_in_use(
+    latency_us: int, sum_us: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicting, "device_kind", lambda *_: KIND)
+    monkeypatch.setattr(predicting, "load_times", lambda path: None)
+    monkeypatch.setattr(predicting, "lines_here", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us)))
+    graph = perceptron()
+    strategy = PlacedStrategy(graph.hash, data_parallel(graph, RULES, 2))
+    team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0, everyone=lambda value: [value] * 2)
+    spans = predicted_timeline(graph, strategy, team, "SGD").spans
+    reductions = [span.duration_ns for span in spans if span.category == "reduction"]
+    assert min(reductions) >= 1000 * (2 * latency_us + sum_us)
+    assert min(reductions) < 1000 * (2 * latency_us + sum_us) + 1_000_000
+    team.number = 1
+    assert predicted_timeline(graph, strategy, team, "SGD") == Timeline()

@@ -1,0 +1,98 @@
+"""How devices talk to each other, and that what carries messages leaves the core to what computes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bow.errors import ClusterError
+from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.split import everything_on
+from bow.planning.tiles import TileRuntime, capture_operators
+from bow.planning.tiles import team as teams
+from bow.planning.tiles.team import Team, let_compute, wait_for
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no batch threads")
+def test_only_threads_that_carry_messages_wait_for_the_core() -> None:
+    policies: dict[str, int] = {}
+    started, done = threading.Barrier(3), threading.Event()
+
+    def sleep(name: str) -> None:
+        thread = threading.get_native_id()
+        Path(f"/proc/self/task/{thread}/comm").write_text(name, encoding="utf-8")
+        started.wait()
+        done.wait()
+        policies[name] = os.sched_getscheduler(thread)
+
+    threads = [threading.Thread(target=sleep, args=(name,)) for name in ("gloo_tcp_loop", "computes")]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    try:
+        let_compute()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert policies == {"gloo_tcp_loop": os.SCHED_BATCH, "computes": os.sched_getscheduler(0)}
+
+
+def test_nothing_happens_where_the_system_has_no_such_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "SCHED_BATCH", raising=False)
+    let_compute()
+    monkeypatch.setattr(os, "SCHED_BATCH", 3, raising=False)
+    monkeypatch.setattr(teams, "THREADS", Path("nowhere"))
+    let_compute()
+
+
+def test_devices_give_way_behind_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    batch = torch.randn(5, 4), torch.randint(3, (5,))
+    captured = capture_operators(model, batch, nn.functional.cross_entropy)
+    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    runtime = TileRuntime(
+        captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1), Team(torch.device("cpu"))
+    )
+    times = []
+    monkeypatch.setattr(Team, "give_way", lambda team: times.append(team.number))
+    runtime.step(batch, 0)
+    assert len(times) == 2 * len(captured.graph.operators)
+
+
+def test_only_several_devices_on_cpus_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = []
+    monkeypatch.setattr(os, "sched_yield", lambda: times.append(None), raising=False)
+    team = Team(torch.device("cpu"), is_alone=True)
+    team.give_way()
+    assert not times
+    team.size = 2
+    team.give_way()
+    assert len(times) == 1
+    team.device = torch.device("cuda")
+    team.give_way()
+    assert len(times) == 1
+
+
+class Nested:
+    """What waits for messages itself, one of which has failed."""
+
+    def wait(self) -> None:
+        wait_for([Failed()])
+
+
+class Failed:
+    def wait(self) -> None:
+        raise RuntimeError("connection closed")
+
+
+def test_a_message_that_fails_is_told_once() -> None:
+    with pytest.raises(ClusterError) as caught:
+        wait_for([Nested()])
+    assert str(caught.value).count("another process of the strategy has ended") == 1

@@ -1,0 +1,181 @@
+"""Policies: whatever they do, every operator runs once, behind what it reads, and the numbers are the graph's."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from runtime.test_local import assert_same
+from schedule.profiler.steps import branches, made_up
+
+from bow.devices import available_cores
+from bow.schedule import Schedule, Timeline, Topology, manycore, server
+from bow.schedule.profiler import Policy, make_policies, policies
+from bow.schedule.profiler.policies import SMALL_NS, configurations, shared_by_neighbours, strategy_policy
+from bow.schedule.scheduler import CoRunScheduler, critical_path
+
+CORES = len(available_cores())
+
+
+def made(cores: int) -> list[Policy]:
+    return make_policies(branches(), made_up(branches(), (1, 2, 4)[: cores.bit_length()]), cores)
+
+
+def named(cores: int, name: str) -> Policy:
+    return next(policy for policy in made(cores) if policy.name == name)
+
+
+def test_configurations_fill_the_cores_as_far_as_they_can() -> None:
+    assert configurations(1) == [(1, 1)]
+    assert configurations(2) == [(1, 2), (2, 1)]
+    assert configurations(6) == [(1, 6), (2, 3), (4, 1), (6, 1)]
+    assert configurations(68)[-2:] == [(64, 1), (68, 1)]
+    for cores in range(1, 40):
+        assert all(executors * threads <= cores for executors, threads in configurations(cores))
+
+
+def test_there_is_a_policy_for_everything_that_the_papers_compare() -> None:
+    names = [policy.name for policy in made(2)]
+    assert names == [
+        "sequential, 1 thread",
+        "sequential, 2 threads",
+        "first come, 2 executors of 1 thread",
+        "critical path, 2 executors of 1 thread",
+        "critical path, small at once, 2 executors of 1 thread",
+        "critical path, stay, 2 executors of 1 thread",
+        "critical path, fixed order, 2 executors of 1 thread",
+        "strategy 1",
+        "strategy 2",
+        "strategy 3",
+    ]
+    assert [policy.name for policy in made(2) if policy.is_sequential] == names[:2]
+    assert len({policy.name for policy in made(4)}) == len(made(4)) > len(names)
+
+
+def starts_and_ends(timeline: Timeline) -> dict[int, tuple[int, int]]:
+    """By operator; one that holds several cores has a span on each, all at the same time."""
+    found: dict[int, set[tuple[int, int]]] = {}
+    for span in timeline.spans:
+        found.setdefault(int(span.details["operator"]), set()).add((span.start_ns, span.end_ns))
+    assert all(len(times) == 1 for times in found.values())
+    return {operator: times.pop() for operator, times in found.items()}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4])
+def test_in_simulated_time_every_operator_runs_once_and_behind_what_it_reads(cores: int) -> None:
+    dependencies = branches().dependencies
+    for policy in made(cores):
+        times = starts_and_ends(policy.predicted)
+        assert sorted(times) == list(range(len(dependencies)))
+        for operator, before in enumerate(dependencies):
+            assert all(times[earlier][1] <= times[operator][0] for earlier in before), policy.name
+        on_places = Counter((span.place, span.details["operator"]) for span in policy.predicted.spans)
+        assert set(on_places.values()) == {1}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4])
+def test_every_schedule_fits_the_operators_and_the_cores(cores: int) -> None:
+    for policy in made(cores):
+        policy.schedule.check(branches().dependencies)
+        assert sum(policy.schedule.threads) <= cores or policy.is_sequential
+
+
+@pytest.mark.parametrize("position", range(len(make_policies(branches(), made_up(branches()), 2))))
+def test_every_policy_gives_the_numbers_of_the_graph(position: int) -> None:
+    if CORES < 2:
+        pytest.skip("policies for two cores")
+    policy = made(2)[position]
+    subject = branches()
+    expected = subject.graph.run(subject.parameters, subject.buffers, subject.batch, seed=0)
+    with subject.runtime(policy.schedule) as runtime:
+        made_here = subject.run(runtime, record=True)
+    assert runtime.timeline is not None
+    ran = sorted(int(span.details["operator"]) for span in runtime.timeline.spans)
+    assert ran == list(range(subject.num_operators))
+    if len({*policy.schedule.threads, *_threads_of(policy.schedule)}) == 1 and policy.schedule.threads[0] == 1:
+        assert_same(made_here, expected)
+    else:  # with two threads, sums may be cut in another way
+        torch.testing.assert_close(made_here.loss, expected.loss)
+        torch.testing.assert_close(made_here.gradients, expected.gradients)
+
+
+def _threads_of(schedule: Schedule) -> list[int]:
+    """By operator of an order: how many executors it holds."""
+    return [len(held) or 1 for held in schedule.executors_of(branches().num_operators)]
+
+
+def test_one_after_another_takes_what_operators_take() -> None:
+    profile = made_up(branches())
+    for policy, threads in ((named(2, "sequential, 1 thread"), 1), (named(2, "sequential, 2 threads"), 2)):
+        assert policy.predicted.makespan == pytest.approx(profile.step_s[threads])
+
+
+def test_nothing_is_simulated_faster_than_the_critical_path_or_slower_than_one_executor() -> None:
+    nanoseconds = made_up(branches()).nanoseconds(1)
+    path = critical_path(branches().dependencies, nanoseconds)
+    for policy in made(2):
+        if policy.schedule.threads == (1, 1) and not policy.name.startswith("strategy"):
+            assert path.length <= policy.predicted.makespan * 1e9 <= path.total
+    longest_first = named(2, "critical path, 2 executors of 1 thread")
+    assert longest_first.schedule.priority == path.levels
+    assert longest_first.predicted.makespan * 1e9 < path.total
+
+
+@pytest.mark.parametrize(
+    ("topology", "cores", "caches"),
+    [
+        (manycore(tiles=3, threads_per_core=1), 6, (0, 0, 1, 1, 2, 2)),
+        (manycore(tiles=3, threads_per_core=1), 4, (0, 0, 1, 1)),
+        (manycore(tiles=3, threads_per_core=1), 3, None),  # the third has no neighbour
+        (manycore(tiles=1, threads_per_core=1), 2, None),  # no choice
+        (manycore(tiles=3, threads_per_core=2), 12, None),  # pairs of hardware threads, too
+        (server(sockets=2, cores_per_socket=4, threads_per_core=1), 8, None),
+    ],
+)
+def test_where_neighbours_share_a_cache_the_strategies_know(
+    topology: Topology, cores: int, caches: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = tuple(thread.number for thread in topology.threads)
+    monkeypatch.setattr(policies, "read_topology", lambda: topology)
+    monkeypatch.setattr(policies, "available_cores", lambda: numbers)
+    monkeypatch.setattr(policies, "physical_first", list)
+    assert shared_by_neighbours(cores) == caches
+    given: list[Any] = []
+
+    def spied(before: Any, times: Any, *arguments: Any, **settings: Any) -> CoRunScheduler:
+        given.append(times)
+        return CoRunScheduler(before, times, *arguments, **settings)
+
+    monkeypatch.setattr(policies, "CoRunScheduler", spied)
+    profile = made_up(branches(), (1, 2))
+    strategy_policy(branches(), profile, cores, 3)
+    if caches is None:
+        assert given == [profile.curves()]
+    else:
+        assert (given[0].caches, given[0].least) == (caches, profile.curves())
+        assert [given[0].is_better_apart(0, threads) for threads in (1, 2)] == [True, False]
+
+
+def test_a_fixed_order_is_that_of_the_simulated_critical_path() -> None:
+    asked = named(2, "critical path, 2 executors of 1 thread")
+    fixed = named(2, "critical path, fixed order, 2 executors of 1 thread")
+    assert fixed.predicted == asked.predicted
+    assert fixed.schedule.order is not None
+    for executor, lane in enumerate(fixed.schedule.order):
+        own = [span for span in asked.predicted.spans if span.place == f"executor {executor}"]
+        assert [int(span.details["operator"]) for span in sorted(own, key=lambda span: span.start_ns)] == list(lane)
+
+
+def test_small_operators_are_those_that_take_no_longer_than_handing_them_over() -> None:
+    small = named(2, "critical path, small at once, 2 executors of 1 thread").schedule.small
+    times = made_up(branches()).nanoseconds(1)
+    assert small == tuple(index for index, time in enumerate(times) if time <= SMALL_NS)
+    assert small
+    assert named(2, "critical path, stay, 2 executors of 1 thread").schedule.stay
+
+
+def test_strategies_give_operators_the_threads_that_they_are_fastest_with() -> None:
+    curves = made_up(branches()).curves()
+    held = named(2, "strategy 1").schedule.executors_of(len(curves))
+    assert [len(own) for own in held] == [min(curve, key=lambda n, of=curve: of[n]) for curve in curves]
+    assert {len(own) for own in held} == {1, 2}

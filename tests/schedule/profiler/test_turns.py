@@ -1,0 +1,68 @@
+"""Contestants that take turns, on a clock that is told what time it is."""
+
+import pytest
+
+from bow.schedule.profiler.turns import WARM_UP, take_turns
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Step:
+    """Takes so many seconds, and longer while the machine is busy."""
+
+    def __init__(self, name: str, seconds: float, clock: Clock, log: list[str]) -> None:
+        self._name, self._seconds, self._clock, self._log = name, seconds, clock, log
+
+    def run(self) -> None:
+        self._clock.now += self._seconds
+        self._log.append(self._name)
+
+    def rest(self) -> None:
+        self._log.append(f"{self._name} rests")
+
+
+def raced(turns: int, stint_s: float, seconds: dict[str, float]) -> tuple[dict[str, tuple[float, ...]], list[str]]:
+    clock, log = Clock(), list[str]()
+    steps = {name: Step(name, own, clock, log) for name, own in seconds.items()}
+    return take_turns(steps, turns=turns, stint_s=stint_s, clock=clock), log
+
+
+def test_seconds_of_a_step_are_those_of_the_stint_over_its_steps() -> None:
+    found, _ = raced(3, 10.0, {"a": 3.0, "b": 40.0})
+    assert found == {"a": (3.0, 3.0, 3.0), "b": (40.0, 40.0, 40.0)}
+
+
+def test_all_have_their_turn_before_anyone_has_the_next_and_every_other_in_reverse() -> None:
+    _, log = raced(2, 0.0, {"a": 1.0, "b": 1.0})
+    first = [name for name in "ab" for _ in range(WARM_UP + 1)]
+    assert [name for name in log if name in "ab"] == [*first, "b", "b", "a", "a"]
+
+
+def test_nobody_is_awake_while_another_has_its_turn() -> None:
+    _, log = raced(1, 0.0, {"a": 1.0, "b": 1.0})
+    assert log.index("a rests") < log.index("b")
+    assert log[-2:] == ["a rests", "b rests"]
+
+
+def test_everybody_rests_where_one_fails() -> None:
+    clock, log = Clock(), list[str]()
+
+    class Failing(Step):
+        def run(self) -> None:
+            raise RuntimeError("no step")
+
+    steps = {"good": Step("good", 1.0, clock, log), "bad": Failing("bad", 1.0, clock, log)}
+    with pytest.raises(RuntimeError, match="no step"):
+        take_turns(steps, turns=2, stint_s=0.0, clock=clock)
+    assert log[-2:] == ["good rests", "bad rests"]
+
+
+def test_turns_are_told_of() -> None:
+    told: list[str] = []
+    take_turns({"a": Step("a", 1.0, Clock(), [])}, turns=2, stint_s=0.0, progress=told.append)
+    assert told == ["turn 1 of 2, 1 take part", "turn 2 of 2, 1 take part"]
