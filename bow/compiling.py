@@ -40,11 +40,6 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
 
     One process makes it while others wait for it, and a file appears whole or not at all. What a process has left that
     died meanwhile, the next one deletes.
-
-    Args:
-        folder: in the cache, named after the content.
-        name: of the file.
-        make: writes a file to the path that it is given.
     """
     path = cache_folder() / folder / name
     if path.exists():
@@ -74,15 +69,7 @@ def source_hash(*parts: str) -> str:
 
 
 def compile_cpp(what: str, arguments: Sequence[str]) -> None:
-    """Run the C++ compiler.
-
-    Args:
-        what: is compiled, for the error message, such as `the native runtime`.
-        arguments: of the compiler.
-
-    Raises:
-        RuntimeUnavailableError: there is no compiler, or it fails.
-    """
+    """Run the C++ compiler."""
     command = [*compiler(what), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -92,14 +79,7 @@ def compile_cpp(what: str, arguments: Sequence[str]) -> None:
 
 
 def compiler(what: str) -> list[str]:
-    """The command of the C++ compiler: `CXX`, or what is called g++, c++ or clang++.
-
-    Args:
-        what: needs it, for the error message.
-
-    Raises:
-        RuntimeUnavailableError: there is none.
-    """
+    """The command of the C++ compiler: `CXX`, or what is called g++, c++ or clang++."""
     given = shlex.split(os.environ.get("CXX", ""))
     wanted = [given] if given else [["g++"], ["c++"], ["clang++"]]
     found = next((command for command in wanted if shutil.which(command[0])), None)

@@ -51,15 +51,7 @@ class Expendable:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it appears whole or not at all, whoever else writes it at the same time.
-
-    Args:
-        path: of the file; folders that are missing are made.
-        text: what it shall hold.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file so that it appears whole or not at all, whoever else writes it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # no other writer has the same
         part = Path(scratch) / path.name
@@ -68,12 +60,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def spare_files(stem: str, suffix: str) -> Iterator[Path]:
-    """New files for what its own place cannot take: in the current directory, then in a temporary one.
-
-    Args:
-        stem: of the name.
-        suffix: of the name, with its dot.
-    """
+    """New files for what its own place cannot take: in the current directory, then in a temporary one."""
     with contextlib.suppress(OSError):  # a current directory can have been deleted
         here = Path.cwd()
         names = (f"{stem}{number}{suffix}" for number in itertools.chain([""], itertools.count(2)))
@@ -85,17 +72,7 @@ def spare_files(stem: str, suffix: str) -> Iterator[Path]:
 
 
 def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = SettingError) -> None:
-    """Write a file that a user has named.
-
-    Args:
-        what: is written, such as `the strategy`; a refusal begins with it.
-        path: of the file; folders that are missing are made.
-        text: what it shall hold.
-        refusal: what is raised where it cannot be written.
-
-    Raises:
-        BowError: it cannot be written.
-    """
+    """Write a file that a user has named."""
     file = given_path(f"the file for {what}", path, refusal)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +82,7 @@ def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = 
 
 
 def read_text(what: str, path: str | Path, refusal: type[BowError] = SettingError) -> str:
-    """Read a file that a user has named; arguments as for `save_text`.
-
-    Raises:
-        BowError: it cannot be read, or holds no text.
-    """
+    """Read a file that a user has named; arguments as for `save_text`."""
     file = given_path(f"the file of {what}", path, refusal)
     try:
         return file.read_text(encoding="utf-8")

@@ -11,14 +11,7 @@ _is_stranded = False
 
 
 def begin_to_compute(what: str) -> None:
-    """Called where bow begins to compute on tensors: forks are watched from then on.
-
-    Args:
-        what: begins, such as `bow.train`, for the refusal.
-
-    Raises:
-        SettingError: this process was forked after bow had computed on several threads.
-    """
+    """Called where bow begins to compute on tensors: forks are watched from then on."""
     if _is_stranded:
         raise SettingError(
             f"{what} would hang in this process: it was forked from one in which torch has computed, and lacks its "

@@ -33,19 +33,6 @@ def whole(
 ) -> int:
     """A whole number as an `int`; those of NumPy count, and whatever else has `__index__`.
 
-    Args:
-        name: of the setting.
-        value: what the user gave.
-        least: what is allowed.
-        most: likewise.
-        words: what it must be; by default it follows from the range.
-        also: what else the setting may be, such as `'"auto"'`.
-        remedy: what to do, such as `"use learners=4"`.
-        refusal: what is raised.
-
-    Raises:
-        BowError: no whole number, or one outside the range.
-
     Example:
         >>> whole("learners", True, also='"auto"')
         Traceback (most recent call last):
@@ -75,11 +62,7 @@ def processes(name: str, value: Any, cores: int, also: str = "") -> int:
 
 
 def whole_seed(value: Any) -> int:
-    """A seed as an `int`: any whole number that torch's generators take.
-
-    Raises:
-        SettingError: it is none.
-    """
+    """A seed as an `int`: any whole number that torch's generators take."""
     return whole("seed", value, least=-(2**63), most=2**64 - 1, words="a whole number from -2**63 to 2**64 - 1")
 
 
@@ -96,20 +79,6 @@ def number(
     refusal: type[BowError] = SettingError,
 ) -> float:
     """A finite number within bounds; those of NumPy count.
-
-    Args:
-        name: of the setting.
-        value: what the user gave.
-        above: what is allowed.
-        least: likewise.
-        below: likewise.
-        most: likewise.
-        also: what else the setting may be.
-        remedy: what to do.
-        refusal: what is raised.
-
-    Raises:
-        BowError: no number, NaN or infinity, or one outside the range.
 
     Example:
         >>> number("mu", float("nan"), least=0, below=1)
@@ -139,14 +108,6 @@ def is_finite(value: object) -> bool:
 
 def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) -> Path:
     """A path with `~` expanded.
-
-    Args:
-        name: of the setting.
-        value: what the user gave.
-        refusal: what is raised.
-
-    Raises:
-        BowError: no path, an empty one, or one that no file can have.
 
     Example:
         >>> given_path("run_dir", 7)

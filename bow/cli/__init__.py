@@ -42,15 +42,7 @@ FAILURES = (DivergenceError, DeviceMemoryError, ClusterError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line.
-
-    Args:
-        arguments: the words behind `bow`; None: those that the process was started with.
-
-    Returns:
-        The exit status: 0, 1 for a training that failed and for what could not be written, 2 for a user's mistake, 130
-        when interrupted.
-    """
+    """Run a command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Read when torch is loaded. Idle OpenMP threads spin by default, and where anything else runs on the machine that
     # costs more than waking them: LeNet on 2 cores beside one busy process trained at 184 samples/s, and at 5,700 so.

@@ -16,15 +16,7 @@ NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true o
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], prefix: str = "") -> None:
     """Check that a function takes these arguments, by name and, where its annotations are plain, by type.
 
-    Args:
-        function: a function or a class.
-        values: its arguments.
-        prefix: where they stand in the configuration, such as `"optimizer."`.
-
     What has no signature, as some classes written in C, is not checked.
-
-    Raises:
-        SettingError: the function has no such argument, lacks one, or takes values of another kind.
     """
     try:
         parameters = inspect.signature(function).parameters

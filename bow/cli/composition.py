@@ -60,12 +60,6 @@ def compose(overrides: Sequence[str]) -> Composition:
     A group that the command line chooses comes without what the recipe says about that group: values that suit
     the recipe's own optimizer mean nothing to another one. For the same reason `lr_scheduler={_target_: NAME, ...}`
     is the whole scheduler, and nothing of the recipe's stays in it.
-
-    Args:
-        overrides: hydra's grammar: `learners=4`, `model=mlp`, `sync.mu=0.5`.
-
-    Raises:
-        SettingError: an override cannot be read, or names something that does not exist.
     """
     with _hydra():
         parsed = _parse(overrides)
@@ -82,14 +76,7 @@ def compose(overrides: Sequence[str]) -> Composition:
 
 
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every run of a sweep: `learners=1,2` and `seed=range(3)` make six runs.
-
-    Args:
-        overrides: as for `compose`, with any number of `a,b`, `choice(...)`, `range(...)` and `glob(...)`.
-
-    Raises:
-        SettingError: an override cannot be read.
-    """
+    """The overrides of every run of a sweep: `learners=1,2` and `seed=range(3)` make six runs."""
     with _hydra():
         axes = [_axis(override) for override in _parse(overrides)]
         return [list(run) for run in itertools.product(*axes)]

@@ -26,18 +26,7 @@ MOST_PORTS = 65535
 
 
 def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
-    """Have an agent run `bow train` in each process, and wait for it.
-
-    Args:
-        settings: of the run; those of the agent stand under `launcher`.
-        overrides: what the command line said.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        SettingError: a setting of the agent cannot be carried out.
-    """
+    """Have an agent run `bow train` in each process, and wait for it."""
     config = agent_settings(settings)
     own = ("launcher", "devices=") if isinstance(settings["devices"], int) else ("launcher",)
     command = ["-u", "-m", "bow", "train", *(word for word in overrides if not word.startswith(own))]
@@ -67,11 +56,7 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
 
 
 def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
-    """What torchrun is told.
-
-    Raises:
-        SettingError: a number of machines or processes that is none, or a run directory without a name.
-    """
+    """What torchrun is told."""
     own = settings["launcher"]
     if settings["run_dir"] is None:
         raise SettingError(

@@ -14,15 +14,7 @@ TARGET = "_target_"
 
 
 def imported(name: Any, key: str) -> Any:
-    """What a dotted name stands for, such as `torch.optim.SGD`; modules in the current folder count, behind all others.
-
-    Args:
-        name: the dotted name.
-        key: where it stands in the configuration, for the message.
-
-    Raises:
-        SettingError: nothing of this name can be imported, or it cannot be called.
-    """
+    """Import a dotted name, such as `torch.optim.SGD`; modules in the current folder count, behind all others."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
@@ -36,15 +28,7 @@ def imported(name: Any, key: str) -> Any:
 
 
 def factory(settings: Any, key: str) -> Callable[..., Any]:
-    """The `_target_` with its arguments filled in, not yet called.
-
-    Args:
-        settings: `_target_` and the arguments of what it names. Lists become tuples.
-        key: where they stand in the configuration.
-
-    Raises:
-        SettingError: no `_target_`, or arguments that it does not take.
-    """
+    """The `_target_` with its arguments filled in, not yet called."""
     if not isinstance(settings, Mapping) or TARGET not in settings:
         raise SettingError(f"{key}={shown(settings)} says nothing to make; write {{_target_: NAME, ...}}")
     target = imported(settings[TARGET], f"{key}.{TARGET}")
@@ -54,25 +38,12 @@ def factory(settings: Any, key: str) -> Callable[..., Any]:
 
 
 def made(settings: Any, key: str, *arguments: Any) -> Any:
-    """The object that the `_target_` makes of its arguments.
-
-    Args:
-        settings: as for `factory`.
-        key: as for `factory`.
-        *arguments: further arguments that come before them.
-
-    Raises:
-        BowError: as for `factory`, or the object itself refuses its arguments.
-    """
+    """The object that the `_target_` makes of its arguments."""
     return called(factory(settings, key), key, *arguments)
 
 
 def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
-    """The result of a function whose objections are the user's mistake.
-
-    Raises:
-        BowError: the function raised one, or a TypeError, ValueError or the like, which becomes one.
-    """
+    """The result of a function whose objections are the user's mistake."""
     try:
         return function(*arguments)
     except BowError:

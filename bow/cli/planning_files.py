@@ -41,20 +41,7 @@ class Loaded:
 def save(
     settings: Settings, strategy: PlacedStrategy, result: SimulationResult, topology: DeviceTopology
 ) -> tuple[Path, ...]:
-    """Write a strategy with what it is for, and into a folder its timeline too.
-
-    Args:
-        settings: `out` says where.
-        strategy: that was found.
-        result: of simulating it.
-        topology: that it was found for.
-
-    Returns:
-        What was written.
-
-    Raises:
-        SettingError: it cannot be written; says where the strategy is instead, which a long search may have found.
-    """
+    """Write a strategy with what it is for, and into a folder its timeline too."""
     text = strategy_text(
         strategy,
         result.makespan_ns,
@@ -92,16 +79,7 @@ def _written_elsewhere(text: str) -> Path | None:
 
 
 def load(path: Path, settings: Settings) -> Loaded:
-    """A strategy from its file, or from the folder that has it; what it was planned for, unless settings say.
-
-    Args:
-        path: of the file or folder.
-        settings: as given.
-
-    Raises:
-        SettingError: the file cannot be read, or neither it nor the settings say what it is for.
-        ScheduleError: it is damaged, or of another version.
-    """
+    """A strategy from its file, or from the folder that has it; what it was planned for, unless settings say."""
     file = path / STRATEGY if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")

@@ -76,25 +76,13 @@ def compared_methods() -> tuple[str, ...]:
 
 
 def check_method(name: str) -> None:
-    """Refuse a method that does not exist.
-
-    Raises:
-        SettingError: there is none of this name.
-    """
+    """Refuse a method that does not exist."""
     if name not in (*SEARCHES, *BASELINES) and name not in all_methods():
         raise SettingError(f"method={name!r} does not exist; {suggestion(name, all_methods())}")
 
 
 def check_used(method: str, settings: SearchSettings) -> None:
-    """Refuse settings that mean nothing to a method.
-
-    Args:
-        method: its name.
-        settings: that were asked for; those that are as ever are not noticed.
-
-    Raises:
-        SettingError: one is not for this method.
-    """
+    """Refuse settings that mean nothing to a method."""
     if method == "exhaustive" and settings.proposals is not None:
         raise SettingError(
             f"proposals={settings.proposals} is for walks, and method=exhaustive has none; limit it by budget_s=SECONDS"
@@ -111,17 +99,7 @@ def check_used(method: str, settings: SearchSettings) -> None:
 
 
 def find(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
-    """Find a strategy.
-
-    Args:
-        problem: what is planned for.
-        method: its name.
-        settings: of whatever searches.
-        console: that shows how it goes.
-
-    Raises:
-        BowError: it cannot, because something is not installed or nothing fits.
-    """
+    """Find a strategy."""
     if method in LEARNING:
         return _searched(problem, settings, console)
     if method == "exhaustive":
@@ -192,9 +170,6 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
 def told_towers(problem: Problem) -> Iterator[str]:
     """What towers take: data parallelism with the weights on a processor, a step in which each accelerator has a batch.
 
-    Args:
-        problem: nothing is told where its devices are not processors and accelerators.
-
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.4.
     """
@@ -217,9 +192,5 @@ def told_towers(problem: Problem) -> Iterator[str]:
 
 
 def processors(topology: DeviceTopology) -> tuple[int, ...]:
-    """The devices that are processors beside accelerators: those that are called `cpu`, `cpu0`, ...
-
-    Args:
-        topology: of all devices.
-    """
+    """The devices that are processors beside accelerators: those that are called `cpu`, `cpu0`, ..."""
     return tuple(n for n, device in enumerate(topology.devices) if PROCESSOR.fullmatch(device.name))

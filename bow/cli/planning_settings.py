@@ -74,11 +74,7 @@ class Settings:
 
 
 def read(words: Sequence[str]) -> Settings:
-    """Settings from `NAME=VALUE` words; what is none of ours belongs to the model.
-
-    Raises:
-        SettingError: a value that cannot be understood.
-    """
+    """Settings from `NAME=VALUE` words; what is none of ours belongs to the model."""
     own: dict[str, Any] = {}
     of_search: dict[str, Any] = {}
     others: list[str] = []

@@ -29,15 +29,7 @@ def comparison() -> Table:
 
 
 def add_result(rows: Table, name: str, result: SimulationResult | str, learners: int, base: int | None) -> None:
-    """Add what a method came to.
-
-    Args:
-        rows: from `comparison`.
-        name: of the method.
-        result: of its strategy, or why there is none.
-        learners: how many share a step.
-        base: nanoseconds of a step under data parallelism; None: there is none.
-    """
+    """Add what a method came to."""
     if isinstance(result, str):
         rows.add_row(name, f"[dim]none: {result}[/dim]")
         return
@@ -54,13 +46,7 @@ def add_result(rows: Table, name: str, result: SimulationResult | str, learners:
 
 
 def explanation_table(problem: Problem, explanation: Explanation, keep: int) -> Table:
-    """What was chosen for every operator, what it costs, and what its best other choices would cost.
-
-    Args:
-        problem: what was planned for.
-        explanation: of the strategy.
-        keep: how many other choices are shown.
-    """
+    """What was chosen for every operator, what it costs, and what its best other choices would cost."""
     columns = ("operator", "split", "devices", "forward", "backward", "moved", "summed", "update", "another choice")
     rows = table("The strategy: milliseconds by operator, and of a step with another choice", *columns)
     for number, each in enumerate(explanation.operators):

@@ -171,11 +171,7 @@ def _told(file: Path) -> Iterator[None]:
 
 
 def _check_runtime(action: str) -> None:
-    """Without the native runtime, operators only run one after another: enough to measure them.
-
-    Raises:
-        RuntimeUnavailableError: the action runs them side by side.
-    """
+    """Without the native runtime, operators only run one after another: enough to measure them."""
     try:
         native()
     except RuntimeUnavailableError as error:

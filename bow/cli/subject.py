@@ -26,17 +26,7 @@ class Parts(NamedTuple):
 
 
 def parts(network: str, size: str, others: Sequence[str]) -> Parts:
-    """What is to be scheduled or planned.
-
-    Args:
-        network: of the papers; "": a model by settings.
-        size: of the network; "": `SIZE`.
-        others: settings as for `bow train`.
-
-    Raises:
-        SettingError: there is no network of this name or size, a setting that does not exist, or settings that exclude
-            each other.
-    """
+    """What is to be scheduled or planned."""
     if not network and size:
         raise SettingError(f"size={size} is of a network; give network=NAME too, or leave it out")
     if network and others:

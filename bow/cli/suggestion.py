@@ -7,11 +7,6 @@ from collections.abc import Iterable
 def suggestion(word: str, names: Iterable[str], otherwise: str | None = None) -> str:
     """The nearest name as a question, or what there is to choose from.
 
-    Args:
-        word: what the user wrote.
-        names: what would have been right.
-        otherwise: said when no name is near; None: all names.
-
     Example:
         >>> suggestion("lenett", ["lenet", "mlp"])
         'did you mean lenet?'

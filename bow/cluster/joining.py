@@ -66,16 +66,6 @@ def join(
     """Be one of the processes that torchrun started, or of the default process group where there is one already.
 
     Without either, the world is this process alone.
-
-    Args:
-        device: what this process trains on.
-        count: how many processes are expected; None: as many as there are.
-        bucket_mb: as in `Processes`.
-        remedy: what helps where another process has gone, such as `go on with ...`.
-
-    Raises:
-        SettingError: there are others than expected.
-        ClusterError: the others cannot be reached.
     """
     if not is_member():
         yield ALONE
@@ -94,18 +84,7 @@ def join(
 def start(
     size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = None, *, remedy: str = ""
 ) -> Iterator[World]:
-    """Be rank 0 of several processes on this machine, and start the others.
-
-    Args:
-        size: how many.
-        device: what this process trains on.
-        parcel: what each of the others calls.
-        bucket_mb: as in `Processes`.
-        remedy: what helps where another process has gone, such as `go on with ...`.
-
-    Raises:
-        ClusterError: one of them has ended or hangs; its own words, where it has left some.
-    """
+    """Be rank 0 of several processes on this machine, and start the others."""
     workers = Workers(size, parcel, remedy)
     in_peace = False
     world: Processes | None = None

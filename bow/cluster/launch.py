@@ -141,11 +141,7 @@ class Workers:
         self._parcel.delivered()
 
     def close(self, in_peace: bool) -> None:
-        """Wait for all to end.
-
-        Args:
-            in_peace: they end by themselves; else they are ended.
-        """
+        """Wait for all to end."""
         self._over.set()
         if not in_peace:
             for process in self._processes:
@@ -190,11 +186,7 @@ class Workers:
 
 
 def _check_open_files(size: int) -> None:
-    """Refuse what cannot work before torch finds out.
-
-    Raises:
-        SettingError: this process may not open as many files as so many processes take.
-    """
+    """Refuse what cannot work before torch finds out."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     folder = Path("/dev/fd")
     needed = (len(list(folder.iterdir())) if folder.is_dir() else 0) + FILES + FILES_OF_PROCESS * size

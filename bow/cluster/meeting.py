@@ -18,16 +18,6 @@ def meet(store: Store, rank: int, size: int, within_s: float, failure: Callable[
     torchrun keeps its store when it starts processes again, and so do several trainings of one script: what lies there
     may be of those before. Rank 0 calls the roll of the tokens that it finds, and calls it anew when one has changed;
     the others answer only to a roll with their own token.
-
-    Args:
-        store: where all look.
-        rank: of this process.
-        size: how many there are.
-        within_s: seconds after which one is missing.
-        failure: why one cannot come any more, as far as that is known.
-
-    Raises:
-        ClusterError: one does not come.
     """
     token, give_up = uuid.uuid4().hex, time.monotonic() + within_s
     store.set(_hello(rank), token)

@@ -23,10 +23,6 @@ def address_towards(host: str, port: int) -> str | None:
     """This machine's IPv4 address on the way to another; None if there is no way, or it does not leave the machine.
 
     A name that leads to this machine itself is one that others know it by: then the address is that on the way out.
-
-    Args:
-        host: name or address of the other machine, or of this one.
-        port: any of its ports; nothing is sent.
     """
     address = _source(host, port)
     if address is not None and _is_loopback(address) and host != "localhost" and not _is_loopback(host):

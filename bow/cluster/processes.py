@@ -28,11 +28,7 @@ Bucket: TypeAlias = float | Literal["variable"] | None
 
 
 def check_bucket(bucket_mb: object) -> None:
-    """Refuse a size of buckets that is none.
-
-    Raises:
-        SettingError: neither None, nor `"variable"`, nor a number above 0.
-    """
+    """Refuse a size of buckets that is none."""
     if bucket_mb is not None and bucket_mb != "variable":
         number("bucket_mb", bucket_mb, above=0, also='"variable", or None for one AllReduce')
 
@@ -223,11 +219,7 @@ class Processes(World):
         return torch.split(tensor, max(1, int(self._bucket_mb * BYTES_PER_MB) // tensor.element_size()))
 
     def _asked(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Ask for something that needs the others.
-
-        Raises:
-            ClusterError: they have gone.
-        """
+        """Ask for something that needs the others."""
         try:
             return function(*args, **options)
         except (RuntimeError, ValueError) as error:  # dist.DistBackendError and its like are RuntimeErrors

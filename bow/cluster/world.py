@@ -62,11 +62,7 @@ class World:
         return DONE
 
     def sums_before(self, tensor: Tensor) -> Tensor | None:
-        """Add a tensor up over all processes, in place.
-
-        Returns:
-            The sum over those of lower rank; None where there are none.
-        """
+        """Add a tensor up over all processes, in place."""
         return None
 
     def add_up(self, values: Sequence[float]) -> list[float]:

@@ -43,13 +43,6 @@ class Case:
 def lanes(cores: int, caches: bool = True) -> tuple[tuple[Case, ...], ...]:
     """All cases of a machine by whether threads share a cache, ascending; those that do not come first.
 
-    Args:
-        cores: of the machine.
-        caches: every two cores share one. Else every number of threads is one case, and there is one lane.
-
-    Raises:
-        SettingError: there is no core.
-
     Example:
         >>> alone, sharing = lanes(68)
         >>> len(alone), alone[-1].threads, len(sharing), sharing[-1].threads
@@ -73,13 +66,6 @@ def evenly(chosen_from: Sequence[Sequence[Case]], count: int) -> tuple[Case, ...
     """Cases that stand for all: equally many from every lane, in the middle of equal parts of it.
 
     What does not divide goes to the last lanes, which reach further.
-
-    Args:
-        chosen_from: lanes.
-        count: how many.
-
-    Raises:
-        SettingError: a lane has not so many, or none are wanted.
 
     Example:
         >>> [str(case) for case in evenly(lanes(68), 3)]

@@ -59,11 +59,7 @@ Opener: TypeAlias = Callable[[Event, int], int]
 
 
 def open_counter(event: Event, thread: int) -> int:
-    """Ask the system for a counter.
-
-    Raises:
-        OSError: there is none (`ENOENT`), it is not permitted (`EACCES`, `EPERM`), or this is not such a system.
-    """
+    """Ask the system for a counter."""
     number = _SYSCALLS.get(platform.machine())
     if number is None or platform.system() != "Linux":
         raise OSError(f"no perf_event_open on {platform.system()} {platform.machine()}")
@@ -112,14 +108,6 @@ def count(
 
     Where there are fewer counters than events, they take turns, and counts are scaled to the whole time. `l1_hits` is
     added where accesses and misses were counted.
-
-    Args:
-        work: what runs.
-        events: what is counted.
-        opener: opens counters.
-
-    Raises:
-        OSError: it cannot be counted; ask `why_not` before.
     """
     with contextlib.ExitStack() as stack:
         opened = [(event.name, _opened(event, thread, opener, stack)) for event in events for thread in _threads()]

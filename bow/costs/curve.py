@@ -46,11 +46,7 @@ class Curve:
                 raise SettingError(f"a time must be finite and at least 0, got {seconds} for {case}")
 
     def time_s(self, case: Case) -> float:
-        """Seconds in a case; what was measured, where it was.
-
-        Raises:
-            SettingError: no case of its lane was measured.
-        """
+        """Seconds in a case; what was measured, where it was."""
         lane = self._lanes[case.shared]
         if not lane:
             missing = "two threads to a cache" if case.shared else "one thread to a cache"

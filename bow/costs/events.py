@@ -54,11 +54,6 @@ def computed_events(work: Work, case: Case, time_s: float) -> dict[str, float]:
     `cache_misses` those beyond what the caches in use hold (1 MiB each); `l1_hits` the operands of arithmetic that no
     line is fetched for. `flops` and `bytes` are as they are. Unlike counted ones they are exact.
 
-    Args:
-        work: of the operator.
-        case: how it ran.
-        time_s: how long it took.
-
     Example:
         >>> events = computed_events(Work("aten.mm.default", 6.4e9, 6.4e7), Case(2), 1e-2)
         >>> sorted(events)

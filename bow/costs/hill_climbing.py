@@ -52,22 +52,14 @@ class HillClimb:
 
     @property
     def best(self) -> Case:
-        """The case with the shortest time so far, of equal ones that with fewer threads.
-
-        Raises:
-            SettingError: nothing was reported yet.
-        """
+        """The case with the shortest time so far, of equal ones that with fewer threads."""
         if not self._measured:
             raise SettingError("nothing was measured yet, so no case is the best; report one first")
         return min(self._measured, key=lambda case: (self._measured[case], case))
 
     @property
     def curve(self) -> Curve:
-        """What is known of all cases by now.
-
-        Raises:
-            SettingError: nothing was reported yet.
-        """
+        """What is known of all cases by now."""
         if self._curve is None:
             self._curve = Curve(self.measured)
         return self._curve
@@ -77,11 +69,7 @@ class HillClimb:
         return min((asked for lane in self._lanes if (asked := lane.asked) is not None), default=None)
 
     def report(self, case: Case, seconds: float) -> None:
-        """Hear how long the operator took in the case that `next_case` asked for.
-
-        Raises:
-            SettingError: it is another case, or no time.
-        """
+        """Hear how long the operator took in the case that `next_case` asked for."""
         if case != self.next_case():
             raise SettingError(f"the case that was asked for is {self.next_case()}, got {case}")
         if not (math.isfinite(seconds) and seconds >= 0):
@@ -128,15 +116,7 @@ class HillClimbing:
         return [operator for operator, climb in self._climbs.items() if climb.next_case() == case]
 
     def report(self, case: Case, seconds: Mapping[str, float]) -> None:
-        """Hear of a step.
-
-        Args:
-            case: the one that `next_case` asked for.
-            seconds: by operator; those that do not climb there may be among them and change nothing.
-
-        Raises:
-            SettingError: it is another case, an operator that climbs there is missing, or a time is none.
-        """
+        """Hear of a step."""
         wanting = self.wanting(case)
         if not wanting:
             raise SettingError(f"the case that was asked for is {self.next_case()}, got {case}")
@@ -147,11 +127,7 @@ class HillClimbing:
         self.steps += 1
 
     def climb(self, operator: str) -> HillClimb:
-        """The climb of one operator.
-
-        Raises:
-            SettingError: there is none.
-        """
+        """The climb of one operator."""
         if operator not in self._climbs:
             raise SettingError(f"{operator!r} was never measured; name it among the operators")
         return self._climbs[operator]

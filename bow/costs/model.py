@@ -12,26 +12,12 @@ class CostModel(Protocol):
     """Predicts how long operators take."""
 
     def time_s(self, operator: str, case: Case) -> float:
-        """Seconds that an operator takes in a case.
-
-        Args:
-            operator: its kind and the shapes of what it reads, such as `aten.mm.default [64, 512] [512, 512]`.
-            case: how it runs.
-        """
+        """Seconds that an operator takes in a case."""
         ...
 
 
 def candidates(model: CostModel, operator: str, cases: Iterable[Case], count: int = 3) -> list[Case]:
     """The cases in which an operator takes the least time, in ascending order of time; of equal ones fewer threads.
-
-    Args:
-        model: what predicts.
-        operator: as in `CostModel.time_s`.
-        cases: what there is to choose from.
-        count: how many are wanted; the paper's strategies look at three.
-
-    Raises:
-        SettingError: `count` is below 1.
 
     Example:
         >>> class Halving:
@@ -51,13 +37,6 @@ def candidates(model: CostModel, operator: str, cases: Iterable[Case], count: in
 def accuracy(predicted: Sequence[float], actual: Sequence[float]) -> float:
     """How close predictions are: `1 - mean(|(y^ - y) / y|)`, which is below 0 where they are off by more than y.
 
-    Args:
-        predicted: y^.
-        actual: y, none of them 0.
-
-    Raises:
-        SettingError: nothing is given, numbers differ, or an actual value is not above 0.
-
     Example:
         >>> round(accuracy([1.0, 3.0], [1.0, 2.0]), 6)
         0.75
@@ -75,13 +54,6 @@ def r_squared(predicted: Sequence[float], actual: Sequence[float]) -> float:
     """The coefficient of determination: `1 - sum((y^ - y)^2) / sum((y - mean(y))^2)`.
 
     Where all actual values are the same, 1 for exact predictions, else 0.
-
-    Args:
-        predicted: y^.
-        actual: y.
-
-    Raises:
-        SettingError: nothing is given, or the numbers differ.
 
     Example:
         >>> r_squared([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])

@@ -63,15 +63,7 @@ class Regression:
         self._least_s = 0.0
 
     def fit(self, profiles: Mapping[str, Profile], times: Mapping[str, Mapping[Case, float]]) -> None:
-        """Learn from operators whose times are known.
-
-        Args:
-            profiles: by operator.
-            times: by operator: seconds in every case that is to be predicted, the same cases for all.
-
-        Raises:
-            SettingError: no operator, or what is known of one is not what is known of others.
-        """
+        """Learn from operators whose times are known."""
         operators = sorted(profiles)
         if not operators or any(operator not in times for operator in operators):
             raise SettingError(f"times of {len(times)} operators for {len(operators)} profiles; give every one both")
@@ -90,21 +82,13 @@ class Regression:
         self._profiles[operator] = profile
 
     def time_s(self, operator: str, case: Case) -> float:
-        """Seconds by the case's regression.
-
-        Raises:
-            SettingError: the operator was not observed, or there is no regression for the case.
-        """
+        """Seconds by the case's regression."""
         if operator not in self._profiles:
             raise SettingError(f"{operator!r} was not observed; tell its samples first")
         return self.times_s([self._profiles[operator]], case)[0]
 
     def times_s(self, profiles: Sequence[Profile], case: Case) -> list[float]:
-        """Seconds of several operators at once.
-
-        Raises:
-            SettingError: there is no regression for the case, or a sample is missing.
-        """
+        """Seconds of several operators at once."""
         if case not in self._estimators:
             raise SettingError(f"no regression was fitted for {case}; give its times to `fit`")
         predicted = self._estimators[case].predict(self._features(profiles))
@@ -131,16 +115,6 @@ def select_events(
 
     The tree predicts the times of all cases from the events of all sample cases, each for each instruction; an
     event's importance is the sum over sample cases. Of equals, the first by name is taken.
-
-    Args:
-        profiles: of operators.
-        samples: sample cases that each has.
-        seconds: `[operators, cases]`.
-        count: how many are wanted; all, where there are not so many.
-        seed: of the tree.
-
-    Raises:
-        SettingError: operators have different events.
     """
     from sklearn.tree import DecisionTreeRegressor
 

@@ -50,16 +50,7 @@ class Roofline:
             )
 
     def time_s(self, flops: float, bytes_moved: float, threads: int = 1) -> float:
-        """Seconds that an operator takes.
-
-        Args:
-            flops: its floating-point operations.
-            bytes_moved: what it reads and makes.
-            threads: that share it; more than there are cores bring nothing.
-
-        Raises:
-            SettingError: there is no thread.
-        """
+        """Seconds that an operator takes."""
         if threads < 1:
             raise SettingError(f"threads must be at least 1, got {threads}")
         enough = self.bandwidth_cores or self.cores

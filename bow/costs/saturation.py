@@ -76,18 +76,7 @@ class Saturation:
                 raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def time_s(self, flops: float, bytes_moved: float, kind: str, case: Case, run: int = 0) -> float:
-        """Seconds that an operator takes.
-
-        Args:
-            flops: its floating-point operations.
-            bytes_moved: what it reads and makes.
-            kind: its name, as `sort_of` knows it.
-            case: how it runs.
-            run: which of several measurements of the same; they differ in noise alone.
-
-        Raises:
-            SettingError: the machine has not so many cores.
-        """
+        """Seconds that an operator takes."""
         if case.threads > self.cores:
             raise SettingError(f"threads must be at most {self.cores}, the cores of this machine, got {case.threads}")
         scaling = self.scalings[sort_of(kind)]

@@ -53,11 +53,7 @@ class Analytic:
         self._time = time
 
     def time_s(self, operator: str, case: Case) -> float:
-        """Seconds by the formula.
-
-        Raises:
-            SettingError: the operator's work is not known.
-        """
+        """Seconds by the formula."""
         if operator not in self._works:
             raise SettingError(f"the work of {operator!r} is not known; name it among the works")
         return self._time(self._works[operator], case)

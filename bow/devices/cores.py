@@ -50,11 +50,6 @@ def processor() -> str:
 def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
     """How many tasks of several run at once, and with how many threads each.
 
-    Args:
-        tasks: how many there are.
-        cores: how many cores there are for all.
-        threads: how many threads all may use together, but for one each.
-
     Example:
         >>> share_cores(tasks=2, cores=8, threads=8), share_cores(tasks=4, cores=2, threads=2)
         ((2, 4), (2, 1))
@@ -68,13 +63,6 @@ def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[in
 
     Two hardware threads of one physical core share its arithmetic units, so that second ones are taken only when
     every physical core has given its first.
-
-    Args:
-        executors: how many, each with as many threads; or, where they differ, the threads of each.
-        threads: of each executor.
-
-    Raises:
-        SettingError: the executors need more cores than there are.
     """
     sizes = [threads] * executors if isinstance(executors, int) else list(executors)
     cores = physical_first(available_cores())
@@ -112,9 +100,6 @@ def siblings_of(core: int) -> tuple[int, ...]:
 
 def parse_cores(text: str) -> tuple[int, ...]:
     """Read a list of cores as Linux writes it.
-
-    Raises:
-        ValueError: it is none.
 
     Example:
         >>> parse_cores("0-2,8")

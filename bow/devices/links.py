@@ -30,11 +30,7 @@ def gpu_uuid(device: torch.device | int) -> str:
 
 
 def read_gpu_links(uuids: Sequence[str]) -> dict[tuple[int, int], tuple[Connection, int]]:
-    """By pair of GPUs: how they are connected, and by how many NVLinks; empty where the system does not tell.
-
-    Args:
-        uuids: of the GPUs, as `gpu_uuid` gives them.
-    """
+    """By pair of GPUs: how they are connected, and by how many NVLinks; empty where the system does not tell."""
     try:
         listing, table = _ask("-L"), _ask("topo", "-m")
     except (OSError, subprocess.SubprocessError):
@@ -48,11 +44,6 @@ def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[
     `nvidia-smi` numbers all GPUs of the machine, PyTorch those that a process sees: `CUDA_VISIBLE_DEVICES` leaves some
     out and orders the others, by numbers or UUIDs, and `CUDA_DEVICE_ORDER` says what the numbers count. UUIDs are the
     same everywhere. What is not a whole GPU (MIG) has none that is listed here, and so no links.
-
-    Args:
-        uuids: of the GPUs, with or without `GPU-`.
-        listing: what `nvidia-smi -L` prints.
-        table: what `nvidia-smi topo -m` prints.
 
     Example:
         >>> listing = "GPU 0: H100 (UUID: GPU-0a)\nGPU 1: H100 (UUID: GPU-1b)\nGPU 2: H100 (UUID: GPU-2c)\n"
@@ -71,9 +62,6 @@ def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[
 
 def parse_gpu_links(text: str) -> dict[tuple[int, int], tuple[Connection, int]]:
     r"""What `nvidia-smi topo -m` prints, by pair of GPUs.
-
-    Args:
-        text: a table with a row and a column for each GPU.
 
     Example:
         >>> parse_gpu_links("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-95\nGPU1\tNV18\t X \t0-95\n")

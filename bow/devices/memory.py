@@ -13,11 +13,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(place: torch.device | StreamDevice) -> int:
-    """Memory that a training could take, in bytes.
-
-    Args:
-        place: a GPU, a device with streams, or the CPU: what of the host's memory is available.
-    """
+    """Memory that a training could take, in bytes."""
     if isinstance(place, StreamDevice):
         return place.free_bytes()
     return cuda_device(place).free_bytes() if place.type == "cuda" else host_memory()[1]

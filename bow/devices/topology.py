@@ -13,10 +13,6 @@ def read_topology(cpus: Path = CPUS, nodes: Path = NODES) -> Topology:
     """The hardware threads that this process may use, as Linux tells of them.
 
     What the system does not tell counts as not shared: such a thread is a core with a cache of its own, on node 0.
-
-    Args:
-        cpus: where Linux has its CPUs.
-        nodes: where Linux has its NUMA nodes.
     """
     near = _nodes(nodes)
     return Topology(

@@ -137,11 +137,7 @@ class Engine(abc.ABC):
         return next((n for n in ahead if self._due(self.round_index + n - 1)), MAX_ROUNDS_TOGETHER)
 
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Some rounds; with `dispatch="first_come"` there is no barrier between synchronisation tasks.
-
-        Args:
-            batches: by round.
-        """
+        """Some rounds; with `dispatch="first_come"` there is no barrier between synchronisation tasks."""
         outcomes: list[Outcome] = []
         while left := batches[len(outcomes) :]:
             together = self.rounds_ahead(left) if min(self.period, len(left)) > 1 else 1
@@ -165,13 +161,6 @@ class Engine(abc.ABC):
 
         A learner that diverged starts again from `z`, which does not move meanwhile, with the buffers that the central
         model had when these rounds began: those of the others are being written to.
-
-        Args:
-            learner: which.
-            finite: whether its loss and gradient are.
-
-        Returns:
-            Whether its weights are as well.
         """
         if finite:
             self._step_row(learner)
@@ -299,14 +288,7 @@ class Engine(abc.ABC):
             sync.apply_outer(rows, world.nodes)
 
     def _contributed(self, contributors: int) -> int:
-        """Have the synchroniser's sum over all learners of all devices, and wait for it.
-
-        Args:
-            contributors: how many of this device take part, where that differs from round to round.
-
-        Returns:
-            How many of all devices do.
-        """
+        """Have the synchroniser's sum over all learners of all devices, and wait for it."""
         self.contribute(contributors)
         matrix, world = self.group.matrix, self.group.world
         if world.is_one:
@@ -362,10 +344,6 @@ class Engine(abc.ABC):
         """Have so many learners; new ones start from `z`, and the last ones go.
 
         Where there are several devices, all do this behind the same round, each with a number of its own.
-
-        Raises:
-            SettingError: averaging would be unstable with so many; nothing has changed on any device.
-            Exception: this device cannot have them; it has those by then that it can have, as others know.
         """
         wanted = self.group.world.everyone(learners)
         self._check(wanted)

@@ -94,11 +94,7 @@ class CaptureCache(Generic[Captured]):
         return not self._captured or (seen and len(self._captured) < MAX_SHAPES)
 
     def add(self, shape: Hashable, capture: Callable[[], Captured]) -> None:
-        """Capture for a shape.
-
-        Raises:
-            CaptureError: the step changes in Python what it reads; and what `capture` raises.
-        """
+        """Capture for a shape."""
         frozen = self._frozen or FrozenValues(self._step, self._model())
         captured = _without_draws(frozen, capture)
         if frozen.changed():  # what is computed once and kept is there now

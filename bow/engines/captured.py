@@ -99,11 +99,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
                     self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
     def _capture(self, batch: Batch, compiles: bool) -> CapturedTask:
-        """The step graph for a batch.
-
-        Raises:
-            CaptureError: the step cannot be captured, or a graph would not do what it does.
-        """
+        """The step graph for a batch."""
         graph = capture(self._group.learners[0].module, batch, step=self._traced_step)
         _check_buffers(graph)
         return CapturedTask(graph, self._region(graph) if compiles else None)
@@ -149,11 +145,7 @@ def shape_of(batch: Batch) -> Shape:
 
 
 def _check_buffers(graph: StepGraph) -> None:
-    """Refuse a step that makes something else of a buffer than a tensor of its kind.
-
-    Raises:
-        CaptureError: it does.
-    """
+    """Refuse a step that makes something else of a buffer than a tensor of its kind."""
     for name, value in graph.new_buffers.items():
         before, after = graph.values[graph.buffers[name]], graph.values[value]
         if (before.shape, before.dtype) != (after.shape, after.dtype):
@@ -163,12 +155,7 @@ def _check_buffers(graph: StepGraph) -> None:
 
 
 def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:
-    """Whether compiling a learning task will have been worth its time.
-
-    Args:
-        graph: the learning task.
-        rounds: how many the training has; None where that is unknown.
-    """
+    """Whether compiling a learning task will have been worth its time."""
     if rounds is None:
         return False
     seconds = graph.flops / FLOPS_PER_S + len(graph.operators) * OPERATOR_S

@@ -56,27 +56,14 @@ def check_engine(engine: str) -> None:
 def make_engine(
     name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None
 ) -> Engine:
-    """Make an engine by its name.
-
-    Args:
-        name: of the engine.
-        group: the learners.
-        sync: what keeps them together.
-        settings: what their learning tasks have in common.
-        device: where they are, if it is a device with streams.
-    """
+    """Make an engine by its name."""
     if device is not None and name in STREAM_ENGINES:
         return STREAM_ENGINES[name](group, sync, settings, device)
     return Eager(group, sync, settings, device) if name == Eager.name else ENGINES[name](group, sync, settings)
 
 
 def check_device(engine: str, streams: bool) -> None:
-    """Refuse an engine that does not run on a device.
-
-    Args:
-        engine: its name.
-        streams: whether the device works through streams, as GPUs do.
-    """
+    """Refuse an engine that does not run on a device."""
     if not streams and engine not in ENGINES:
         raise SettingError(
             f'engine="{engine}" runs on GPUs, and this training runs on the CPU; use engine="graph", or device="cuda"'
@@ -84,13 +71,7 @@ def check_device(engine: str, streams: bool) -> None:
 
 
 def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) -> str:
-    """The engine for `engine="auto"`.
-
-    Args:
-        model: the template model.
-        rounds: how long the training will be; None where that is unknown.
-        device: where it will be.
-    """
+    """The engine for `engine="auto"`."""
     if device.type == "cuda":
         return CudaGraphs.name
     unfit = (nn.modules.conv._ConvNd, nn.RNNBase)

@@ -87,13 +87,7 @@ class InTurn:
         self._order = _order_on_one_place(len(self._group))
 
     def learn(self, batches: Batches, round_index: int, watch: DrawWatch | None = None) -> Outcome:
-        """Run every learning task up to its gradient.
-
-        Args:
-            batches: one per learner.
-            round_index: tells the seeds of one round from those of another.
-            watch: sees the random numbers that the tasks draw.
-        """
+        """Run every learning task up to its gradient."""
         group = self._group
         learned: list[Learned | None] = [None] * len(group)
         with task_random(group.device) as generator:
@@ -160,13 +154,7 @@ class LearningTasks:
         return self._compiled is not None
 
     def run(self, learner: int, batch: Batch, forward: Forward = contextlib.nullcontext) -> Learned:
-        """Run one learning task up to its gradient, which goes to the learner's row of `G`.
-
-        Args:
-            learner: whose.
-            batch: on what.
-            forward: makes the context of the forward pass of a task that is not compiled.
-        """
+        """Run one learning task up to its gradient, which goes to the learner's row of `G`."""
         around = contextlib.nullcontext() if self._around is None else self._around(learner, batch)
         with around:
             return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)

@@ -153,14 +153,7 @@ class Graph(Engine):
             self._team.drain()  # after Ctrl-C or a failure, others may still be at work
 
     def start_task(self, task: Learn, batch: Batch, executor: int, steps: bool) -> GraphRound:
-        """Have one learner run its learning task alone on an idle executor.
-
-        Args:
-            task: which.
-            batch: on what; of a shape that has been captured.
-            executor: where.
-            steps: whether the learner steps behind it, if executors can; else its gradient goes to its row of `G`.
-        """
+        """Have one learner run its learning task alone on an idle executor."""
         shape = shape_of(batch)
         sgd = self._stepping if steps else None
         key = (task.learner, shape, sgd is not None)

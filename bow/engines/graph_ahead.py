@@ -52,11 +52,7 @@ class Period:
         self._running: dict[int, tuple[Learn, GraphRound]] = {}  # by executor
 
     def run(self, executors: int) -> list[Outcome]:
-        """Run all learning tasks; the synchronisation task is the caller's, behind this.
-
-        Returns:
-            By round, what its batches came to.
-        """
+        """Run all learning tasks; the synchronisation task is the caller's, behind this."""
         synchronises = self._ahead < len(self._batches)
         present = [self._present(each) for each in self._batches]
         if synchronises:

@@ -71,15 +71,7 @@ class GraphRound:
         return self._sgd is not None
 
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
-        """Give the learners what they learn from next.
-
-        Args:
-            batches: one for each of the learners; None: it sits out.
-            seeds: by learner: of its random numbers.
-
-        Returns:
-            Whether the batches are of the shapes that this is for.
-        """
+        """Give the learners what they learn from next."""
         job = self._builder.job
         self._keep_buffers()
         if isinstance(batches, Stacked):
@@ -94,12 +86,7 @@ class GraphRound:
         return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
 
     def begin(self, due: bool, total: Tensor | None = None) -> None:
-        """Say whether a synchronisation task is part of what is run next.
-
-        Args:
-            due: whether it is.
-            total: where other devices average too, what has the sum over all of them when `between` has returned.
-        """
+        """Say whether a synchronisation task is part of what is run next."""
         if self._sgd is None:
             return
         matrix, rows, sgd = self._group.matrix, self._rows, self._sgd
@@ -109,16 +96,7 @@ class GraphRound:
         )
 
     def run(self, team: NativeTeam, record: bool = False, between: Callable[[], None] | None = None) -> Outcome:
-        """Run it on as many executors as it has lanes, and wait for it.
-
-        Args:
-            team: the executors.
-            record: whether `spans` shall have start and end of every operator.
-            between: called when the learning tasks have ended and nothing has changed yet.
-
-        Raises:
-            GraphError, RuntimeError: a learning task fails; no row and no buffer of any learner has changed by then.
-        """
+        """Run it on as many executors as it has lanes, and wait for it."""
         job = self._builder.job
         try:
             job.run(team, record, commits=between is None)
@@ -135,11 +113,7 @@ class GraphRound:
         self._builder.job.post(team, executor, record)
 
     def collect(self) -> Outcome:
-        """What has come of it, once the executor that it was posted to is idle.
-
-        Raises:
-            GraphError, RuntimeError: the learning task failed.
-        """
+        """What has come of it, once the executor that it was posted to is idle."""
         try:
             self._builder.job.raise_failure()
         except Exception as error:
@@ -205,11 +179,7 @@ class GraphRound:
         )
 
     def _order(self, finishes: Sequence[int]) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
-        """What each executor runs of the learning tasks: the learners that the task scheduler gives its team, in turn.
-
-        Returns:
-            Nodes by executor; by node, others that it waits for besides; threads by node.
-        """
+        """The learning tasks of each executor: the learners that the task scheduler gives its team, in turn."""
         programs, lanes = self._builder.programs, self.lanes
         order: list[list[int]] = [[] for _ in range(self._num_lanes)]
         after: dict[int, list[int]] = {}

@@ -27,12 +27,6 @@ class Lanes:
     def of(cls, learners: int, cores: int, threads: int, schedule: Schedule | None) -> "Lanes":
         """As many teams as learners, as far as there are cores.
 
-        Args:
-            learners: how many there are.
-            cores: of this machine.
-            threads: those of torch, which learners without a schedule share.
-            schedule: of a learner's operators.
-
         Example:
             >>> Lanes.of(learners=4, cores=8, threads=8, schedule=None).threads
             (2, 2, 2, 2)
@@ -52,11 +46,7 @@ class Lanes:
 
     @functools.cached_property
     def seats(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """By executor: its cores, and its threads, of all that there is room for.
-
-        Raises:
-            SettingError: a schedule needs more cores than there are.
-        """
+        """By executor: its cores, and its threads, of all that there is room for."""
         places = core_sets(list(self.threads))
         if self.schedule is None:
             return places, list(self.threads)

@@ -134,11 +134,7 @@ class LiveCheck:
         return now - self._ended >= self._last_s / SHARE and (now - self._began) * SHARE >= self._spent_s
 
     def choose(self, shapes: Sequence[Hashable | None]) -> int | None:
-        """The learner to check, another one each time, one with the newest shape first; None: none has a batch.
-
-        Args:
-            shapes: of the learners' batches; None where there is none.
-        """
+        """The learner to check, another one each time, one with the newest shape first; None: none has a batch."""
         present = [learner for learner, shape in enumerate(shapes) if shape in self._captures]
         newest = [learner for learner in present if shapes[learner] == self._captures.newest]
         chosen = newest if newest and self._next == FIRST[0] else present

@@ -139,19 +139,7 @@ def predict_memory(
     clip_norm: float | None = None,
     memory: Memory = "device",
 ) -> MemoryNeed:
-    """Predict what a training needs of its device, without making or running any of it.
-
-    Args:
-        model: the template.
-        optimizer: makes the optimizer; tried on a tensor of three elements.
-        sync: what keeps the learners together; tried on two tiny learners.
-        learners: how many there would be.
-        engine: the name of the engine that would run them.
-        place: where.
-        saved: what a learning task keeps, from `saved_bytes`; None: that is not known.
-        clip_norm: as in `TaskSettings`; without it, some engines step and average in one pass.
-        memory: with `"swap"`, what stays on the device is small or about to leave.
-    """
+    """Predict what a training needs of its device, without making or running any of it."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     lazy = has_lazy_modules(model)
@@ -180,11 +168,6 @@ def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) ->
     """Sizes of what the forward pass of a batch keeps for the backward pass, one for each allocation.
 
     It runs on the meta device, where tensors have shapes and no memory; None where the model cannot.
-
-    Args:
-        model: the model; it is not changed.
-        batch: inputs, or a pair (inputs, targets) or more, of which the model gets the first.
-        precision: `"bfloat16"` counts everything as that.
     """
     kept: dict[int, Tensor] = {}
 

@@ -81,18 +81,7 @@ class Crew:
         return len(self.core_sets)
 
     def run(self, scheduler: TaskScheduler, runs: Sequence[Run], execute: Callable[[Run], None]) -> None:
-        """Have the learning tasks of a period run; the synchronisation task is the caller's, behind this.
-
-        Args:
-            scheduler: hears of every task that has finished.
-            runs: what its `start` returned.
-            execute: carries out one task, on the thread of its place.
-
-        Raises:
-            BaseException: what a task raised, of several tasks the one with the first batch, as if they ran in turn.
-                Tasks that had begun have ended by then, also where the caller is interrupted meanwhile (Ctrl-C; a
-                second one does not wait).
-        """
+        """Have the learning tasks of a period run; the synchronisation task is the caller's, behind this."""
         self._open()
         _Shift(self._places, scheduler, execute).work(runs)
 

@@ -84,14 +84,7 @@ class Room:
         return min(wanted, fitting, MOST_LEARNERS)
 
     def check(self, learners: int) -> int:
-        """Refuse learners that do not fit.
-
-        Returns:
-            Bytes that rows for further learners may take.
-
-        Raises:
-            SettingError: one sentence with what is needed, what there is, and how many would fit.
-        """
+        """Refuse learners that do not fit."""
         room, need = self.bytes, self.need(learners)
         if learners > MOST_LEARNERS:
             raise SettingError(
@@ -111,11 +104,7 @@ class Room:
         raise SettingError(f"{wanted}, {self._there(room)}; use {self._remedies(one, room)}")
 
     def check_one_more(self, learners: int) -> None:
-        """Refuse one more than the learners that there are, whose rows of `W` and `G` are reserved.
-
-        Raises:
-            SettingError: one sentence with what is needed and what there is.
-        """
+        """Refuse one more than the learners that there are, whose rows of `W` and `G` are reserved."""
         room, more = self.bytes, self.need(learners + 1)
         wanted, word = more.total_bytes, ""
         if not is_cpu(self.place):
@@ -151,14 +140,6 @@ def out_of_memory_explained(learners: int, device: torch.device, memory: Memory 
 
     A learning task that fails has changed no weights, no central model and no optimizer state: the training can be
     saved, or go on with less.
-
-    Args:
-        learners: how many there are.
-        device: where they are.
-        memory: the setting, for the remedy.
-
-    Raises:
-        DeviceMemoryError: the device, or the host, ran out of memory.
     """
     try:
         yield

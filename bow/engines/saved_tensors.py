@@ -181,14 +181,7 @@ class Swap:
 
     @contextlib.contextmanager
     def task(self, stays: Iterable[Tensor]) -> Iterator[None]:
-        """Around forward and backward pass of a learning task.
-
-        Args:
-            stays: tensors whose memory others hold anyway, and what shares it: parameters, buffers, the batch.
-
-        Raises:
-            SettingError: the task uses `torch.func`, under which nothing can be swapped.
-        """
+        """Around forward and backward pass of a learning task."""
         assert not self._slots, "one task at a time"
         self._stays = {_allocation_of(tensor) for tensor in stays}
         try:

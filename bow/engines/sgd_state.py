@@ -78,12 +78,6 @@ def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, *, sum
     """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
 
     Where other devices average as well, their part of the sum comes between the learning tasks and the step.
-
-    Args:
-        group: the learners.
-        sync: what averages them.
-        settings: of their learning tasks.
-        sum_apart: whether the sum over all devices can be made beside the learning tasks, and waited for behind them.
     """
     if not group.is_alone and (not sum_apart or (isinstance(sync, SMA) and sync.levels > 1)):
         return False

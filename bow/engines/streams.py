@@ -131,12 +131,7 @@ class Streams(Engine):
         return outcome
 
     def _learn_at_once(self, batches: Sequence[Batches], ahead: int) -> list[Outcome]:
-        """Run rounds on the places.
-
-        Args:
-            batches: by round.
-            ahead: in so many of them, from the first on, learners step alone and take what comes next.
-        """
+        """Run rounds on the places."""
         period = _Period(self, batches, ahead)
         context = contextvars.copy_context()
         scheduler = TaskScheduler(len(self.group), len(self._crew), self.settings.dispatch)
@@ -159,12 +154,7 @@ class Streams(Engine):
         return _Done(task.learner, learned, finite)
 
     def outcome(self, done: Sequence[_Done | None], *, taken: bool) -> Outcome:
-        """What a round's tasks left.
-
-        Args:
-            done: by batch.
-            taken: whether learners took the batches as they came.
-        """
+        """What a round's tasks left."""
         losses, metrics = self._tasks.collected([None if each is None else each.learned for each in done])
         finite = torch.tensor([each is not None and each.finite for each in done])
         taken_by = [index if each is None else each.learner for index, each in enumerate(done)] if taken else None
@@ -261,13 +251,7 @@ def _present(batches: Batches, learners: int) -> list[bool]:
 
 
 def _signature(batch: Batch, compiled: bool, stacked: int = 0) -> Hashable:
-    """Structure of a batch, shapes and dtypes of its tensors; its numbers too where they are compiled in.
-
-    Args:
-        batch: any pytree.
-        compiled: whether the learning task is compiled.
-        stacked: dimensions in front that are no part of the batch.
-    """
+    """Structure of a batch, shapes and dtypes of its tensors; its numbers too where they are compiled in."""
     if type(batch) in (tuple, list) and all(type(leaf) is Tensor for leaf in batch):  # almost always, and in no time
         return type(batch), *((leaf.shape[stacked:], leaf.dtype) for leaf in batch)
     leaves, spec = tree_flatten(batch)

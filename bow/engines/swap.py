@@ -40,14 +40,6 @@ def check_memory_setting(memory: str, compile: bool) -> None:
 def check_swap(memory: Memory, engine: str, *, streams: bool) -> None:
     """Refuse an engine that cannot swap.
 
-    Args:
-        memory: the setting.
-        engine: the name of the engine that will run.
-        streams: whether the device works through streams, as GPUs do.
-
-    Raises:
-        SettingError: with the engines that can.
-
     Warns:
         UserWarning: `memory="swap"` has no effect on a CPU.
     """
@@ -102,12 +94,5 @@ class SwappedTasks:
 def swapped_tasks(
     memory: Memory, group: LearnerGroup, device: StreamDevice | None, *, at_once: bool
 ) -> SwappedTasks | None:
-    """What swaps the learning tasks of a group; None where nothing is swapped.
-
-    Args:
-        memory: the setting.
-        group: the learners.
-        device: where their tasks run; None: not on a device with streams.
-        at_once: whether tasks of different learners run at the same time.
-    """
+    """What swaps the learning tasks of a group; None where nothing is swapped."""
     return SwappedTasks(group, device, at_once=at_once) if memory == "swap" and device is not None else None

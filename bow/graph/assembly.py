@@ -21,15 +21,7 @@ from bow.graph.update import OptimizerFactory, update_operators
 def assemble(
     trace: Trace, parameters: Sequence[str], buffers: Sequence[str], batch: Sequence[str], device: str
 ) -> StepGraph:
-    """The step graph of a trace, without updates.
-
-    Args:
-        trace: of a learning step.
-        parameters: names of the parameters, in the order of the trace's inputs.
-        buffers: names of the buffers, which follow them.
-        batch: paths of the batch's tensors, which come last.
-        device: where it was captured for.
-    """
+    """The step graph of a trace, without updates."""
     lowering = Lowering(trace)
     inputs = iter(lowering.inputs)
     bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]

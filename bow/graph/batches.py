@@ -11,12 +11,6 @@ from bow.errors import DataError
 def batch_tensors(batch: Any) -> dict[str, Tensor]:
     """The leaves of a batch by path, such as `[0]` for the inputs of a pair.
 
-    Args:
-        batch: any pytree of tensors.
-
-    Raises:
-        DataError: a leaf is no tensor.
-
     Example:
         >>> import torch
         >>> list(batch_tensors({"pixels": torch.zeros(2), "more": [torch.ones(1)]}))

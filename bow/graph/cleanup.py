@@ -18,9 +18,6 @@ def skip_identities(
 
     No operator writes to its arguments, so a copy can be its original. A copy that changes the memory order stays:
     which kernel a matrix product uses depends on it.
-
-    Returns:
-        The operators that remain, and for every value that was removed the one that takes its place.
     """
     kept: list[Operator] = []
     instead: dict[int, int] = {}

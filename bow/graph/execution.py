@@ -40,16 +40,7 @@ def run(
 
 
 def run_operators(graph: "StepGraph", live: dict[int, Tensor], seed: int | None) -> None:
-    """Run all operators but the updates, in the order of capture.
-
-    Args:
-        graph: the graph.
-        live: what the operators are given, by value; in the end, the results as well.
-        seed: of the random numbers, or None.
-
-    Raises:
-        GraphError: an operator fails; the message names it.
-    """
+    """Run all operators but the updates, in the order of capture."""
     with lent_generator(graph.device, seed is not None) as generator:
         for operator, finished in zip(graph.operators, graph.last_uses, strict=True):
             if kinds.is_update(operator.kind):
@@ -64,11 +55,7 @@ def run_operators(graph: "StepGraph", live: dict[int, Tensor], seed: int | None)
 def inputs_of(
     graph: "StepGraph", parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
 ) -> dict[int, Tensor]:
-    """All that the operators of a graph are given, by value.
-
-    Raises:
-        GraphError: a tensor is missing, or does not fit what the graph was captured with.
-    """
+    """All that the operators of a graph are given, by value."""
     return {
         **_bound("parameter ", graph.parameters, parameters, graph),
         **_bound("buffer ", graph.buffers, buffers, graph),
@@ -87,11 +74,7 @@ def outputs_of(graph: "StepGraph", tensor_of: Callable[[int], Tensor]) -> StepOu
 
 
 def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
-    """Call one operator on live values and put what it makes among them.
-
-    Raises:
-        GraphError: it fails; the message names it and its shapes.
-    """
+    """Call one operator on live values and put what it makes among them."""
 
     def tensor(ref: Ref) -> Tensor:
         return live[ref.value]

@@ -42,11 +42,7 @@ def dumps(graph: "StepGraph") -> str:
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The fields of the graph that `dumps` wrote.
-
-    Raises:
-        GraphError: the text is damaged, or of another version.
-    """
+    """The fields of the graph that `dumps` wrote."""
     try:
         read = json.loads(text)
     except ValueError as error:

@@ -26,9 +26,6 @@ _MOVING = {
 def kernel_of(kind: str) -> Kernel:
     """The operator that a kind names.
 
-    Raises:
-        GraphError: this torch has no such operator.
-
     Example:
         >>> kernel_of("aten.mm.default")
         <OpOverload(op='aten.mm', overload='default')>

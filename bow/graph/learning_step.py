@@ -76,14 +76,7 @@ class LearningStep(nn.Module):
         batch: Any,
         between: Callable[[Tensor], None] = lambda loss: None,
     ) -> StepOutputs:
-        """Forward and backward.
-
-        Args:
-            parameters: values by the names of `named_parameters()`.
-            buffers: values by the names of `named_buffers()`; they are not written to.
-            batch: what the step takes.
-            between: called with the loss when forward is done and backward has not begun.
-        """
+        """Forward and backward."""
         outside = OutsideTensors(self._step, self.model)
         leaves = {name: p.detach().requires_grad_(name in self.trained) for name, p in parameters.items()}
         own = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
@@ -105,11 +98,7 @@ class LearningStep(nn.Module):
 
 
 def refuse_parameter_hooks(model: nn.Module) -> None:
-    """Refuse hooks on the gradients of parameters, for which other tensors stand wherever they are trained.
-
-    Raises:
-        ModelError: with the parameter's name.
-    """
+    """Refuse hooks on the gradients of parameters, for which other tensors stand wherever they are trained."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ModelError(
@@ -120,11 +109,7 @@ def refuse_parameter_hooks(model: nn.Module) -> None:
 
 
 def checked_model(model: Any) -> nn.Module:
-    """The module that is captured, out of what torch.compile wraps.
-
-    Raises:
-        ModelError: no module, one without trainable parameters, or a lazy one.
-    """
+    """The module that is captured, out of what torch.compile wraps."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be an nn.Module, got {type(model).__name__}; build the model first")
     module: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps

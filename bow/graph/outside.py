@@ -37,15 +37,7 @@ class OutsideTensors:
         return bool(self._versions) or any(tensor.requires_grad for tensor in self._tensors().values())
 
     def check(self, loss: Tensor, leaves: Iterable[Any] = ()) -> None:
-        """Refuse a loss that depends on one that requires a gradient, and a step that has changed one of a module.
-
-        Args:
-            loss: with its autograd graph.
-            leaves: what stands for the model's parameters, and the batch.
-
-        Raises:
-            LossError: with its name, where that is known, and its shape.
-        """
+        """Refuse a loss that depends on one that requires a gradient, and a step that has changed one of a module."""
         own = self._own | {id(leaf) for leaf in tree_leaves(list(leaves))}
         names = {id(tensor): name for name, tensor in self._tensors().items()}
         for leaf in _leaves_of(loss):

@@ -16,13 +16,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(No
 
 
 def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, str]:
-    """Plain values that the step can change, as text, by a name that a message can show.
-
-    Args:
-        model: the attributes of its modules, `training` included.
-        functions: custom autograd functions: their class attributes, and the globals and enclosing variables that
-            their code names.
-    """
+    """Plain values that the step can change, as text, by a name that a message can show."""
     state = {
         "the state of Python's random": str(hash(random.getstate())),
         "the state of numpy.random": str(np.random.get_state()),

@@ -68,11 +68,7 @@ class Trace:
 
 
 def check_version() -> None:
-    """Warn where this version of torch has not been tried, refuse those that are known to be too old.
-
-    Raises:
-        CaptureError: torch is older than 2.10.
-    """
+    """Warn where this version of torch has not been tried, refuse those that are known to be too old."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
         raise CaptureError(f"capture needs torch 2.10 or newer, this is {torch.__version__}; upgrade torch")
@@ -81,11 +77,7 @@ def check_version() -> None:
 
 
 def trace(step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Trace:
-    """Trace a step; no tensor is read or written.
-
-    Raises:
-        CaptureError: the step cannot run on tensors without values.
-    """
+    """Trace a step; no tensor is read or written."""
     mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
     inputs = tree_map_only(
         Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (dict(parameters), dict(buffers), batch)

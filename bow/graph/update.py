@@ -26,17 +26,6 @@ def update_operators(
     """The update of each parameter group, whose results (new parameters) are added to `values`.
 
     Tracing an optimizer bakes its hyper-parameters in as numbers; this keeps schedules and state where they are.
-
-    Args:
-        factory: makes the optimizer from the model's trainable parameters.
-        model: names the parameters.
-        parameters: value of each parameter.
-        gradients: value of each gradient.
-        values: specs of all values.
-        first: index of the first update.
-
-    Raises:
-        OptimizerError: the factory does not make an optimizer over the model's parameters.
     """
     optimizer = _make(factory, [p for p in model.parameters() if p.requires_grad])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -65,11 +54,7 @@ def update_operators(
 
 
 def apply_update(operator: Operator, optimizer: Optimizer, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    """Step one group of an optimizer, in place, with the given gradients.
-
-    Raises:
-        GraphError: the group does not hold the parameters that the update is for.
-    """
+    """Step one group of an optimizer, in place, with the given gradients."""
     assert operator.group is not None
     group = optimizer.param_groups[operator.group]
     own = [p for p in group["params"] if p.requires_grad]

@@ -19,12 +19,7 @@ class Clock(NamedTuple):
 
 
 def charts(records: Sequence[Record], settings: Mapping[str, str]) -> list[Chart]:
-    """The curves of a run, two in a row: every metric over epochs and over time, throughput, learners.
-
-    Args:
-        records: the records of the run.
-        settings: its settings, flat; of these the targets are drawn.
-    """
+    """The curves of a run, two in a row: every metric over epochs and over time, throughput, learners."""
     time = _time(records)
     clocks = (Clock("epochs", EPOCHS, lambda record: record.get("epoch")), time)
     names = dict.fromkeys(name for record in records if record["kind"] in VALIDATION for name in metrics(record))

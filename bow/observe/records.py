@@ -119,11 +119,7 @@ def call_text(function: Callable[..., Any]) -> str:
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """Read the records of a `metrics.jsonl`, without the lines that a crash cut off.
-
-    Raises:
-        RunDirectoryError: a record has a field of another type than records have.
-    """
+    """Read the records of a `metrics.jsonl`, without the lines that a crash cut off."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as lines:
             return list(_parsed(path, lines))

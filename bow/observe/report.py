@@ -31,15 +31,6 @@ def write_report(run_dir: str | Path) -> Path:
 
     The run need not have finished, and a line that a crash cut off is left out. The page needs no other
     file and no network.
-
-    Args:
-        run_dir: the run directory.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        RunDirectoryError: the directory is missing, holds no records, or cannot be written.
     """
     directory = RunDirectory(given_path("the run directory", run_dir, RunDirectoryError))
     page = _template().render(run=Report.read(directory), decision_head=DECISION_HEAD)
@@ -70,11 +61,7 @@ class Report:
 
     @classmethod
     def read(cls, directory: RunDirectory) -> "Report":
-        """Read a run directory.
-
-        Raises:
-            RunDirectoryError: it is missing or holds no records.
-        """
+        """Read a run directory."""
         if not directory.path.is_dir():
             raise RunDirectoryError(f"{directory.path} is not a directory; name one that bow train made")
         records = continuous(read_records(directory.metrics_path)) if directory.metrics_path.is_file() else []

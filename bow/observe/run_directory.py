@@ -30,18 +30,7 @@ class RunDirectory:
     def create(
         cls, path: str | Path | None, name: str, root: str | Path = "runs", *, resume: bool = False
     ) -> "RunDirectory":
-        """Make a directory for a run, or take the one that is to be resumed.
-
-        Args:
-            path: the directory; None: `<root>/<date>_<time>_<name>`, with a number added if that exists.
-            name: what the run is about, such as the name of its recipe.
-            root: where directories that were not named go.
-            resume: the run in `path` goes on, so its files may be there.
-
-        Raises:
-            RunDirectoryError: the directory cannot be made or written, or it holds another run or a file that this
-                run would overwrite.
-        """
+        """Make a directory for a run, or take the one that is to be resumed."""
         directory = cls(_make_unique(Path(root), name) if path is None else _make(Path(path)))
         if not resume:
             directory._check_vacant()
@@ -49,14 +38,7 @@ class RunDirectory:
         return directory
 
     def check(self, resume: bool) -> None:
-        """Refuse a directory that is there and cannot be used, without writing anything.
-
-        Args:
-            resume: as in `create`.
-
-        Raises:
-            RunDirectoryError: it holds another run, or cannot be written.
-        """
+        """Refuse a directory that is there and cannot be used, without writing anything."""
         if not self.path.exists():
             return
         if not resume:
@@ -110,11 +92,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings; what YAML has no word for, such as a function, is written as readable text.
-
-        Raises:
-            RunDirectoryError: the file cannot be written; a directory that held no run does not hold one now.
-        """
+        """Write the settings; what YAML has no word for, such as a function, is written as readable text."""
         text = yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
         is_new, part = not self.holds_run, self.config_path.with_suffix(PART)
         try:

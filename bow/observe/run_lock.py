@@ -32,13 +32,6 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
     def take(self, directory: Path, patience_s: float = 0.0) -> None:
         """Lock a directory that exists; nothing happens where this lock is taken already.
 
-        Args:
-            directory: the run directory.
-            patience_s: for how long another training may still be about to end.
-
-        Raises:
-            RunDirectoryError: another training has it, or it cannot be written.
-
         Warns:
             UserWarning: the file system has no locks.
         """

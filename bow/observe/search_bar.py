@@ -17,10 +17,6 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
     Ctrl-C ends the search, which then keeps the best strategy so far. Pressed again before the search has ended, it is
     a `KeyboardInterrupt`: a walk or a proof in this process keeps its best even so; who waits for walks in other
     processes, or makes starts for them, does not.
-
-    Args:
-        budget_s: seconds of the search; None: they are not limited.
-        console: where the bar is.
     """
     with _bar("searching", "{task.description}", console) as bar, _interruptible() as is_interrupted:
         task = bar.add_task("", total=budget_s)
@@ -35,11 +31,7 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
 
 @contextlib.contextmanager
 def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar of tiles that are measured; what it gives is told how many are, and of how many.
-
-    Args:
-        console: where the bar is.
-    """
+    """A bar of tiles that are measured; what it gives is told how many are, and of how many."""
     how_far = "{task.completed:,.0f} of {task.total:,.0f} tiles"
     with _bar("measuring", how_far, console, auto_refresh=False) as bar:  # a thread that draws would be in their times
         task = bar.add_task("", total=0)

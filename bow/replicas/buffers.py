@@ -43,12 +43,7 @@ def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: Bu
 
 @torch.no_grad()
 def recalibrate(central: nn.Module, forwards: Iterator[None]) -> None:
-    """Measure batch-norm statistics anew: reset them and average over the forward passes of `forwards`.
-
-    Args:
-        central: the central model; its other modules stay in evaluation mode.
-        forwards: an iterator that runs the central model on one batch of training data a step.
-    """
+    """Measure batch-norm statistics anew: reset them and average over the forward passes of `forwards`."""
     norms: list[Any] = [m for m in central.modules() if _tracks_statistics(m)]
     if not norms:
         return

@@ -203,11 +203,7 @@ class LearnerGroup:
         self.optimizer.add_learner()
 
     def remove(self) -> None:
-        """Remove the last learner.
-
-        Raises:
-            SettingError: it is the only one.
-        """
+        """Remove the last learner."""
         if len(self.learners) == 1:
             raise SettingError("learners must be at least 1: the only learner cannot be removed")
         self.learners.pop()
@@ -218,15 +214,7 @@ class LearnerGroup:
     def restart(
         self, diverged: Sequence[bool], center: Tensor | None = None, *, weights: bool = True, gather: bool = True
     ) -> None:
-        """Set learners that have left the finite numbers back to the central model.
-
-        Args:
-            diverged: which ones. Their buffers are made from those of the others; where there are none, they are
-                what the central model's were last.
-            center: the weights that they start from; None: those of the central model.
-            weights: whether weights and optimizer state are set back too.
-            gather: whether the buffers of the others are looked at; else they are as the central model's were last.
-        """
+        """Set learners that have left the finite numbers back to the central model."""
         healthy = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
         if healthy and gather:
             gather_buffers(self._central, healthy, self.buffer_policy)
@@ -255,9 +243,6 @@ class LearnerGroup:
         """Everything that the learners of all devices are, as tensors and plain values on the CPU.
 
         All devices ask for it behind the same round; rank 0 has it then, and the others None.
-
-        Args:
-            own: names of the synchroniser's tensors that differ from device to device.
         """
         learners = [self._state_of(index) for index in range(len(self))]
         kept = {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name in own}
@@ -281,13 +266,6 @@ class LearnerGroup:
         """Continue from `state()`, of which rank 0 has all and the others are given None.
 
         The learners that there are take theirs by their numbers; those that the state does not have start from its `z`.
-
-        Args:
-            state: what `state()` gave.
-            alike: learners are equal: those that the state does not have get the optimizer state of the first one.
-
-        Returns:
-            Whether the synchroniser's tensors of this device were there: not where the number of devices is another.
         """
         parts = None
         if state is not None:

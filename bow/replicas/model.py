@@ -18,17 +18,7 @@ PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDat
 
 
 def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build or unwrap the user's model and check that bow can replicate it.
-
-    Args:
-        model: the model, or a function that builds it; the function draws its random numbers from `seed`, and the
-            caller's are left alone.
-        seed: any integer.
-
-    Raises:
-        ModelError: not a module, one that is wrapped in DDP or FSDP, scripted or on the meta device, or a function that
-            needs arguments.
-    """
+    """Build or unwrap the user's model and check that bow can replicate it."""
     template = model if isinstance(model, nn.Module) else _build(model, seed)
     template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
     if isinstance(template, torch.jit.ScriptModule):
@@ -57,11 +47,7 @@ def num_trainable(model: nn.Module) -> int:
 
 
 def check_trainable(parameters: list[nn.Parameter]) -> None:
-    """Refuse parameters that cannot share one row.
-
-    Raises:
-        ModelError: none at all, several dtypes or devices, float16, complex or integer values.
-    """
+    """Refuse parameters that cannot share one row."""
     if any(is_lazy(parameter) for parameter in parameters):
         raise ModelError("the model has lazy modules without shapes; run one batch through it first")
     if not parameters:
@@ -95,16 +81,6 @@ def replicate(
     """A copy of the template whose trainable parameters are views of `row`.
 
     No parameter memory is allocated: the row is the storage. Buffers are the copy's own.
-
-    Args:
-        template: what to copy.
-        layout: where the trainable parameters lie in the row.
-        row: `[parameters]`.
-        device: where the copy runs.
-        frozen: what stands for parameters that are not in the row, from `frozen_parameters`.
-
-    Raises:
-        ModelError: the model cannot be copied.
     """
     named = dict(template.named_parameters(remove_duplicate=False))
     memo: dict[int, Any] = {id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()}

@@ -31,11 +31,7 @@ PROBE_LR = 0.01
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:
-    """Call the user's factory on the template's parameters.
-
-    Raises:
-        OptimizerError: the factory fails, makes something else, or makes an optimizer that needs a closure.
-    """
+    """Call the user's factory on the template's parameters."""
     if isinstance(factory, Optimizer):
         raise OptimizerError(
             f"optimizer must be a function that makes one, got a {type(factory).__name__} object; "

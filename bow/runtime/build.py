@@ -25,11 +25,7 @@ def content_hash(*parts: str) -> str:
 
 
 def compile_extension(source: Path, target: Path, name: str) -> None:
-    """Compile a C++ source into a Python module.
-
-    Raises:
-        RuntimeUnavailableError: there is no compiler, or it fails.
-    """
+    """Compile a C++ source into a Python module."""
     includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     libraries = cpp_extension.library_paths("cpu")
     arguments = [

@@ -27,11 +27,6 @@ def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection
     critical path first; what operators take is then known from their levels (`costs_behind`). Where nothing is known,
     all are taken to last equally long.
 
-    Args:
-        schedule: one that fits the dependencies.
-        dependencies: by operator.
-        free: operators that take no time, such as views.
-
     Example:
         >>> issue_order(Schedule((1, 1), priority=(6, 5, 2, 1)), [*map(frozenset, [(), (0,), (0,), (1, 2)])])
         [(0, 0), (0, 1), (1, 2), (0, 3)]
@@ -48,10 +43,6 @@ def costs_behind(levels: Sequence[int], dependencies: Dependencies) -> list[int]
     """What operators take, from the longest time that is left at the start of each: `level - max(levels of followers)`.
 
     Numbers that are no levels say nothing of times: then all operators take 1.
-
-    Args:
-        levels: by operator.
-        dependencies: likewise.
 
     Example:
         >>> costs_behind([6, 5, 2, 1], [*map(frozenset, [(), (0,), (0,), (1, 2)])])
@@ -140,13 +131,6 @@ def branch_schedule(graph: StepGraph, num_streams: int) -> Schedule:
 
     Parameters, buffers, the tensors of the batch and constants are nodes without inputs, as they are in TensorFlow,
     right in front of the first operator that reads them. A view is no node: it lies where what it looks at lies.
-
-    Args:
-        graph: a step graph.
-        num_streams: how many streams there are.
-
-    Raises:
-        ScheduleError: there is no stream.
 
     References:
         Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, section 4.1.1.

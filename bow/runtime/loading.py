@@ -25,11 +25,7 @@ NativeTeam: TypeAlias = Any
 
 
 def native() -> ModuleType:
-    """The compiled module.
-
-    Raises:
-        RuntimeUnavailableError: it cannot be compiled or loaded here; the message says why and what helps.
-    """
+    """The compiled module."""
     module = _attempt()
     if isinstance(module, RuntimeUnavailableError):
         raise RuntimeUnavailableError(*module.args)  # a new one: an error keeps the frames that it went through

@@ -48,9 +48,6 @@ def compile_region(graph: StepGraph) -> Region:
 
     Takes ten to thirty seconds, unless the same graph has been compiled on this machine before.
 
-    Raises:
-        RuntimeUnavailableError: torch's compiler cannot compile it, or there is no C++ compiler.
-
     References:
         `torch._inductor.aot_compile` (AOTInductor).
     """

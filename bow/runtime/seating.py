@@ -27,16 +27,7 @@ class Seating:
 
     @classmethod
     def of(cls, schedule: Schedule, operators: int, cores: Sequence[Sequence[int]] | None = None) -> "Seating":
-        """The executors of a schedule that fits.
-
-        Args:
-            schedule: which executor runs what.
-            operators: how many there are.
-            cores: by executor: its own; None: neighbouring ones of this machine.
-
-        Raises:
-            SettingError: there are not enough cores.
-        """
+        """The executors of a schedule that fits."""
         own = tuple(map(tuple, core_sets(list(schedule.threads)) if cores is None else cores))
         order, waits = schedule.on_executors()
         holds = schedule.executors_of(operators)

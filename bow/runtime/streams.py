@@ -113,15 +113,6 @@ class StreamRuntime:
         """Issue a step: the same numbers as `StepGraph.run` with this seed, bit for bit, whatever the schedule.
 
         It may be issued within a capture, without a seed; `close` first what has run outside of it.
-
-        Args:
-            parameters: tensors by the names of `model.named_parameters()`.
-            buffers: tensors by the names of `model.named_buffers()`; they are not written to.
-            batch: like the one that the graph was captured with.
-            seed: of the random numbers. None draws from torch's generator, in the order of issue.
-
-        Raises:
-            GraphError: a tensor is missing or does not fit; an operator fails, and the message names it.
         """
         with torch.no_grad(), self._device.issuing(), self._device.on(self._streams[0]):
             live = inputs_of(self._graph, parameters, buffers, batch)
@@ -142,15 +133,6 @@ class StreamRuntime:
         """Capture a step, the streams as branches of one graph, which costs the host one launch to run again.
 
         The step is run a few times first, on the calling thread.
-
-        Args:
-            parameters: as in `run`; every replay reads what these very tensors hold by then.
-            buffers: likewise.
-            batch: likewise.
-            generator: whose random numbers replays draw, in the order of issue; None: those of the device's own.
-
-        Raises:
-            GraphError: as in `run`.
         """
         for _ in range(WARM_UP):
             self.run(parameters, buffers, batch, seed=0)

@@ -89,15 +89,6 @@ class ScheduledThreads:
         """Run a step: the same numbers as `StepGraph.run` with this seed, bit for bit, whatever the scheduler.
 
         That holds where operators use as many threads here as there.
-
-        Args:
-            parameters: tensors by the names of `model.named_parameters()`.
-            buffers: tensors by the names of `model.named_buffers()`; they are not written to.
-            batch: like the one that the graph was captured with.
-            seed: of the random numbers.
-
-        Raises:
-            GraphError: a tensor is missing or does not fit; an operator fails, and the message names it.
         """
         self._live = inputs_of(self._graph, parameters, buffers, batch)
         self._seed = seed

@@ -18,10 +18,6 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
 
     Spans of one name have one colour. Times are in milliseconds from the first start.
 
-    Args:
-        timeline: what ran where.
-        title: above the picture.
-
     Example:
         >>> picture = timeline_svg(Timeline([Span("addmm", "executor 0", 0, 3_000)]), title="a step")
         >>> picture.count("<rect"), "a step" in picture
@@ -42,9 +38,6 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
 
 def co_running(timeline: Timeline) -> list[tuple[int, int]]:
     """How many operators run, whenever one starts or ends; one that holds several places counts once.
-
-    Returns:
-        (nanoseconds since the first start, operators that run from then on), ascending.
 
     Example:
         >>> co_running(Timeline([Span("a", "core 0", 0, 4), Span("b", "core 1", 2, 6)]))

@@ -209,12 +209,7 @@ def _check_dependencies(dependencies: Sequence[Collection[int]]) -> None:
 
 
 def _circle(waits_for: list[set[int]], order: Sequence[Sequence[int]]) -> list[int]:
-    """Operators each of which waits for the next, the first being the last too; empty where there are none.
-
-    Args:
-        waits_for: by operator: what it depends on.
-        order: by executor; an operator also waits for the one in front of it.
-    """
+    """Operators each of which waits for the next, the first being the last too; empty where there are none."""
     waits_for = [set(before) for before in waits_for]
     for lane in order:
         for earlier, later in itertools.pairwise(lane):
@@ -254,22 +249,14 @@ def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
 
 
 def _truth(value: Any) -> bool:
-    """True or false as it was written.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """True or false as it was written."""
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    """Whole numbers as they were written.
-
-    Raises:
-        TypeError: something else stands among them.
-    """
+    """Whole numbers as they were written."""
     read = tuple(numbers)
     for number in read:
         if not isinstance(number, int) or isinstance(number, bool):

@@ -13,11 +13,6 @@ COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#e
 def svg(parts: Iterable[str], height: float, title: str) -> str:
     """A picture as SVG, on white and with a title.
 
-    Args:
-        parts: what is drawn.
-        height: in pixels.
-        title: above everything.
-
     Example:
         >>> svg(["<circle r='2'/>"], 10, "a < b").splitlines()[2:]
         ['<text x="10" y="18" font-size="13">a &lt; b</text>', "<circle r='2'/>", '</svg>']
@@ -32,13 +27,7 @@ def svg(parts: Iterable[str], height: float, title: str) -> str:
 
 
 def legend(names: Sequence[str], colours: Sequence[str], left: float) -> Iterator[str]:
-    """Names side by side beneath the title, each with its colour.
-
-    Args:
-        names: of devices.
-        colours: of the devices.
-        left: where the first one is.
-    """
+    """Names side by side beneath the title, each with its colour."""
     for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
         x = left + 110 * number
         yield f'<rect x="{x}" y="28" width="14" height="14" fill="{colour}" stroke="#777"/>'

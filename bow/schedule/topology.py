@@ -97,11 +97,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, text: str) -> "Topology":
-        """The topology that `to_json` wrote.
-
-        Raises:
-            TopologyError: the text is damaged, or of another version.
-        """
+        """The topology that `to_json` wrote."""
         try:
             read: Any = json.loads(text)
             is_ours = read["format"] == FORMAT and read["version"] == VERSION

@@ -49,15 +49,7 @@ class Agreement:
     def exchange(
         self, seconds: float, round_index: int, stop: bool, hopeless: bool = False, checkpoint: bool = False
     ) -> Decision:
-        """Tell the others, and hear, behind `next_round`.
-
-        Args:
-            seconds: on this process's clock.
-            round_index: completed rounds.
-            stop: whether this process wants the training to end.
-            hopeless: whether none of its learners stays finite.
-            checkpoint: whether one is due; rank 0 decides.
-        """
+        """Tell the others, and hear, behind `next_round`."""
         since, before = self._last
         wanted = 1  # as long as nobody knows what a round takes
         if round_index > before:

@@ -72,18 +72,7 @@ class Blueprint:
         expected_rounds: int | None = None,
         world: World | None = None,
     ) -> Replicas:
-        """Make learners.
-
-        Args:
-            engine: what runs them.
-            learners: how many.
-            compile: compile the learning task, where the engine has a choice.
-            expected_rounds: how long the training will be, for engines that decide by themselves whether to compile.
-            world: the processes of the training; None, for trials: this one alone.
-
-        Raises:
-            BowError: as `Replicas`.
-        """
+        """Make learners."""
         return Replicas(
             self.model,
             step=self.step,

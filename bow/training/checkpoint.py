@@ -49,9 +49,6 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
     """Write a checkpoint under a temporary name, rename it, and delete all but the newest.
 
     NumPy's numbers are written as Python's: `load_checkpoint` reads nothing but tensors and plain values.
-
-    Raises:
-        CheckpointError: it cannot be written.
     """
     path = directory / f"round_{round_index:08d}.pt"
     temporary = path.with_suffix(".tmp")
@@ -82,10 +79,6 @@ def open_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> di
 
     Where a run directory is meant, and its last checkpoint is damaged, that is the one before it.
 
-    Raises:
-        SettingError: `resume="auto"` without `run_dir`.
-        CheckpointError: there is none where one was asked for, or none that is whole.
-
     Warns:
         UserWarning: a damaged one was passed over.
     """
@@ -101,12 +94,7 @@ def open_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> di
 
 
 def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
-    """The checkpoints that `resume` could mean, the oldest first.
-
-    Raises:
-        SettingError: `resume="auto"` without `run_dir`.
-        CheckpointError: there is none where one was asked for.
-    """
+    """The checkpoints that `resume` could mean, the oldest first."""
     if resume is None:
         return []
     if resume == "auto":
@@ -125,11 +113,7 @@ def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; only tensors and plain values are loaded.
-
-    Raises:
-        CheckpointError: it is damaged or no checkpoint.
-    """
+    """Read a checkpoint; only tensors and plain values are loaded."""
     try:
         is_whole = _is_whole(path)
     except OSError as error:
@@ -147,11 +131,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def refusing_damage() -> Iterator[None]:
-    """Refuse a state whose parts are not of the kinds that are needed, whatever fails on them.
-
-    Raises:
-        CheckpointError: something did.
-    """
+    """Refuse a state whose parts are not of the kinds that are needed, whatever fails on them."""
     try:
         yield
     except (BowError, torch.OutOfMemoryError):
@@ -161,11 +141,7 @@ def refusing_damage() -> Iterator[None]:
 
 
 def delete_checkpoints_after(directory: Path, round_index: int) -> None:
-    """Delete the checkpoints of later rounds: a training that goes on from this round has left their path.
-
-    Raises:
-        CheckpointError: one cannot be deleted.
-    """
+    """Delete the checkpoints of later rounds: a training that goes on from this round has left their path."""
     for path in _checkpoints(directory):
         try:
             if _round_of(path) > round_index:

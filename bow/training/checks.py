@@ -53,11 +53,7 @@ def check_choices(
 
 
 def check_evaluate_every(every: float, stream: BatchStream) -> None:
-    """Refuse evaluations within epochs of data that have none.
-
-    Raises:
-        SettingError: it is unknown how many samples an epoch has.
-    """
+    """Refuse evaluations within epochs of data that have none."""
     if every < 1 and stream.samples_per_epoch is None:
         raise SettingError(
             f"evaluate_every={every} needs data whose length is known; give a Dataset or tensors, or leave it out"
@@ -79,13 +75,7 @@ def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None
 
 
 def check_target(target: Mapping[str, float] | None, validation: object, metrics: Sequence[Metric] | None) -> None:
-    """Refuse a target that cannot be reached.
-
-    Args:
-        target: values by name.
-        validation: what they are measured on.
-        metrics: what is measured besides the loss; None where a step decides.
-    """
+    """Refuse a target that cannot be reached."""
     if not target:
         return
     if not isinstance(target, Mapping):
@@ -112,11 +102,7 @@ def check_objects(setting: str, values: Any, kind: type) -> None:
 
 
 def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer: Optimizer) -> LRScheduler | None:
-    """Call the user's function that makes a learning-rate scheduler.
-
-    Raises:
-        SettingError: it fails, or makes something else.
-    """
+    """Call the user's function that makes a learning-rate scheduler."""
     if factory is None:
         return None
     try:
@@ -208,20 +194,6 @@ def check_first_batch(
     The model is in evaluation mode meanwhile; its buffers and the caller's random numbers are left alone. A `step`
     is called only where there are lazy modules, or tensors of others that it may depend on, since it may keep a state
     of its own.
-
-    Args:
-        template: the model.
-        batch: what one learning task gets.
-        loss: None where there is a step.
-        step: what a learning task does.
-        labels: the targets of all samples, where they are at hand.
-        data: the argument that the batch is from.
-        most_bad: the largest part of the samples that may have values that are not finite.
-
-    Raises:
-        ModelError: the model fails on the batch, or writes to its parameters.
-        LossError: the loss is not a scalar, or depends on what is not in the model and requires a gradient.
-        DataError: batches are no pairs, labels are out of range, or values are not finite, and neither is the loss.
     """
     check_has_values(batch, data)
     outside = OutsideTensors(step, template)
@@ -324,9 +296,6 @@ def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
     """Refuse class indices that the model has no output for, where the loss is known to take indices.
 
     The `ignore_index` of the loss is no class, whatever it is.
-
-    Raises:
-        DataError: with the range of the labels.
     """
     dimension, ignored = _classes_of(loss)
     if dimension is None or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):

@@ -30,15 +30,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tuner, loss: Callable[..., Any]) -> Any:
-    """Everything that a choice depends on.
-
-    Args:
-        request: what is left open.
-        blueprint: of the learners.
-        opened: the data.
-        tuner: the tuner's settings.
-        loss: the user's loss or step.
-    """
+    """Everything that a choice depends on."""
     return {
         "recipe": RECIPE,
         "model": [_text(blueprint.model), *_tensors(blueprint.model), *_forwards(blueprint.model)],

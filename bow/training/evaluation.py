@@ -69,11 +69,7 @@ class Evaluator:
         evaluation_batches(validation, batch_size)  # bad data are to be found now and not after an epoch
 
     def first_batch(self) -> Any:
-        """The first batch of the validation data.
-
-        Raises:
-            DataError: there is none.
-        """
+        """The first batch of the validation data."""
         for batch in evaluation_batches(self._validation, self._batch_size):
             return batch
         raise DataError("the validation data gave no batch, got an empty stream; give at least one sample")
@@ -124,12 +120,6 @@ def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, s
     loader over the same dataset with copies of sampler and generators, so that a pass of the training that is under
     way is not disturbed. Two things are shared all the same: a sampler that cannot be copied, and a dataset, which,
     if it has a `set_epoch`, is told another epoch until the next pass.
-
-    Args:
-        replicas: hold the central model.
-        data: the training data.
-        batch_size: of the training; None where a loader decides it batch by batch.
-        seed: of the draw.
     """
     model = replicas.central
 

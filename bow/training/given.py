@@ -16,20 +16,12 @@ from bow.values import whole
 
 
 def check_learners(learners: Any) -> int:
-    """The number of learners as a plain integer.
-
-    Raises:
-        SettingError: it is none.
-    """
+    """The number of learners as a plain integer."""
     return whole("learners", learners, also='"auto"')
 
 
 def check_step(loss: Loss | None, step: Step | None) -> Step:
-    """The step that was given, or the one that `loss` stands for.
-
-    Raises:
-        SettingError: neither or both were given, or one that cannot be called.
-    """
+    """The step that was given, or the one that `loss` stands for."""
     if (loss is None) == (step is None):
         given = "neither" if loss is None else "both"
         raise SettingError(f"give either loss= or step=, got {given}; loss(outputs, targets) suits most models")
@@ -50,11 +42,7 @@ def check_has_values(batch: Any, data: str) -> None:
 
 
 def check_stacked(batches: Any, learners: int) -> None:
-    """Refuse what are no batches of all learners, such as the batch of one.
-
-    Raises:
-        SettingError: not tensors `[learners, batch, ...]`.
-    """
+    """Refuse what are no batches of all learners, such as the batch of one."""
     for leaf in tree_leaves(batches) or [batches]:
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != learners:
             got = f"one of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
@@ -71,12 +59,7 @@ def check_sync(sync: object) -> None:
 
 
 def check_schedule(schedule: Schedule | None, engine: EngineName) -> Schedule | None:
-    """The schedule that was given, if the engine carries schedules out.
-
-    Raises:
-        SettingError: it does not.
-        ScheduleError: it decides while it runs.
-    """
+    """The schedule that was given, if the engine carries schedules out."""
     if schedule is None:
         return None
     if engine != "graph":
@@ -100,11 +83,7 @@ def engine_for(
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """The device for `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
-
-    Raises:
-        SettingError: no such device, or none of that kind here.
-    """
+    """The device for `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`."""
     prepare_environment()  # before CUDA is asked for anything
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -70,15 +70,7 @@ class Request:
 
 
 def lanes(request: Request, blueprint: Blueprint, trials: Trials, rule: int | None = None) -> list[Lane]:
-    """Everything that may be tried; a learning task is captured to know whether it has been compiled before.
-
-    Args:
-        request: what is left open.
-        blueprint: of the learners.
-        trials: carries them out.
-        rule: learners by the rule of thumb: an engine that is compiled for each number begins there if nothing is
-            measured by then.
-    """
+    """Everything that may be tried; a learning task is captured to know whether it has been compiled before."""
     if blueprint.on_cpu:
         engines = ENGINES_CPU
     else:

@@ -195,11 +195,7 @@ class Replicas(nn.Module):
         """Losses and metrics of the last round."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Learners hold threads and compiled code: neither `copy` nor `pickle` can have them.
-
-        Raises:
-            SettingError: always.
-        """
+        """Learners hold threads and compiled code: neither `copy` nor `pickle` can have them."""
         raise SettingError(
             "Replicas cannot be copied or pickled; use export() for the central model, or training_state() and "
             "load_training_state() for all learners"

@@ -41,11 +41,6 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
 
     As many as it had; or an even part of all, where there are other devices than before. Where a number is asked for
     that the training was not started with, or that is for other devices, it is that.
-
-    Args:
-        state: the plain values that the checkpoint holds.
-        asked_for: on each device; None: nothing is.
-        world: the processes.
     """
     by_device = state.get("by_device", [state["learners"]])
     if asked_for is not None and (asked_for != state["learners"] or len(by_device) != world.size):
@@ -54,12 +49,7 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
 
 
 def trajectory(settings: Mapping[str, Any], opened: Opened) -> dict[str, Any]:
-    """What the weights of a training depend on, as plain values, as far as nothing else compares it.
-
-    Args:
-        settings: the arguments of `bow.train`.
-        opened: the data.
-    """
+    """What the weights of a training depend on, as plain values, as far as nothing else compares it."""
     values = {name: plain(settings[name]) for name in COMPARED} | {"batch_size": opened.stream.batch_size}
     if isinstance(opened.stream, TensorStream):  # other data may draw what they give from random numbers of their own
         dense = [leaf[0].cpu() for leaf in tree_leaves(opened.example) if leaf.layout == torch.strided]
@@ -78,22 +68,10 @@ def restore(
 ) -> None:
     """Put learners, stream and scheduler where a checkpoint's training was.
 
-    Args:
-        state: the plain values that the checkpoint holds.
-        learned: the state of the learners; on several devices rank 0 has it, and the others None.
-        replicas: of the same model, optimizer and synchroniser; those that the checkpoint does not have start from its
-            central model.
-        stream: over the same data.
-        scheduler: of the same kind.
-        given: the `trajectory` of this training.
-
     Warns:
         UserWarning: the optimizer or the scheduler was made with other settings than the checkpoint's; those of the
             checkpoint, which scheduler and callbacks may have changed since, are used. Or another setting differs that
             the weights depend on, and that of this training is used.
-
-    Raises:
-        BowError: the checkpoint is of another model, optimizer, scheduler, synchroniser, seed or data.
     """
     optimizer_given = optimizer_settings(replicas.optimizer)
     with refusing_damage():

@@ -269,10 +269,6 @@ class Run:
         """Everything that a checkpoint holds.
 
         Where there are several devices, all ask for it behind the same round; rank 0 gets it, and the others None.
-
-        Raises:
-            SettingError: a callback asks while later rounds have run already, which `dispatch="first_come"` runs as
-                one with this one.
         """
         if self.round != self.replicas.rounds:
             raise SettingError(
@@ -305,12 +301,7 @@ class Run:
         }
 
     def load_state(self, state: Mapping[str, Any], epoch_losses: Tensor | None) -> None:
-        """Count on from `state()`; `restore` has put the learners there.
-
-        Args:
-            state: the plain values of it.
-            epoch_losses: those of it, on rank 0.
-        """
+        """Count on from `state()`; `restore` has put the learners there."""
         self.round, self.samples, self.epoch = state["round"], state["samples"], state["epoch"]
         self.history = list(state["history"])
         self._elapsed_before = state["elapsed_s"]

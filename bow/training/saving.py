@@ -18,9 +18,6 @@ from bow.observe import RunDirectory
 def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
     """Save a model in its run directory, else in the current directory, else in a temporary one.
 
-    Returns:
-        Where it is; None: nowhere.
-
     Warns:
         UserWarning: it is not in its run directory; says where it is.
     """

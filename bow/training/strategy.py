@@ -31,12 +31,7 @@ AUTO: Literal["auto"] = "auto"
 
 
 def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["auto"] | None:
-    """A strategy that a training can use.
-
-    Raises:
-        SettingError: it is something else, or a file that cannot be read.
-        ScheduleError: the file holds neither a schedule nor a placed strategy, or a schedule that fits no operators.
-    """
+    """A strategy that a training can use."""
     if strategy is None or strategy == AUTO:
         return AUTO if strategy == AUTO else None
     if isinstance(strategy, str | Path):
@@ -87,10 +82,6 @@ def engine_with(
 
     It is engine `graph` on every device: on a CPU executors are cores, on a GPU they are streams. A GPU is given its
     operators beforehand, so that priorities become an order there.
-
-    Raises:
-        SettingError: what was asked for cannot carry out a strategy.
-        ScheduleError: the strategy has no order for the executors of a CPU.
     """
     if strategy is None:
         return engine
@@ -117,15 +108,7 @@ def decide(
     say: Callable[[str], None],
     learners: int = 1,
 ) -> Schedule | None:
-    """The schedule of a training: the one that was given, or the best that measuring finds if it clearly wins.
-
-    Args:
-        strategy: what was asked for.
-        blueprint: of the learners.
-        batch: one of theirs.
-        say: is told what was found.
-        learners: of a device, which share its cores: a schedule for all cores would make them wait for each other.
-    """
+    """The schedule of a training: the one that was given, or the best that measuring finds if it clearly wins."""
     if strategy != AUTO:
         return strategy
     cores = len(available_cores()) // learners

@@ -72,15 +72,6 @@ def compare_on(device: StreamDevice, blueprint: Blueprint, batch: Batch) -> Comp
     Both run as they would in training, captured, with the learner's optimizer. On one stream that is the learning task
     as it is without a schedule, whose operators may be larger than those of a step graph (recurrent layers). The
     caller's random numbers stay as they are.
-
-    Args:
-        device: where.
-        blueprint: of the learners.
-        batch: one of theirs.
-
-    Raises:
-        ScheduleError: the learning task cannot be captured.
-        BowError: as `bow.capture` and `Replicas`.
     """
     with _quietly(device):
         step = with_autocast(blueprint.step, device.torch_device, blueprint.precision)
@@ -98,15 +89,6 @@ def timed(blueprint: Blueprint, batch: Batch, policies: Sequence[Policy], path: 
 
     Policies that a learner cannot run by are left out; there is nothing to compare them with if that is the one on one
     stream.
-
-    Args:
-        blueprint: of the learners.
-        batch: on the device.
-        policies: what is timed.
-        path: the critical path of the step.
-
-    Raises:
-        BowError: a learner cannot run on one stream.
     """
     with contextlib.ExitStack() as stack:
         contestants: dict[str, Rounds] = {}

@@ -59,12 +59,7 @@ class Placed:
 
 
 def captured_step(blueprint: Blueprint, batch: Batch) -> CapturedStep:
-    """The operators of the learners' step, compared with plain autograd.
-
-    Raises:
-        CaptureError: it cannot be divided into operators, they would compute something else, or it changes values in
-            Python, which they would not.
-    """
+    """The operators of the learners' step, compared with plain autograd."""
     model, step = blueprint.model, blueprint.step
     before = captured_again(blueprint, batch)
     for _ in range(2):  # what is computed once and kept is there the second time
@@ -209,16 +204,7 @@ class TileLearners:
         return self._central
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
-        """Run several rounds: of each, the batch of this device's learner.
-
-        Args:
-            batches: by round, a list of one batch, or one of which the tensors are `[1, batch, ...]`.
-
-        Raises:
-            CaptureError: a value in Python has changed that was captured.
-            DivergenceError: the only learner's loss is not finite, and so neither are its weights. Where there are
-                several learners, their devices ask each other now and then.
-        """
+        """Run several rounds: of each, the batch of this device's learner."""
         self._check_step()
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
@@ -270,11 +256,7 @@ class TileLearners:
         return {"version": STATE_VERSION, "strategy": strategy, "round": self.rounds, "devices": devices}
 
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
-        """Continue from `training_state()`; what rank 0 is given counts.
-
-        Raises:
-            CheckpointError: the state is of a training with another strategy, or with none.
-        """
+        """Continue from `training_state()`; what rank 0 is given counts."""
         problem = None if state is None else self._mismatch(state)
         told = self._world.leaders((problem, None if state is None or problem else state["round"]))
         if told[1] is None:

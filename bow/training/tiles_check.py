@@ -69,16 +69,6 @@ def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, 
     """Time a strategy beside data parallelism, on copies that leave no trace in the training.
 
     All processes ask for it. There is nothing to compare with on one device, or where the strategy is data parallelism.
-
-    Args:
-        blueprint: of the learners.
-        placed: the strategy and its step.
-        batch: to train on.
-        team: the devices of this process's learner.
-        world: the processes.
-
-    Raises:
-        SettingError: the strategy is slower.
     """
     captured, strategy = placed.captured, placed.strategy
     data = PlacedStrategy(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))

@@ -32,15 +32,7 @@ ONLY: dict[str, tuple[Any, str]] = {
 
 
 def check_settings(strategy: PlacedStrategy, settings: dict[str, Any]) -> None:
-    """Refuse settings that a placed strategy does not carry out.
-
-    Args:
-        strategy: that was given.
-        settings: the arguments of `bow.train`.
-
-    Raises:
-        SettingError: with the first one.
-    """
+    """Refuse settings that a placed strategy does not carry out."""
     for name, (wanted, why) in ONLY.items():
         if settings[name] != wanted:
             raise SettingError(f"{name}={settings[name]!r} does not go with a placed strategy: {why}; leave it out")
@@ -56,18 +48,7 @@ def check_settings(strategy: PlacedStrategy, settings: dict[str, Any]) -> None:
 
 
 def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, device: torch.device) -> int | None:
-    """How many processes a strategy runs on: as many as are asked for, or as it names devices.
-
-    Args:
-        strategy: that was given.
-        asked: the user's `devices`.
-        count: as `choose_devices` has it; None: as many as there are processes.
-        device: what this process computes on.
-
-    Raises:
-        SettingError: there are not so many GPUs.
-        ScheduleError: the devices cannot be divided among the learners.
-    """
+    """How many processes a strategy runs on: as many as are asked for, or as it names devices."""
     if is_member() or not isinstance(asked, str):
         if count is not None:
             strategy.devices_per_learner(count)
@@ -85,19 +66,7 @@ def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, devic
 
 
 def placed_step(strategy: PlacedStrategy, blueprint: Blueprint, opened: Opened, num_devices: int | None) -> Placed:
-    """A strategy with the step that it is for.
-
-    Args:
-        strategy: that was given.
-        blueprint: of the learners.
-        opened: the data.
-        num_devices: how many there are; None where it is not known before the processes have met.
-
-    Raises:
-        CaptureError: the step cannot be divided into operators, or they would compute something else.
-        ScheduleError: the strategy is for another model or batch size, or not legal on so many devices.
-        OptimizerError: the optimizer does not treat every element alike.
-    """
+    """A strategy with the step that it is for."""
     model = blueprint.model
     captured = captured_step(blueprint, opened.example)
     if num_devices is not None:

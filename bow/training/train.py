@@ -404,12 +404,7 @@ def train(
 
 
 def _packed(count: int | None, settings: Mapping[str, Any]) -> Parcel | None:
-    """The same call for the other processes; None where this one starts none.
-
-    Args:
-        count: of devices; None: as many as there are processes.
-        settings: the arguments of `train`.
-    """
+    """The same call for the other processes; None where this one starts none."""
     if count in (None, 1) or is_member():
         return None
     call = functools.partial(train, **{**settings, "loggers": (), "progress": False})
@@ -459,11 +454,7 @@ def _made_directory(
 def _directory(
     run_dir: str | Path | None, resume: str | Path | None, checkpoints: Sequence[Path]
 ) -> tuple[Path | None, bool]:
-    """Where the run is, None for a name of its own; and whether it is the very run that is resumed.
-
-    Raises:
-        RunDirectoryError: there is nothing to go on from, and a model that would be overwritten.
-    """
+    """Where the run is, None for a name of its own; and whether it is the very run that is resumed."""
     own = run_of(checkpoints[-1]) if checkpoints else None
     path = own if run_dir is None else Path(run_dir)
     if path is None:

@@ -87,11 +87,7 @@ class Trials:
         return Measurement(setting, rates, seconds, compile_s, failure, out_of_memory, no_room)
 
     def probe(self, setting: Setting, seconds: float = PROBE_S) -> float:
-        """Samples per second, roughly: the first round is left out.
-
-        Raises:
-            Exception: what the user's model, loss or step raises.
-        """
+        """Samples per second, roughly: the first round is left out."""
         with self._apart(setting.threads):
             replicas = self._replicas(setting)
             self._stretch(replicas, 0.0)

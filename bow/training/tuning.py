@@ -96,20 +96,7 @@ def tune(
     rule: int,
     say: Callable[[str], None],
 ) -> Tuned:
-    """Find engine and number of learners, as far as they are left open.
-
-    Args:
-        request: what is given and what is open.
-        blueprint: of the learners.
-        opened: the data.
-        tuner: the tuner's settings.
-        loss: the user's loss or step.
-        rule: learners by the rule of thumb, for trainings that are too short for measurements.
-        say: shows the user a line.
-
-    Returns:
-        What to begin with. Measuring may raise what the user's model, loss or step raise.
-    """
+    """Find engine and number of learners, as far as they are left open."""
     if not request.is_open:
         assert request.learners != "auto"
         return Tuned(request.engine, request.learners, None, request.compile, "given")
@@ -229,17 +216,7 @@ def make_request(
     epochs: int,
     steps: int | None,
 ) -> Request:
-    """What is left open, and how long the training will be.
-
-    Args:
-        engine: the user's.
-        learners: the user's.
-        compile: the user's.
-        opened: the data.
-        rule: learners by the rule of thumb.
-        epochs: the user's.
-        steps: the user's.
-    """
+    """What is left open, and how long the training will be."""
     per_epoch, batch = opened.stream.samples_per_epoch, opened.batch_size
     samples = None if per_epoch is None else epochs * per_epoch
     if steps is not None:
@@ -258,9 +235,6 @@ def part_of_training(request: Request, devices: int) -> Request:
 
 def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
     """The user's tuner, or one with the defaults.
-
-    Raises:
-        SettingError: its pinned choice contradicts what else is given.
 
     Warns:
         UserWarning: there is nothing to tune.
@@ -327,15 +301,7 @@ def _is_like(row: Mapping[str, Any], tuned: Tuned) -> bool:
 
 
 def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None, world: World, learners: int) -> Replicas:
-    """The learners of a training, and torch's threads as they are to be.
-
-    Args:
-        tuned: what it begins with.
-        blueprint: of the learners.
-        rounds: how many it will have; engines that nobody measured decide by it whether to compile.
-        world: the processes of the training.
-        learners: how many this device has to begin with; a training that is resumed may have others than it began with.
-    """
+    """The learners of a training, and torch's threads as they are to be."""
     if tuned.threads is not None and blueprint.on_cpu:
         torch.set_num_threads(tuned.threads)
     expected = rounds if tuned.source in ("given", "rule") else None

@@ -30,15 +30,7 @@ class Watch:
         self._learners = replicas.learners
 
     def round_ended(self, seconds: float, samples: int) -> str | None:
-        """Hear of rounds that have ended.
-
-        Args:
-            seconds: of training so far, evaluation left out.
-            samples: seen so far.
-
-        Returns:
-            What was changed and why; None where nothing was.
-        """
+        """Hear of rounds that have ended."""
         replicas = self._replicas
         if self._signals is not None:
             self._signals.observe(replicas)

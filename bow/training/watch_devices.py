@@ -27,15 +27,7 @@ class WatchDevices:
         self._began: tuple[float, int] | None = None
 
     def heard(self, seconds: float, samples: int) -> str | None:
-        """Hear of rounds that have ended, which all processes do behind the same one.
-
-        Args:
-            seconds: of training so far, on the clock of rank 0.
-            samples: seen so far by all learners.
-
-        Returns:
-            What was changed and why; None where nothing was.
-        """
+        """Hear of rounds that have ended, which all processes do behind the same one."""
         if self._began is None:
             self._began = seconds, samples
             return None

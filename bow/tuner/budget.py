@@ -82,14 +82,7 @@ class Budget:
         return min(max(each - most_setup_s, self.trial_s), LONGEST_TRIAL_S)
 
     def refusal(self, lane: Lane, learners: int, reserve: float, seconds: float | None = None) -> str | None:
-        """Why a trial must not begin, if it is expected to exceed the budget.
-
-        Args:
-            lane: of the trial.
-            learners: of the trial.
-            reserve: the part of the budget that has to be left behind it.
-            seconds: how long it measures; None: `trial_s`.
-        """
+        """Why a trial must not begin, if it is expected to exceed the budget."""
         left = self.total_s - self._record.spent_s
         if not self._record.trials and left > 0:
             return None  # without one trial there would be no choice

@@ -70,9 +70,6 @@ class ChoiceCache:
     def store(self, description: Mapping[str, Any], choice: Choice) -> bool:
         """Keep a choice for later trainings.
 
-        Returns:
-            Whether it was kept.
-
         Warns:
             UserWarning: the folder cannot be written; the training can go on without.
         """
@@ -85,11 +82,7 @@ class ChoiceCache:
         return True
 
     def pin(self, description: Mapping[str, Any], setting: Setting) -> None:
-        """Fix what is chosen for a description, until the file is deleted.
-
-        Raises:
-            SettingError: the folder cannot be written.
-        """
+        """Fix what is chosen for a description, until the file is deleted."""
         try:
             self._write(description, Choice(setting), pinned=True)
         except OSError as error:
@@ -113,9 +106,6 @@ class ChoiceCache:
 
 def key_of(description: Mapping[str, Any]) -> str:
     """A name for a description: the same for equal ones, whatever the order of their keys.
-
-    Raises:
-        SettingError: something in it is no plain value.
 
     Example:
         >>> key_of({"model": "LeNet", "cores": 2}) == key_of({"cores": 2, "model": "LeNet"})

@@ -133,11 +133,7 @@ class Calibration:
         return self._pending
 
     def report(self, measurement: Measurement) -> None:
-        """Hear what came of the trial that `next_trial` asked for.
-
-        Raises:
-            SettingError: it is of another setting.
-        """
+        """Hear what came of the trial that `next_trial` asked for."""
         if self._pending is None or measurement.setting != self._pending.setting:
             asked = "nothing" if self._pending is None else f"{self._pending.setting}"
             raise SettingError(f"the trial that was asked for is of {asked}, got one of {measurement.setting}")

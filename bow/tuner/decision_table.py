@@ -78,12 +78,7 @@ class DecisionTable:
 
 
 def tabulate(record: Record, choice: Setting | None) -> DecisionTable:
-    """The table of what is known by now.
-
-    Args:
-        record: what was measured and refused.
-        choice: among it.
-    """
+    """The table of what is known by now."""
     is_throughput = all(record.efficiency(setting.learners) == 1 for setting in (*record.trials, *record.refused))
     what = "throughput" if is_throughput else "goodput"
     tried = [_tried(record, setting, choice, what) for setting in record.trials]

@@ -14,17 +14,6 @@ def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = ful
     A round takes as long as its slowest device. For each time that a round may take, every device takes as many
     learners as it has done with by then; the time with the most samples per second is the best of all combinations.
 
-    Args:
-        round_s: by device: seconds that a round takes it, by learners; `learners * batch_size / samples_per_s` of its
-            calibration, with the engine that was chosen there.
-        efficiency: of a number of learners in all.
-
-    Returns:
-        Learners by device, the fewest among equals.
-
-    Raises:
-        SettingError: no device, or one of which nothing is known.
-
     Example:
         >>> fast, slow = {1: 1.0, 2: 1.1, 3: 1.3, 4: 2.2}, {1: 1.2, 2: 2.4}
         >>> balance([fast, slow])
@@ -94,15 +83,7 @@ class DeviceTuners:
         return not self._others and self.tuners[self._turn].settled
 
     def hear(self, samples: float, seconds: float) -> list[Decision]:
-        """Take in a window.
-
-        Args:
-            samples: that the learners of all devices saw.
-            seconds: by the wall clock.
-
-        Returns:
-            By device, what to do before the next window begins: at most one is to change.
-        """
+        """Take in a window."""
         tuner = self.tuners[self._turn]
         decision = tuner.hear(Window(samples, seconds, tuner.learners))
         decisions = [decision if device == self._turn else STAY for device in range(len(self.tuners))]

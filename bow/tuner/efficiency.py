@@ -57,11 +57,6 @@ class Moments:
 def moments(mean_square: float, square_of_mean: float, vectors: int) -> Moments:
     """Unbiased estimates from k independent vectors: gradients of the learners, or their distances from z.
 
-    Args:
-        mean_square: mean over the vectors of their squared norms.
-        square_of_mean: squared norm of their mean.
-        vectors: k, at least 2.
-
     Example:
         >>> moments(mean_square=5.0, square_of_mean=3.0, vectors=2)
         Moments(signal=1.0, noise=4.0)
@@ -112,11 +107,7 @@ class RunningMoments:
         return Moments(self._signal / self._weight, self._noise / self._weight) if self._weight else None
 
     def noise_scale(self, batch_size: int) -> float | None:
-        """`tr(Sigma) / |G|^2` in samples, where the vectors are gradients of batches of so many.
-
-        Returns:
-            Infinity where no signal is to be seen in the noise; None before the first round.
-        """
+        """`tr(Sigma) / |G|^2` in samples, where the vectors are gradients of batches of so many."""
         found = self.value
         if found is None:
             return None
@@ -147,18 +138,6 @@ def spread_factor(root: float, momentum: float) -> float:
 
 def repulsion(spread: float, noise: float, lr: float, alpha: float, momentum: float = 0.0) -> float:
     """Lambda of the module's text: by what part learners move apart in a round, below 0 where they approach each other.
-
-    Args:
-        spread: trace of the covariance of `w_j - z`: the noise of `moments`, or the square of the learners' distance
-            from their mean times k / (k - 1).
-        noise: trace of the covariance of the learners' gradients: the noise of their `moments`.
-        lr: learning rate, of SGD; for other optimizers there is no such formula.
-        alpha: how strongly learners are pulled together in a round; a synchronisation task every n rounds pulls 1/n as
-            strongly.
-        momentum: of the learners' optimizer.
-
-    Returns:
-        At least `alpha - 1`, which is what a spread too small for any root gives, and below `alpha`.
 
     Example:
         >>> spread = 0.01 * 2.0 * spread_factor(1 - 0.25 + 0.05, momentum=0.9)

@@ -62,12 +62,7 @@ class Estimate:
 
 
 def estimate(rates: Sequence[float], noise: float) -> Estimate:
-    """The median of some measurements: one that something else disturbed does not move it.
-
-    Args:
-        rates: above 0, at least one.
-        noise: standard deviation of the logarithm of one of them.
-    """
+    """The median of some measurements: one that something else disturbed does not move it."""
     return Estimate(math.log(statistics.median(rates)), _MEDIAN_ERROR * noise / math.sqrt(len(rates)))
 
 
@@ -75,9 +70,6 @@ def noise_of(groups: Iterable[Sequence[float]]) -> float:
     """The standard deviation of the logarithm of one measurement.
 
     It is the median of differences between neighbours: neither outliers nor a slow drift raise it.
-
-    Args:
-        groups: measurements of the same thing each, in the order in which they were taken.
 
     Example:
         >>> noise_of([[100.0, 100.0, 100.0]])

@@ -140,16 +140,7 @@ class OnlineTuner:
         return self._watching and not any(self._is_pending(direction) for direction in (UP, DOWN))
 
     def hear(self, window: Window) -> Decision:
-        """Take in a window.
-
-        Args:
-            window: the stretch of training that just ended, in which the number of learners did not change. One with
-                another number than `learners` says that somebody else changed it: the tuner starts over from there.
-                One without samples says nothing.
-
-        Returns:
-            What to do before the next window begins.
-        """
+        """Take in a window."""
         if not (window.samples > 0 and window.seconds > 0):
             return STAY
         self.num_windows += 1

@@ -41,13 +41,7 @@ class LearnersAhead(StreamEngine):
         return issued
 
     def run_tasks(self, scheduler: TaskScheduler, runs: Sequence[Run], issue: Callable[[Learn], StreamLearner]) -> None:
-        """Issue the tasks of a scheduler, each when it is given out, and tell it of those that the device has ended.
-
-        Args:
-            scheduler: whose tasks they are.
-            runs: what its `start` returned.
-            issue: issues one and says whose it is.
-        """
+        """Issue the tasks of a scheduler, each when it is given out, and tell it of those that the device has ended."""
         busy: dict[Learn, StreamLearner] = {}
         given = list(runs)
         while given or busy:

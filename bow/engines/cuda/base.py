@@ -102,14 +102,7 @@ class StreamEngine(Engine):
         """
 
     def capture(self, given: Given) -> None:
-        """Capture what there is to capture for batches of this shape, behind a `fork`; the host may wait.
-
-        Args:
-            given: a batch, which need not lie on the device.
-
-        Raises:
-            Exception: it cannot be captured.
-        """
+        """Capture what there is to capture for batches of this shape, behind a `fork`; the host may wait."""
 
     # The round
 
@@ -155,12 +148,7 @@ class StreamEngine(Engine):
         return [self.feed.stream, *(learner.stream for learner in self.learners)]
 
     def issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[Issued]:
-        """Issue the rounds of a call.
-
-        Args:
-            batches: by round.
-            made: where the caller finds their results, by round.
-        """
+        """Issue the rounds of a call."""
         return [self._issue(each, made[index]) for index, each in enumerate(batches)]
 
     @property
@@ -397,14 +385,7 @@ class StreamEngine(Engine):
     # Learners side by side
 
     def issue_side_by_side(self, fed: Fed, rows: Sequence[Tensor], due: bool, learn: Learn) -> None:
-        """Issue a round on the streams of the learners and the synchronisation stream, which comes last.
-
-        Args:
-            fed: the batches.
-            rows: where results go, by learner.
-            due: whether it is a round with a synchronisation task.
-            learn: issues one learning task on the current stream.
-        """
+        """Issue a round on the streams of the learners and the synchronisation stream, which comes last."""
         stepping = self.stepping
         if stepping is not None:
             with self.device.on(self.sync_stream):

@@ -37,12 +37,7 @@ class Given:
 
     @classmethod
     def of(cls, batch: Batch, *, stacked: bool = False) -> "Given":
-        """Take a batch apart.
-
-        Args:
-            batch: of one learner; or of all, with the learners first.
-            stacked: which of the two.
-        """
+        """Take a batch apart."""
         leaves, spec, structure = _flattened(batch)
         if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout is torch.strided for leaf in leaves):
             return cls(leaves, spec, None)

@@ -97,12 +97,7 @@ class StreamLearner:
         return shape in self._captured
 
     def learn(self, given: Given, seeds: Sequence[int]) -> Made:
-        """Issue the learning task on the current stream, up to the gradient in the learner's row of `G`.
-
-        Args:
-            given: what it learns from; it must have been copied.
-            seeds: from which those of its random numbers derive.
-        """
+        """Issue the learning task on the current stream, up to the gradient in the learner's row of `G`."""
         captured = self._captured.get(given.shape)
         if captured is None:
             drawless = given.shape in self.drawless
@@ -116,25 +111,12 @@ class StreamLearner:
         return captured.made
 
     def open_streams(self, count: int) -> None:
-        """Have so many streams.
-
-        Raises:
-            SettingError: the device has no more.
-        """
+        """Have so many streams."""
         more = range(len(self.streams), count)
         self.streams += [self._device.stream(f"{self.stream.name}, stream {number}") for number in more]
 
     def capture(self, given: Given, behind: Event, spread: SpreadTask | None = None) -> None:
-        """Capture the learning task for batches of this shape.
-
-        Args:
-            given: a batch, of the host or the device.
-            behind: when the batch, and what the learner is, can be read.
-            spread: the learning task on several streams, which become branches of the graph; None: it is on one.
-
-        Raises:
-            Exception: the task cannot be captured; buffers are as they were.
-        """
+        """Capture the learning task for batches of this shape."""
         with self._trying(behind, capturing=True):
             inputs = self.inputs_like(given)
             with _closing(spread):  # a capture must not wait for what ran outside of it
@@ -148,16 +130,7 @@ class StreamLearner:
         self._captured[given.shape] = CapturedTask(graph, inputs, made, draws, spread)
 
     def trace(self, given: Given, behind: Event, step: Step) -> StepGraph:
-        """The learning task for batches of this shape as a step graph; nothing is computed.
-
-        Args:
-            given: a batch, of the host or the device.
-            behind: when it can be read.
-            step: what is done with it.
-
-        Raises:
-            BowError: as `bow.capture`.
-        """
+        """The learning task for batches of this shape as a step graph; nothing is computed."""
         with self._trying(behind):
             batch = gathered(self.inputs_like(given).batch, self._kernels)
             with _disable_current_modes():  # a device that watches operators must not take tracing for work
@@ -174,15 +147,7 @@ class StreamLearner:
             return self.run(self.inputs_like(given)).metrics
 
     def expect(self, live: LiveCheck, given: Given, behind: Event, seed: int, draws_as_eager: bool) -> Expected:
-        """Run the user's own step on the learner's stream, and undo it.
-
-        Args:
-            live: what compares it with what was captured.
-            given: a batch, of the host or the device.
-            behind: when the batch, and what the learner is, can be read.
-            seed: of its random numbers.
-            draws_as_eager: whether a captured task draws the same.
-        """
+        """Run the user's own step on the learner's stream, and undo it."""
         drew: list[bool] = []
 
         @contextlib.contextmanager
@@ -208,14 +173,7 @@ class StreamLearner:
         return given.with_leaves(leaves)
 
     def warm_up(self, given: Given, *, strictly: bool = True, spread: SpreadTask | None = None) -> bool:
-        """Run the learning task a few times on the current stream, and say whether it draws random numbers.
-
-        Args:
-            given: what it learns from.
-            spread: as for `capture`.
-            strictly: whether it raises where the host would have to wait for the device: a capture would fail there,
-                and one that fails is not undone altogether.
-        """
+        """Run the learning task a few times on the current stream, and say whether it draws random numbers."""
         before = state_of(self._generator)
         with self._device.drawing_from(self._generator):
             for _ in range(WARM_UP):
@@ -253,12 +211,7 @@ class StreamLearner:
         self._captured.clear()
 
     def run(self, given: Given, spread: SpreadTask | None = None) -> Made:
-        """Issue every operator of the learning task, from the current stream on and back to it.
-
-        Args:
-            given: what it learns from.
-            spread: as for `capture`.
-        """
+        """Issue every operator of the learning task, from the current stream on and back to it."""
         bound = [(owner, key, owner._buffers[key]) for _, (owner, key) in buffer_slots(self.module)]
         # Backward on this thread: torch's own thread for the device is one for all learners.
         with torch.autograd.set_multithreading_enabled(False):
@@ -283,15 +236,7 @@ class StreamLearner:
 
 @contextlib.contextmanager
 def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
-    """Around learning tasks that are none of the training's: numbers and the like that modules hold are put back.
-
-    Args:
-        model: whose they are.
-        strictly: whether one that was changed is an error.
-
-    Raises:
-        CaptureError: it was, and that is one.
-    """
+    """Around learning tasks that are none of the training's: numbers and the like that modules hold are put back."""
     plain = (bool, int, float, str, type(None))
     held = [
         (vars(module), name, value)

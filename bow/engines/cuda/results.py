@@ -52,11 +52,7 @@ class Results:
         return torch.full(shape, torch.nan, dtype=self._rows.dtype, device=self._rows.device)
 
     def check(self, metrics: Sequence[str]) -> None:
-        """Refuse a step that returns other metrics than it did at first.
-
-        Raises:
-            LossError: it does.
-        """
+        """Refuse a step that returns other metrics than it did at first."""
         if metrics != self.metrics:
             raise LossError(
                 f"the step returns metrics {', '.join(metrics) or 'none'} and returned "
@@ -78,13 +74,7 @@ class Results:
         active: Sequence[list[bool]],
         taken_by: Sequence[Sequence[int] | None],
     ) -> list[Outcome]:
-        """The results of a call by name, by round.
-
-        Args:
-            made: where they are.
-            active: by round, which learners had a batch.
-            taken_by: by round, as for `Outcome`.
-        """
+        """The results of a call by name, by round."""
         losses, finite = made[..., LOSS].unbind(), (made[..., FINITE] != 0).unbind()
         metrics = {name: made[..., METRICS + i].to(torch.float32).unbind() for i, name in enumerate(self.metrics)}
         return [

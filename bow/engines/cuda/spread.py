@@ -55,12 +55,7 @@ class SpreadTask:
         self._changed = _changed_buffers(graph)
 
     def run(self, batch: Batch) -> Learned:
-        """Issue it, up to the gradient; the first stream is the current one.
-
-        Raises:
-            GraphError: an operator fails; the message names it.
-            OutOfMemoryError: there is no memory for what it makes.
-        """
+        """Issue it, up to the gradient; the first stream is the current one."""
         buffers = dict(self._module.named_buffers())
         try:
             made = self._runtime.run(self._parameters, buffers, batch)

@@ -54,13 +54,7 @@ class SgdStep:
         self._kernels.sma_center(matrix.weights, matrix.z, matrix.state["z_prev"], self._next, self._numbers)
 
     def row(self, learner: int, finite: Tensor, synchronise: bool) -> None:
-        """Step one learner; where it is not finite, it starts again from the central model.
-
-        Args:
-            learner: which.
-            finite: whether loss and gradient are, as the device knows, a bool tensor of shape [].
-            synchronise: whether it is corrected as well.
-        """
+        """Step one learner; where it is not finite, it starts again from the central model."""
         rows = self._rows[learner]
         self._kernels.sgd_row(*rows, self._group.matrix.z, self._next, finite, self._numbers, synchronise)
 
@@ -76,12 +70,7 @@ class SgdStep:
         matrix.z.copy_(self._next)
 
     def whole(self, finite: Tensor, synchronise: bool) -> None:
-        """Everything for all learners in one pass over the rows, behind all of them.
-
-        Args:
-            finite: bool `[learners]`.
-            synchronise: whether it is a round with a synchronisation task.
-        """
+        """Everything for all learners in one pass over the rows, behind all of them."""
         matrix = self._group.matrix
         self._kernels.sgd_round(
             matrix.weights,

@@ -58,28 +58,6 @@ def train_policy_asynchronously(
     in between. A controller or a worker that dies is replaced: a controller goes on from what it sent last. Which
     placements are drawn depends on who is first, and is not the same each time.
 
-    Args:
-        operations: what is to be placed.
-        evaluate: seconds of a step with each placement; None: it does not fit or fails. Each process has a copy.
-        controllers: how many processes learn.
-        workers: of each controller: processes that evaluate; 0: the controller does it itself.
-        updates: of the policy by all controllers together; each takes `settings.samples` placements.
-        settings: how to learn; None: the usual ones, scaled to so many updates.
-        sizes: of the policy.
-        seed: of the policy and of the placements that are drawn.
-        budget_s: seconds after which the training ends in any case; None: none.
-        timeout_s: seconds after which a worker's evaluation is given up; it needs workers. None: never.
-        checkpoint: the file to go on from, where it exists, and to write to; None: none.
-        checkpoint_every: so many updates lie between writing it; it is written at the end, too.
-        watch: who is told after each update how it goes.
-        clock: seconds.
-
-    Raises:
-        SettingError: a value outside its range.
-        ScheduleError: no placement that was drawn fits.
-        ClusterError: all controllers end again and again before they have sent anything.
-        CheckpointError: the checkpoint is damaged or of another training.
-
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.4.
     """

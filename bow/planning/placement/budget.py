@@ -32,9 +32,6 @@ class Budget:
     def part(self, count: int) -> "Budget":
         """One of several equal parts.
 
-        Args:
-            count: how many there are.
-
         Example:
             >>> Budget(placements=10).part(3)
             Budget(seconds=None, placements=3)

@@ -45,31 +45,12 @@ def compare(
     say: Say = lambda message: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
-    """Place by every method, each with the same budget; what a method cannot do is said in its row.
-
-    Args:
-        groups: to be placed.
-        evaluator: of their placements.
-        budget: of each method that searches.
-        methods: names in `METHODS`.
-        seed: of random numbers.
-        say: is told how each goes on.
-        clock: seconds.
-
-    Returns:
-        By method, in their order.
-
-    Raises:
-        SettingError: there is no method of a name.
-    """
+    """Place by every method, each with the same budget; what a method cannot do is said in its row."""
     return [_row(method, groups, evaluator, budget, seed, say, clock) for method in methods]
 
 
 def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Rows as text: headings, and a line for each method.
-
-    Args:
-        rows: to be shown.
 
     Example:
         >>> headings, lines = table([Row("cpu", 2.0), Row("gpu", None, "gpu0 is too small"), Row("expert", 1.0)])

@@ -67,14 +67,7 @@ class Controller:
         self._elites = Elites(settings.elites)
 
     def step(self, update: int) -> Batch:
-        """Draw and evaluate placements, and set the gradients of the policy's parameters.
-
-        Args:
-            update: how many updates the policy has had.
-
-        Raises:
-            SettingError: the evaluation gives another number of times than it got placements.
-        """
+        """Draw and evaluate placements, and set the gradients of the policy's parameters."""
         settings = self._settings
         drawn, _ = self.policy.sample(
             settings.samples,
@@ -107,11 +100,7 @@ class Controller:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from where another one was.
-
-        Args:
-            state: of it.
-        """
+        """Go on from where another one was."""
         generator: Tensor = state["generator"]
         self._generator.set_state(generator)
         self._baseline = Baseline(**state["baseline"])

@@ -78,22 +78,12 @@ def main() -> None:
 
 
 def gradients_key(name: str, count: int) -> str:
-    """Where a controller puts its gradients.
-
-    Args:
-        name: of the controller.
-        count: how many it has sent before.
-    """
+    """Where a controller puts its gradients."""
     return f"gradients/{name}/{count}"
 
 
 def applied_key(name: str, count: int) -> str:
-    """Where the server notes that it has applied a controller's gradients.
-
-    Args:
-        name: of the controller.
-        count: how many it had sent before.
-    """
+    """Where the server notes that it has applied a controller's gradients."""
     return f"applied/{name}/{count}"
 
 

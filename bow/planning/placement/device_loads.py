@@ -41,11 +41,7 @@ class DeviceLoad:
         return self.copied_from_processor_ns + self.copied_from_accelerator_ns + self.summed_ns
 
     def plus(self, **ns: int) -> "DeviceLoad":
-        """The same with more of something.
-
-        Args:
-            ns: by attribute.
-        """
+        """The same with more of something."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return DeviceLoad(**{**values, **{name: values[name] + more for name, more in ns.items()}})
 
@@ -58,13 +54,6 @@ def device_loads(result: SimulationResult, processors: Sequence[int] = ()) -> tu
 
     Copies are counted where they arrive. Those of weights' gradients are sums over the devices that have a copy of the
     weights, and count for each of them.
-
-    Args:
-        result: of a step.
-        processors: the devices that are processors.
-
-    Returns:
-        By device.
 
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.5.
@@ -91,9 +80,6 @@ def device_loads(result: SimulationResult, processors: Sequence[int] = ()) -> tu
 
 def imbalance(loads: Sequence[DeviceLoad]) -> float:
     """How much more the busiest device computes than all do on average; 1: all the same.
-
-    Args:
-        loads: of the devices that are compared.
 
     Example:
         >>> imbalance([DeviceLoad("a", forward_ns=3), DeviceLoad("b", forward_ns=1)])

@@ -35,12 +35,7 @@ class Elites:
         return [placement for _, placement in self.found]
 
     def add(self, placements: Sequence[tuple[int, ...]], times: Sequence[float | None]) -> None:
-        """Look at what was drawn.
-
-        Args:
-            placements: that were drawn.
-            times: of each, in seconds; None: it does not fit or failed.
-        """
+        """Look at what was drawn."""
         if self.count:
             pairs = zip(times, placements, strict=True)
             fits = {(time, placement) for time, placement in pairs if time is not None}

@@ -26,11 +26,7 @@ class Evaluator(Protocol):
     """All that training a policy, or another search, asks about placements."""
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit, or fails.
-
-        Args:
-            placements: by group: the number of its device.
-        """
+        """Seconds of a step with each placement; None: it does not fit, or fails."""
 
 
 @dataclass(frozen=True)
@@ -106,30 +102,18 @@ class SimulatedEvaluator:
             raise SettingError(f"operators of {', '.join(sorted(self.on_processor))} need a processor; name one")
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit, or is not allowed.
-
-        Args:
-            placements: by group: the number of its device.
-        """
+        """Seconds of a step with each placement; None: it does not fit, or is not allowed."""
         return [self.verdict(placement).seconds for placement in placements]
 
     def verdict(self, placement: Sequence[int]) -> Verdict:
-        """What becomes of a placement, and why.
-
-        Args:
-            placement: by group: the number of its device.
-        """
+        """What becomes of a placement, and why."""
         devices = tuple(map(int, placement))
         if devices not in self._known:
             self._known[devices] = self._simulated(devices)
         return self._known[devices]
 
     def result(self, placement: Sequence[int]) -> SimulationResult:
-        """All about a step with a placement, whether it fits or not: tasks, times, memory.
-
-        Args:
-            placement: by group: the number of its device.
-        """
+        """All about a step with a placement, whether it fits or not: tasks, times, memory."""
         return self.problem.simulate(self.groups.splits(tuple(placement)))
 
     @property
@@ -149,11 +133,7 @@ class SimulatedEvaluator:
         return tuple(self.processors if held else every for held in self.groups.with_kinds(self.on_processor))
 
     def legal(self, placement: Sequence[int]) -> Devices:
-        """A placement with the groups that run on processors only on the first of these.
-
-        Args:
-            placement: by group: the number of its device.
-        """
+        """A placement with the groups that run on processors only on the first of these."""
         pairs = zip(placement, self.allowed, strict=True)
         return tuple(device if device in allowed else allowed[0] for device, allowed in pairs)
 

@@ -13,9 +13,6 @@ LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "linear"})
 def expert(evaluator: SimulatedEvaluator) -> Devices:
     """What an expert does with a network of this sort; see `layer_per_device` and `contiguous_parts`.
 
-    Args:
-        evaluator: of placements of the groups.
-
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.2.
     """
@@ -29,9 +26,6 @@ def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
     An embedding goes with the LSTM layer that reads it; attention, softmax, and all that is left, with the highest
     LSTM layer, which is the last one in the order of the graph. An encoder's and a decoder's layers are layers of
     their own: with two devices both lower layers are on the first, and both upper ones on the second.
-
-    Args:
-        evaluator: of placements of the groups.
 
     References:
         Wu et al.: Google's neural machine translation system, 2016. Mirhoseini et al., 2017, section 4.2.
@@ -58,12 +52,6 @@ def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
 
 def contiguous_parts(evaluator: SimulatedEvaluator) -> Devices:
     """Parts of about as many layers for each accelerator, cut in the order in which the groups run.
-
-    Args:
-        evaluator: of placements of the groups.
-
-    Raises:
-        GraphError: the groups depend on each other in a circle.
 
     References:
         Mirhoseini et al., 2017, section 4.2, on Inception-v3.

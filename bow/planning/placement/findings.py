@@ -71,11 +71,7 @@ class Findings:
         return self.bests[-1] if self.bests else None
 
     def add(self, batch: Batch) -> None:
-        """Count what was drawn.
-
-        Args:
-            batch: the newest placements and their times.
-        """
+        """Count what was drawn."""
         for placement, time in zip(batch.placements, batch.times, strict=True):
             self.samples += 1
             self.failed += time is None

@@ -26,11 +26,7 @@ Anchored: TypeAlias = Callable[[Group], bool]
 
 
 def every_operator(graph: OperatorGraph) -> Groups:
-    """A group for each operator.
-
-    Args:
-        graph: of the operators.
-    """
+    """A group for each operator."""
     return Groups(graph, tuple(_group(graph, [number]) for number in range(len(graph.operators))))
 
 
@@ -44,11 +40,6 @@ def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> G
 
     No circle arises: a way from the joined group back into it would have to leave X for something other than Y, or
     have been a circle before.
-
-    Args:
-        groups: to begin with.
-        is_anchored: which groups stay apart from each other; None: those with an operator that has weights, apart from
-            normalisations.
 
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.3.
@@ -87,10 +78,6 @@ def module_groups(graph: OperatorGraph, roles: Mapping[str, Sequence[str]] = ROL
     * Each call of the modules of a role is one: the fifth step of attention, with all that it consists of.
     * Each branch of a module whose outputs are concatenated is one; of branches within branches the outer one.
     * What is left over goes with its sole reader: see `merge_sole_readers`.
-
-    Args:
-        graph: captured from a model, so that operators are called after modules.
-        roles: by kind of group: patterns of the names of operators; the calls of all that fit one are counted together.
     """
     keys: dict[int, tuple[str, str]] = {**_branches(graph), **_calls(graph, roles)}
     for number, operator in enumerate(graph.operators):

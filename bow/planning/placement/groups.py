@@ -153,11 +153,7 @@ class Groups:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The groups' numbers in an order in which they can run: of those that can, the one with the first operator.
-
-        Raises:
-            GraphError: they depend on each other in a circle.
-        """
+        """The groups' numbers in an order in which they can run: of those that can, the one with the first operator."""
         order = _order(self)
         if len(order) < len(self):
             held = next(group.name for number, group in enumerate(self.groups) if number not in set(order))
@@ -190,12 +186,7 @@ class Groups:
         return tuple(self.graph.tensors[tensor].shape for tensor in leaving)
 
     def operations(self, num_devices: int, allowed: Sequence[Sequence[int]] = ()) -> Operations:
-        """The groups as a policy is told of them.
-
-        Args:
-            num_devices: how many there are.
-            allowed: by group: the devices that it may have; empty: all of them.
-        """
+        """The groups as a policy is told of them."""
         return Operations(
             tuple(group.kind for group in self.groups),
             tuple(map(self.shapes, range(len(self)))),
@@ -205,14 +196,7 @@ class Groups:
         )
 
     def splits(self, devices: Sequence[int]) -> tuple[Split, ...]:
-        """A placement as splits of all degrees 1, by operator.
-
-        Args:
-            devices: by group.
-
-        Raises:
-            ScheduleError: there is not one device for each group.
-        """
+        """A placement as splits of all degrees 1, by operator."""
         if len(devices) != len(self):
             raise ScheduleError(f"the placement has {len(devices)} devices for {len(self)} groups; give each one")
         return tuple(
@@ -221,11 +205,7 @@ class Groups:
         )
 
     def strategy(self, devices: Sequence[int]) -> PlacedStrategy:
-        """A placement as a strategy, as everything reads it that runs one.
-
-        Args:
-            devices: by group.
-        """
+        """A placement as a strategy, as everything reads it that runs one."""
         return PlacedStrategy(self.graph.hash, self.splits(devices))
 
     def with_kinds(self, kinds: Collection[str]) -> tuple[bool, ...]:

@@ -99,9 +99,6 @@ class LearningSettings:
     def scaled(self, updates: int) -> Self:
         """The same with all counts of updates scaled to a shorter training.
 
-        Args:
-            updates: of the training; nothing changes from 10,000 on.
-
         Example:
             >>> LearningSettings().scaled(1000).mask_failures_after
             500
@@ -116,19 +113,11 @@ class LearningSettings:
         )
 
     def rate(self, update: int) -> float:
-        """The learning rate of an update.
-
-        Args:
-            update: its number, from 0.
-        """
+        """The learning rate of an update."""
         return self.learning_rate * self.decay ** (max(0, update - self.decay_after) // self.decay_every)
 
     def noise_at(self, update: int) -> float:
-        """How much logits are disturbed for an update.
-
-        Args:
-            update: its number, from 0.
-        """
+        """How much logits are disturbed for an update."""
         return self.noise * self._early(update)
 
     @property
@@ -137,12 +126,7 @@ class LearningSettings:
         return int(self.exploring * self.samples)
 
     def entropy_at(self, update: int, nats: float) -> float:
-        """What a nat of entropy is worth in an update.
-
-        Args:
-            update: its number, from 0.
-            nats: of entropy that the policy has now, for a placement.
-        """
+        """What a nat of entropy is worth in an update."""
         usual = self.entropy_after + (self.entropy - self.entropy_after) * self._early(update)
         return usual * max(1.0, self.least_entropy / max(nats, LEAST_NATS))
 

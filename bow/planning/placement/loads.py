@@ -10,9 +10,6 @@ def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
     """By device and group: how long forward and backward passes take, alone.
 
     Updates are left out: a layer has one, however many of its steps are on the device.
-
-    Args:
-        evaluator: of placements of the groups.
     """
     graph, costs = evaluator.problem.graph, evaluator.problem.costs
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
@@ -28,9 +25,6 @@ def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
 def speeds(times: Sequence[Sequence[int]]) -> list[float]:
     """By device: how fast it does all groups, as a part of what all devices together can do.
 
-    Args:
-        times: by device and group.
-
     Example:
         >>> speeds([[30, 30], [10, 10]])
         [0.25, 0.75]
@@ -43,11 +37,6 @@ def loads(times: Sequence[Sequence[int]], devices: Sequence[int], most: int) -> 
     """By group: how much work it is, in whole numbers up to a given one; at least 1.
 
     The work of a group is what it takes on the fastest of the devices.
-
-    Args:
-        times: by device and group.
-        devices: that groups may be put on.
-        most: of the largest group.
     """
     fastest = min(devices, key=lambda device: sum(times[device]))
     largest = max(1, *times[fastest])
@@ -55,12 +44,7 @@ def loads(times: Sequence[Sequence[int]], devices: Sequence[int], most: int) -> 
 
 
 def traffic(evaluator: SimulatedEvaluator, most: int) -> dict[tuple[int, int], int]:
-    """By pair of groups, the smaller number first: what crosses in both directions, as whole numbers; at least 1.
-
-    Args:
-        evaluator: of placements of the groups.
-        most: of the largest pair.
-    """
+    """By pair of groups, the smaller number first: what crosses in both directions, as whole numbers; at least 1."""
     found: dict[tuple[int, int], int] = {}
     for flow in evaluator.groups.flows:
         pair = min(flow.maker, flow.reader), max(flow.maker, flow.reader)

@@ -32,14 +32,6 @@ BOARDS = 2
 def k80_machine(gpus: int, memory_gib: float = K80.memory_gib, copies: float = 1.0) -> DeviceTopology:
     """A processor, device 0, and K80 GPUs, two to a board.
 
-    Args:
-        gpus: how many.
-        memory_gib: of each GPU.
-        copies: between devices take so many times as long as by the data sheets: with a runtime that waits for them.
-
-    Raises:
-        SettingError: there is no GPU, or copies take no time.
-
     Example:
         >>> machine = k80_machine(4)
         >>> [device.name for device in machine.devices]

@@ -11,20 +11,12 @@ from bow.planning.placement.controller import Batch
 
 
 def packed(header: dict[str, Any], values: Tensor) -> bytes:
-    """A message of one line of JSON and then numbers.
-
-    Args:
-        header: plain values.
-        values: float32, one-dimensional.
-    """
+    """A message of one line of JSON and then numbers."""
     return json.dumps(header).encode() + b"\n" + values.detach().contiguous().numpy().tobytes()
 
 
 def unpacked(message: bytes) -> tuple[dict[str, Any], Tensor]:
     """The header and the numbers of a message.
-
-    Args:
-        message: as `packed` made it.
 
     Example:
         >>> unpacked(packed({"version": 3}, torch.tensor([1.0, 2.0])))
@@ -35,22 +27,13 @@ def unpacked(message: bytes) -> tuple[dict[str, Any], Tensor]:
 
 
 def batch_header(batch: Batch, state: dict[str, Any]) -> dict[str, Any]:
-    """What goes with a controller's gradients, as plain values.
-
-    Args:
-        batch: that they were estimated with.
-        state: of the controller afterwards.
-    """
+    """What goes with a controller's gradients, as plain values."""
     plain = {**state, "generator": state["generator"].tolist()}
     return {"placements": batch.placements, "times": batch.times, "entropy": batch.entropy, "state": plain}
 
 
 def batch_of(header: dict[str, Any]) -> tuple[Batch, dict[str, Any]]:
-    """A batch, and the state of its controller.
-
-    Args:
-        header: as `batch_header` made it.
-    """
+    """A batch, and the state of its controller."""
     placements = tuple(map(tuple, header["placements"]))
     state = {**header["state"], "generator": torch.tensor(header["state"]["generator"], dtype=torch.uint8)}
     return Batch(placements, tuple(header["times"]), header["entropy"]), state

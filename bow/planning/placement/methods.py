@@ -67,18 +67,7 @@ class Method(Protocol):
     """A way of placing."""
 
     def __call__(self, groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
-        """Place groups on devices.
-
-        Args:
-            groups: to be placed.
-            evaluator: of their placements.
-            budget: that may be spent; what needs no search spends nothing.
-            seed: of random numbers.
-            say: is told how it goes on.
-
-        Raises:
-            BowError: it cannot, because something is not installed or nothing fits.
-        """
+        """Place groups on devices."""
 
 
 def place(
@@ -89,20 +78,7 @@ def place(
     seed: int = 0,
     say: Say = lambda message: None,
 ) -> Placed:
-    """Place groups on devices by a method.
-
-    Args:
-        method: one of `METHODS`.
-        groups: to be placed.
-        evaluator: of their placements.
-        budget: that may be spent.
-        seed: of random numbers.
-        say: is told how it goes on.
-
-    Raises:
-        SettingError: there is no such method.
-        BowError: it cannot, because something is not installed or nothing fits.
-    """
+    """Place groups on devices by a method."""
     if method not in METHODS:
         raise SettingError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     return METHODS[method](groups, evaluator, budget, seed, say)
@@ -110,13 +86,6 @@ def place(
 
 def learned(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
     """The best placement that a policy drew while it learned; it neither sees nor starts from other methods' ones.
-
-    Args:
-        groups: to be placed.
-        evaluator: of their placements.
-        budget: of the training.
-        seed: of policy and draws.
-        say: is told when a better placement is found.
 
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017.
@@ -134,17 +103,7 @@ def learn(
     settings: LearningSettings = SHORT,
     sizes: PolicySettings = SIZES,
 ) -> LearnedPlacement:
-    """Train a policy within a budget.
-
-    Args:
-        groups: to be placed.
-        evaluator: of their placements.
-        budget: of the training.
-        seed: of policy and draws.
-        say: is told when a better placement is found.
-        settings: how to learn.
-        sizes: of the policy.
-    """
+    """Train a policy within a budget."""
     best: list[float] = []
 
     def watch(progress: Progress) -> None:

@@ -17,14 +17,6 @@ MOST = 10_000
 def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] | None = None) -> Devices:
     """Cut the groups into a part for each accelerator, with loads by their speeds and the least that crosses.
 
-    Args:
-        evaluator: of placements of the groups.
-        seed: of METIS.
-        devices: that get a part; None: all accelerators.
-
-    Raises:
-        MissingDependencyError: pymetis is not installed.
-
     References:
         Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, 1995.
     """

@@ -40,11 +40,7 @@ class ParameterServer:
         self.publish()
 
     def publish(self, *, is_over: bool = False) -> None:
-        """Give controllers the newest parameters.
-
-        Args:
-            is_over: whether they shall end.
-        """
+        """Give controllers the newest parameters."""
         header = {"updates": self._state.updater.updates, "is_over": is_over}
         self._store.set(PARAMETERS, packed(header, parameters_to_vector(self._state.policy.parameters())))  # type: ignore[arg-type]
 
@@ -55,12 +51,7 @@ class ParameterServer:
             self._store.set(applied_key(name, count), "")
 
     def apply(self, name: str, number: int) -> Progress | None:
-        """Change the parameters by a controller's gradients; None: it has sent none.
-
-        Args:
-            name: under which the controller sends.
-            number: of the controller.
-        """
+        """Change the parameters by a controller's gradients; None: it has sent none."""
         count = self._received.setdefault(name, 0)
         key = gradients_key(name, count)
         if not self._store.check([key]):

@@ -28,13 +28,6 @@ def placement_svg(
     pointed at. The steps of an unrolled network are columns: a group stands beneath those of the same number in the
     other layers.
 
-    Args:
-        groups: that are placed.
-        devices: by group.
-        names: of the devices.
-        processors: the devices that are processors.
-        title: above the picture.
-
     Example:
         >>> from bow.planning.placement.groups import Group
         >>> from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape

@@ -133,20 +133,7 @@ class PlacementPolicy(nn.Module):
         explorers: int = 0,
         random_choices: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Draw placements.
-
-        Args:
-            count: how many.
-            generator: of the random numbers.
-            noise: standard deviation of what is added to the logits before drawing, as a part of their root mean
-                square.
-            explorers: in so many of the placements, the last ones, some devices are drawn uniformly.
-            random_choices: so many are on average.
-
-        Returns:
-            Placements, of shape [count, operations], and their log-probabilities without noise and uniform choices, of
-            shape [count].
-        """
+        """Draw placements."""
         gaps, allowed = self.forbidden, (~self.forbidden).float()
         epsilon = torch.zeros(count, 1)
         epsilon[count - explorers :] = min(1.0, random_choices / len(self.operations))
@@ -167,11 +154,7 @@ class PlacementPolicy(nn.Module):
         return tuple(placements[0].tolist())
 
     def log_probability(self, placements: Tensor) -> Likelihood:
-        """How likely placements are, with gradients.
-
-        Args:
-            placements: devices, of shape [placements, operations].
-        """
+        """How likely placements are, with gradients."""
         encoded, state = self._encoded(placements.shape[0])
         start = torch.full_like(placements[:, :1], self.operations.num_devices)
         before = torch.cat([start, placements[:, :-1]], dim=1).T

@@ -39,16 +39,7 @@ class PolicyCheckpoint:
         self._training = hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def save(self, updater: Updater, findings: Findings, controllers: dict[int, dict[str, Any]]) -> None:
-        """Write the file anew, under a temporary name first.
-
-        Args:
-            updater: of the policy.
-            findings: so far.
-            controllers: by number: their states.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Write the file anew, under a temporary name first."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -73,18 +64,7 @@ class PolicyCheckpoint:
             raise CheckpointError(f"{self._path} cannot be written ({why}); free space or use another file") from error
 
     def load(self, updater: Updater, findings: Findings) -> dict[int, dict[str, Any]]:
-        """Go on from the file, where it is there.
-
-        Args:
-            updater: of the policy; it becomes what it was, as the policy does.
-            findings: become what they were.
-
-        Returns:
-            The states of controllers, by their number.
-
-        Raises:
-            CheckpointError: it is damaged, or of another training.
-        """
+        """Go on from the file, where it is there."""
         if not self._path.exists():
             return {}
         content = self._read()

@@ -62,14 +62,7 @@ class RealSteps:
         self._optimizer, self._team, self._steps = optimizer, team, steps
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit, or is not allowed.
-
-        Args:
-            placements: by group: the number of its device.
-
-        Raises:
-            ClusterError: another process has gone.
-        """
+        """Seconds of a step with each placement; None: it does not fit, or is not allowed."""
         return [self._asked(tuple(each)) for each in placements]
 
     def serve(self) -> None:

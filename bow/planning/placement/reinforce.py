@@ -47,12 +47,7 @@ class Baseline:
     square: float | None = None
 
     def advantages(self, times: Sequence[float | None], *, mask_failures: bool) -> Tensor:
-        """How much worse than usual placements are, float64; 0 for those that shall have no influence.
-
-        Args:
-            times: by placement, in seconds; None: it does not fit or failed.
-            mask_failures: whether these have no influence, neither here nor on the baseline.
-        """
+        """How much worse than usual placements are, float64; 0 for those that shall have no influence."""
         signals = self._signals(times, mask_failures)
         known = [signal for signal in signals if signal is not None]
         if not known:
@@ -95,12 +90,6 @@ def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor
         loss = 1/K sum_k A_k log p(P_k) - entropy_weight * 1/K sum_k H_k - 1/E sum_e log p(P_e)
 
     with the K placements that were drawn for this update, and E elites behind them, if there are any.
-
-    Args:
-        advantages: by placement that was drawn.
-        log_probabilities: by placement, with gradients: those that were drawn, and then the elites.
-        entropies: by placement, with gradients; those of elites have no influence.
-        entropy_weight: how much exploring is worth; 0: nothing.
     """
     count = len(advantages)
     drawn, elites = log_probabilities[:count], log_probabilities[count:]

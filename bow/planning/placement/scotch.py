@@ -36,14 +36,6 @@ def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) 
     ways. The architecture's vertices are devices, weighted by their speed; its edges are as long as a transfer
     takes. Scotch balances the loads by the speeds, up to 5 %, and keeps the edges short.
 
-    Args:
-        evaluator: of placements of the groups.
-        devices: to map to; None: all.
-
-    Raises:
-        MissingDependencyError: the programs are not installed.
-        RuntimeUnavailableError: they fail.
-
     References:
         Pellegrini, Roman: Experimental analysis of the dual recursive bipartitioning algorithm for static mapping,
         1996. Mirhoseini et al., 2017, section 4.2.
@@ -60,12 +52,6 @@ def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) 
 def mincut(evaluator: SimulatedEvaluator) -> Devices:
     """Map groups by Scotch to all devices but processors.
 
-    Args:
-        evaluator: of placements of the groups.
-
-    Raises:
-        MissingDependencyError: Scotch is not installed.
-
     References:
         Mirhoseini et al., 2017, section 4.2.
     """
@@ -74,10 +60,6 @@ def mincut(evaluator: SimulatedEvaluator) -> Devices:
 
 def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> str:
     """A graph in Scotch's format: version, sizes, numbering from 0 with weights of both sorts, a line a vertex.
-
-    Args:
-        loads: by vertex.
-        edges: by pair of vertices, the smaller number first: its weight.
 
     Example:
         >>> print(source_graph([5, 7], {(0, 1): 3}), end="")
@@ -97,13 +79,7 @@ def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> 
 
 
 def architecture(topology: DeviceTopology, devices: Sequence[int], speeds: Sequence[float]) -> str:
-    """Devices as a graph in Scotch's format, every two joined by an edge as long as a transfer takes.
-
-    Args:
-        topology: of the devices.
-        devices: their numbers.
-        speeds: of each, as parts of 1.
-    """
+    """Devices as a graph in Scotch's format, every two joined by an edge as long as a transfer takes."""
     pairs = list(itertools.combinations(range(len(devices)), 2))
     times = [
         topology.transfer_ns(TYPICAL_BYTES, devices[a], devices[b])
@@ -116,16 +92,7 @@ def architecture(topology: DeviceTopology, devices: Sequence[int], speeds: Seque
 
 
 def mapped(graph: str, target: str) -> list[int]:
-    """What Scotch maps each vertex of a graph to.
-
-    Args:
-        graph: to be mapped, in Scotch's format.
-        target: the architecture as a graph, in the same format.
-
-    Raises:
-        MissingDependencyError: the programs are not installed.
-        RuntimeUnavailableError: they fail.
-    """
+    """What Scotch maps each vertex of a graph to."""
     gmap, architecture = _program(GMAP), _program(ARCHITECTURE)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -57,14 +57,6 @@ def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous", steps: i
     tower begins its next step when it has all weights. Every channel of a route, and the processor, does one thing at
     a time, in the order in which they were asked for.
 
-    Args:
-        evaluator: of placements of the network with one tower's batch.
-        kind: whether towers wait for each other.
-        steps: of each tower.
-
-    Raises:
-        SettingError: there is no processor for the weights, or less than two steps.
-
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, sections 4.4 and 4.5.
     """

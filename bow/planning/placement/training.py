@@ -35,26 +35,6 @@ def train_policy(
     the same placements, also where a training was interrupted and goes on from its checkpoint, if `evaluate` gives the
     same times and torch the same number of threads.
 
-    Args:
-        operations: what is to be placed.
-        evaluate: seconds of a step with each placement; None: it does not fit or fails. A `WorkerPool` has them
-            evaluated by several processes.
-        updates: of the policy, after which it ends; each draws `settings.samples` placements.
-        settings: how to learn; None: the usual ones, scaled to so many updates.
-        sizes: of the policy.
-        seed: of the policy and of the placements that are drawn.
-        budget_s: seconds after which the training ends in any case; None: none.
-        checkpoint: the file to go on from, where it exists, and to write to; None: none.
-        checkpoint_every: so many updates lie between writing it; it is written at the end, too, also when `evaluate`
-            raises.
-        watch: who is told after each update how it goes.
-        clock: seconds.
-
-    Raises:
-        SettingError: a value outside its range.
-        ScheduleError: no placement that was drawn fits.
-        CheckpointError: the checkpoint is damaged or of another training.
-
     Example:
         >>> chain = Operations(("linear",) * 3, (((8, 4),),) * 3, ((0, 1), (1, 2)), num_devices=2)
         >>> def evaluate(placements):

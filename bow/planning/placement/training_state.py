@@ -82,13 +82,7 @@ class TrainingState:
         return is_late or self.updater.updates >= self._updates
 
     def learn(self, batch: Batch, number: int, controller: dict[str, Any]) -> Progress:
-        """Change the policy by its gradients.
-
-        Args:
-            batch: that they were estimated with.
-            number: of the controller that did it.
-            controller: its state afterwards.
-        """
+        """Change the policy by its gradients."""
         self._is_whole = False  # an interrupt in between leaves what must not be written
         self.findings.add(batch)
         self.updater.update()
@@ -129,14 +123,7 @@ class TrainingState:
             self._file.save(self.updater, self.findings, self.controllers)
 
     def result(self, evaluate: Evaluate) -> LearnedPlacement:
-        """What was found.
-
-        Args:
-            evaluate: seconds of a step with each placement.
-
-        Raises:
-            ScheduleError: no placement that was drawn fits.
-        """
+        """What was found."""
         best = self.findings.best
         if best is None:
             raise ScheduleError(

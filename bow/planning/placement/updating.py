@@ -50,11 +50,7 @@ class Updater:
         return {"adam": self._adam.state_dict(), "updates": self.updates, "skipped": self.skipped}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from where another one was.
-
-        Args:
-            state: of it.
-        """
+        """Go on from where another one was."""
         self._adam.load_state_dict(state["adam"])
         self.updates, self.skipped = state["updates"], state["skipped"]
 
@@ -66,12 +62,7 @@ def flat_gradients(policy: nn.Module) -> Tensor:
 
 
 def set_gradients(policy: nn.Module, gradients: Tensor) -> None:
-    """Set all gradients.
-
-    Args:
-        policy: whose they become.
-        gradients: one behind the other, as `flat_gradients` gives them.
-    """
+    """Set all gradients."""
     parameters = list(policy.parameters())
     parts = torch.split(gradients, [each.numel() for each in parameters])
     for each, part in zip(parameters, parts, strict=True):

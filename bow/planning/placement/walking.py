@@ -48,11 +48,7 @@ class GroupProposals:
         self._layers = layers
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a placement.
-
-        Args:
-            splits: by operator, all of degrees 1.
-        """
+        """What to change of a placement."""
         if not self._movable:
             return ()
         group = self._source.choice(self._movable)
@@ -80,15 +76,6 @@ class GroupProposals:
 def walk(evaluator: SimulatedEvaluator, start: Devices, budget: Budget, seed: int) -> Walk:
     """A walk from a placement that fits.
 
-    Args:
-        evaluator: of placements of the groups.
-        start: by group: its device.
-        budget: of the walk.
-        seed: of random numbers.
-
-    Raises:
-        ScheduleError: the start does not fit.
-
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 6.2.
     """
@@ -106,15 +93,6 @@ def walk_from_several(evaluator: SimulatedEvaluator, budget: Budget, seed: int, 
     """The best placement of walks from one accelerator, from the expert's placement and from a random one.
 
     A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
-
-    Args:
-        evaluator: of placements of the groups.
-        budget: of all walks together.
-        seed: of random numbers.
-        say: is told what each walk found.
-
-    Raises:
-        ScheduleError: nothing to start from fits.
     """
     starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
     if not starts:

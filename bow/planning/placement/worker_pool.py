@@ -70,24 +70,13 @@ class WorkerPool:
         self.close(at_once=error is not None)
 
     def close(self, *, at_once: bool = False) -> None:
-        """End all workers.
-
-        Args:
-            at_once: also those that are evaluating.
-        """
+        """End all workers."""
         for worker in self._workers:
             worker.close(at_once=at_once)
         self._workers = []
 
     def __call__(self, placements: list[Placement]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit or fails.
-
-        Args:
-            placements: to evaluate.
-
-        Raises:
-            ClusterError: several workers ended before they could begin, or all are closed.
-        """
+        """Seconds of a step with each placement; None: it does not fit or fails."""
         if not self._workers:
             raise ClusterError("the workers are closed; make another pool")
         for worker in self._workers:

@@ -194,13 +194,7 @@ class DeviceTopology:
         return () if a == b else self._routes[a, b]
 
     def transfer_ns(self, num_bytes: int, a: int, b: int) -> int:
-        """How long a transfer takes that has its route for itself; 0 from a device to itself.
-
-        Args:
-            num_bytes: of what is sent.
-            a: the device that sends.
-            b: the device that receives.
-        """
+        """How long a transfer takes that has its route for itself; 0 from a device to itself."""
         route = [self.channels[number] for number in self.route(a, b)]
         if not route:
             return 0
@@ -216,11 +210,7 @@ class DeviceTopology:
         return tuple(tuple(members[node]) for node in sorted(members))
 
     def groups(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """The devices in groups of equal size and kind: one for each of so many learners.
-
-        Raises:
-            TopologyError: they cannot be divided so.
-        """
+        """The devices in groups of equal size and kind: one for each of so many learners."""
         size, rest = divmod(self.num_devices, max(count, 1))
         if count < 1 or rest:
             raise TopologyError(
@@ -234,11 +224,7 @@ class DeviceTopology:
         return groups
 
     def restricted(self, devices: Sequence[int]) -> "DeviceTopology":
-        """What is left where only some devices may be used; links keep what joins them.
-
-        Args:
-            devices: their numbers, in the order of their new ones.
-        """
+        """What is left where only some devices may be used; links keep what joins them."""
         kept = tuple(self.devices[number] for number in devices)
         places = {device.name for device in kept} | set(self.switches)
         links = tuple(replace(link, ends=ends) for link in self.links if len(ends := _among(link, places)) > 1)

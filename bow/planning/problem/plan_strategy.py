@@ -40,16 +40,7 @@ class PlacedStrategy:
     learners: int = 1
 
     def check(self, graph: OperatorGraph, num_devices: int, rules: Rules) -> None:
-        """Refuse a strategy that cannot be carried out.
-
-        Args:
-            graph: of the model that it shall be for.
-            num_devices: how many there are, for all learners together.
-            rules: that are known.
-
-        Raises:
-            ScheduleError: with the first thing that is wrong.
-        """
+        """Refuse a strategy that cannot be carried out."""
         if self.graph_hash != graph.hash:
             raise ScheduleError(
                 f"the strategy is for graph {self.graph_hash}, this model's is {graph.hash}; "
@@ -66,14 +57,7 @@ class PlacedStrategy:
                 raise ScheduleError(wrong)
 
     def devices_per_learner(self, num_devices: int) -> int:
-        """How many devices a learner has.
-
-        Args:
-            num_devices: how many there are, for all learners together.
-
-        Raises:
-            ScheduleError: the devices cannot be divided so.
-        """
+        """How many devices a learner has."""
         if self.learners < 1:
             raise ScheduleError(f"learners must be at least 1, got {self.learners}")
         size, rest = divmod(num_devices, self.learners)
@@ -90,11 +74,7 @@ class PlacedStrategy:
 
     @classmethod
     def from_json(cls, text: str) -> "PlacedStrategy":
-        """The strategy that `to_json` wrote.
-
-        Raises:
-            ScheduleError: the text is damaged, or of another version.
-        """
+        """The strategy that `to_json` wrote."""
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -15,15 +15,7 @@ PLANNED_FOR = "planned_for"
 def strategy_text(
     strategy: PlacedStrategy, makespan_ns: int, topology: DeviceTopology, settings: SearchSettings, **others: Any
 ) -> str:
-    """A strategy as JSON, with what is needed to explain it.
-
-    Args:
-        strategy: that was found.
-        makespan_ns: of a simulated step.
-        topology: that it was found for.
-        settings: of the search: they say from which splits it has chosen.
-        **others: what else is known of what was planned for, as plain data.
-    """
+    """A strategy as JSON, with what is needed to explain it."""
     planned_for = {
         **others,
         "makespan_ns": makespan_ns,

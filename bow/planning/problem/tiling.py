@@ -64,12 +64,7 @@ class Tilings:
         self._found: dict[tuple[int, tuple[int, ...]], Tiling] = {}
 
     def of(self, operator: int, degrees: tuple[int, ...]) -> Tiling:
-        """The tiles of an operator.
-
-        Args:
-            operator: its position in the graph.
-            degrees: that are legal for it.
-        """
+        """The tiles of an operator."""
         key = self.alike[operator], degrees
         if key not in self._found:
             self._found[key] = _tiling(self._graph, self._graph.operators[operator], degrees, self._rules)

@@ -37,13 +37,6 @@ def shipped_topologies() -> tuple[str, ...]:
 def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopology:
     """Read a topology from a file, or a shipped one by its name.
 
-    Args:
-        source: a path of a YAML or JSON file, or one of `shipped_topologies()`.
-        nodes: of a cluster of machines that are alike: how many; None: as many as the file says.
-
-    Raises:
-        TopologyError: there is none, or it is damaged.
-
     Example:
         >>> cluster = load_topology("p100_cluster")
         >>> cluster.num_devices, [cluster.channel(number).name for number in cluster.route(0, 1)]
@@ -72,17 +65,6 @@ def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopolog
 
 def topology_from_dict(data: object) -> DeviceTopology:
     """A topology from what its file says, as hydra composes it.
-
-    Args:
-        data: `name`, `kinds` (by name: the fields of `DeviceKind`), `devices` (by name: a kind, or kind and node),
-            `switches` (names), `links` (`between` two or more names, each pair of which gets a link, or all one where
-            it is shared, and the fields of `Link`), and for several machines that are alike `nodes` (how many; the rest
-            describes one) and `network` (`from` a device or switch of each node to one switch that joins them, and the
-            fields of a link); `overlap` (false where devices do not compute while they send); `sum_us` (what each sum
-            over devices takes beside its messages, in microseconds; 0).
-
-    Raises:
-        TopologyError: something is missing or wrong.
 
     Example:
         >>> pair = topology_from_dict({
@@ -121,15 +103,7 @@ def topology_to_dict(topology: DeviceTopology) -> dict[str, Any]:
 
 
 def save_topology(topology: DeviceTopology, path: str | Path) -> None:
-    """Write a topology as YAML, for `load_topology`.
-
-    Args:
-        topology: to be written.
-        path: of the file; folders that are missing are made.
-
-    Raises:
-        TopologyError: it cannot be written.
-    """
+    """Write a topology as YAML, for `load_topology`."""
     text = yaml.safe_dump(topology_to_dict(topology), sort_keys=False, allow_unicode=True)
     save_text("the topology", path, text, TopologyError)
 

@@ -20,13 +20,6 @@ def split_along(
     """An operator split over devices along its first dimension of a kind; None where it has none that can be split.
 
     Where the dimension is smaller than the number of devices, the last of them have no part of it.
-
-    Args:
-        graph: that the operator is of.
-        rules: that are known.
-        operator: that is split.
-        kind: sample, attribute or parameter.
-        devices: by tile.
     """
     dimensions = rules.dimensions(operator, graph)
     at = next((at for at, dimension in enumerate(dimensions) if dimension.kind == kind and dimension.size > 1), None)
@@ -38,23 +31,12 @@ def split_along(
 
 
 def single_device(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
-    """Everything on one device.
-
-    Args:
-        graph: whose operators are placed.
-        device: which it is.
-    """
+    """Everything on one device."""
     return tuple(whole_on(graph, operator, device) for operator in graph.operators)
 
 
 def data_parallel(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple[Split, ...]:
-    """Every operator split by samples over all devices; what has no samples runs on the first one.
-
-    Args:
-        graph: whose operators are placed.
-        rules: that are known.
-        num_devices: how many devices there are.
-    """
+    """Every operator split by samples over all devices; what has no samples runs on the first one."""
     devices = range(num_devices)
     return tuple(
         split_along(graph, rules, operator, "S", devices) or whole_on(graph, operator, 0)
@@ -66,11 +48,6 @@ def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tupl
     """Layers over devices: in the order of the graph, every device gets layers that take an equal share of the time.
 
     The operators of a layer that is used again and again, such as the steps of an unrolled LSTM, stay together.
-
-    Args:
-        graph: whose operators are placed.
-        costs: how long they take, whole, on device 0.
-        num_devices: how many devices there are.
     """
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
     times = [costs.forward_ns(number, box, 0) + costs.backward_ns(number, box, 0) for number, box in enumerate(boxes)]

@@ -38,13 +38,7 @@ class Behind:
         return cls(np.zeros((0, tables.num_places), np.int64), (), (), ends)
 
     def tails(self, tables: PlaceTables, operator: int, makers: Mapping[int, tuple[int, int]]) -> Array:
-        """By split and tile of the next operator: so long the step goes on at least behind its backward pass.
-
-        Args:
-            tables: of the splits to choose from.
-            operator: its position.
-            makers: by edge: which operator makes what it reads, and which split that has.
-        """
+        """By split and tile of the next operator: so long the step goes on at least behind its backward pass."""
         own = np.einsum("stk,skp->stp", tables.leads[operator], tables.weights[operator])
         further = np.zeros_like(own)
         for edge, (maker, option) in makers.items():
@@ -54,14 +48,7 @@ class Behind:
         return tails
 
     def extended(self, tables: PlaceTables, operator: int, split: int, makers: Mapping[int, tuple[int, int]]) -> Behind:
-        """With one of the splits of the next operator.
-
-        Args:
-            tables: of the splits to choose from.
-            operator: its position.
-            split: which of its splits.
-            makers: by edge: which operator makes what it reads, and which split that has.
-        """
+        """With one of the splits of the next operator."""
         passes, weights = tables.passes[operator][split], tables.weights[operator][split]
         tasks = np.concatenate([self.tasks, passes, weights])
         waiting = np.zeros((len(passes), len(tasks)), np.bool_)

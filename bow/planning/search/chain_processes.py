@@ -28,16 +28,6 @@ def run_in_processes(
     Every process is a fresh interpreter with the import path of this one, so that the main script is not run again.
     Ctrl-C, or a progress that returns False, ends all walks; they still send what they found. Ctrl-C after that ends
     the processes at once.
-
-    Args:
-        problem: what is planned for.
-        shares: by process: starts.
-        settings: of the search.
-        tally: that is told how the walks go.
-
-    Raises:
-        ScheduleError: a process ended before it had sent what it found.
-        KeyboardInterrupt: Ctrl-C was pressed while they were to end.
     """
     messages: queue.Queue[tuple[int, Any]] = queue.Queue()
     workers = [_Worker(number, problem, share, settings, messages) for number, share in enumerate(shares)]

@@ -107,14 +107,7 @@ class Tally:
 def spaces_of(
     problem: Problem, starts: Sequence[Start], settings: SearchSettings, learners: Collection[int]
 ) -> dict[int, SplitSpace]:
-    """By number of learners: the splits to choose from, those of the starts among them.
-
-    Args:
-        problem: what is planned for.
-        starts: of walks.
-        settings: of the search.
-        learners: numbers of learners.
-    """
+    """By number of learners: the splits to choose from, those of the starts among them."""
     return {
         count: SplitSpace(
             problem.graph,
@@ -134,15 +127,6 @@ def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettin
     That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
     round before. Without a budget in seconds, or with a number of proposals for each walk, there are no rounds. Where a
     walk is ended from outside, those behind it are left out.
-
-    Args:
-        problem: what is planned for.
-        starts: of the walks.
-        settings: of the search.
-        told: who is told how it goes.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed before anything was found.
 
     References:
         Jamieson, Talwalkar: Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive
@@ -167,11 +151,7 @@ class _Walks:
         self.chains: list[Chain] = []
 
     def run(self) -> None:
-        """Walk; what was found so far is in `chains`, whatever is raised.
-
-        Raises:
-            KeyboardInterrupt: it was ended from outside.
-        """
+        """Walk; what was found so far is in `chains`, whatever is raised."""
         settings, budget_s = self._settings, self._settings.budget_s
         if budget_s is None or settings.proposals is not None or settings.trial == 0 or len(self._starts) == 1:
             self._begin(settings, budget_s)
@@ -254,17 +234,7 @@ def run_chain(
     watch: Watch,
     turn: int = 0,
 ) -> Chain:
-    """Walk from a start, and go down from the best strategy on the way.
-
-    Args:
-        problem: what is planned for.
-        start: where the walk starts.
-        space: the splits to choose from.
-        settings: of the search.
-        budget_s: seconds for both; None: as long as it takes.
-        watch: who is told now and then how it goes; False ends it.
-        turn: another one has other random numbers.
-    """
+    """Walk from a start, and go down from the best strategy on the way."""
     begun = time.perf_counter()
     source = random.Random(derive_seed(settings.seed, start.number, 2 * turn))
     try:

@@ -57,13 +57,7 @@ class CriticalOperators:
 
 
 def critical_operators(table: NDArray[np.int64], model: StepModel, source: random.Random) -> dict[int, float]:
-    """By operator on a chain that ends the step: nanoseconds of it; of sums and updates an equal share to each reader.
-
-    Args:
-        table: [task, 3]: rank, start and end of each task.
-        model: of the step.
-        source: of random numbers, for tasks that end at the same time.
-    """
+    """Nanoseconds by operator on a chain that ends the step; sums and updates are shared equally by their readers."""
     table = table[table[:, 2] > table[:, 1]]
     table = table[np.argsort(table[:, 2], kind="stable")]
     ends = table[:, 2]

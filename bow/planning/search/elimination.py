@@ -49,11 +49,6 @@ def minimise(counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2
     Where every table would be too large, the choice that most depends on is fixed to the option that is best when all
     others may still be chosen freely for each of its terms.
 
-    Args:
-        counts: by choice: how many options it has.
-        terms: what they cost.
-        most_entries: of a table.
-
     Example:
         >>> unary, pair = Term((0,), np.array([0.0, 1.0])), Term((0, 1), np.array([[5.0, 5.0], [2.0, 3.0]]))
         >>> found = minimise([2, 2], [unary, pair])

@@ -74,22 +74,6 @@ def exhaustive(
     time; each time that all strategies below it are done with, it is a bound. Of strategies that differ only in the
     names of devices, the first is looked at.
 
-    Args:
-        model: of the step; of one learner.
-        space: the splits to choose from.
-        evaluate: simulates a strategy, as `Evaluator` does.
-        start: a strategy that is known, the better the sooner all is done; None: none is.
-        budget_s: seconds, those of the tables for bounds among them, until it is given up with what is known; None:
-            none.
-        prune: False: look at every strategy.
-        watch: who is told of every prefix, and while tables are made: seconds, prefixes and the best time; False gives
-            up.
-        clock: seconds.
-
-    Raises:
-        SettingError: there are too many splits.
-        ScheduleError: no strategy fits the devices' memory.
-
     References:
         Jia, Zaharia, Aiken, 2018, section 8.4. Korf: Depth-first iterative-deepening, an optimal admissible tree
         search, 1985.

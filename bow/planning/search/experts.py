@@ -21,11 +21,6 @@ RECURRENT = frozenset({"lstm_cell", "lstm"})
 def expert(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:
     """What experts do with a network of this sort.
 
-    Args:
-        graph: whose operators are placed.
-        rules: that are known.
-        topology: the devices.
-
     References:
         Jia, Zaharia, Aiken, 2018, section 8.2.1.
     """
@@ -38,11 +33,6 @@ def one_weird_trick(graph: OperatorGraph, rules: Rules, num_devices: int) -> tup
     """Data parallel, but for densely connected layers, which are split by their channels over all devices.
 
     Activations and dropout behind a dense layer keep its split, so that only what the next layer reads is sent.
-
-    Args:
-        graph: whose operators are placed.
-        rules: that are known.
-        num_devices: how many devices there are.
 
     References:
         Krizhevsky: One weird trick for parallelizing convolutional neural networks, 2014.
@@ -74,11 +64,6 @@ def layer_per_device(graph: OperatorGraph, rules: Rules, topology: DeviceTopolog
 
     Layers are those with weights, in the order of the graph; an operator without weights goes with the last layer that
     it depends on. The first layers share devices where there are more layers than devices.
-
-    Args:
-        graph: whose operators are placed.
-        rules: that are known.
-        topology: the devices; every machine has as many.
 
     References:
         Wu et al.: Google's neural machine translation system, 2016, section 3.

@@ -117,20 +117,7 @@ def explain(
     keep: int = 3,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Explanation:
-    """Say what was chosen for every operator, and simulate what else could have been.
-
-    Args:
-        problem: what was planned for.
-        splits: by operator.
-        learners: how many share the devices.
-        space: the other splits to try; None: those that a search with the defaults would.
-        operators: whose other splits are tried, by position; None: everyone's.
-        keep: how many other choices are kept for each operator, each with other degrees.
-        goes_on: asked before each operator whether its other splits shall be tried; Ctrl-C ends this too.
-
-    Raises:
-        ScheduleError: the strategy cannot be carried out here, or does not fit.
-    """
+    """Say what was chosen for every operator, and simulate what else could have been."""
     simulation = problem.simulation(splits, learners)
     if space is None:
         space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices // learners)
@@ -221,22 +208,13 @@ def _explained(problem: Problem, number: int, split: Split, spent: _Spent, other
 
 
 def split_dimensions(dimensions: Sequence[Dimension], split: Split) -> tuple[dict[str, int], dict[str, Kind]]:
-    """By name of a dimension that is split: into how many parts, and of which kind it is.
-
-    Args:
-        dimensions: of an operator.
-        split: of the operator.
-    """
+    """By name of a dimension that is split: into how many parts, and of which kind it is."""
     pairs = [(each, degree) for each, degree in zip(dimensions, split.degrees, strict=True) if degree > 1]
     return {each.name: degree for each, degree in pairs}, {each.name: each.kind for each, _ in pairs if each.kind}
 
 
 def degrees_text(degrees: Mapping[str, int], kinds: Mapping[str, Kind]) -> str:
     """Into how many parts dimensions are split.
-
-    Args:
-        degrees: by name of a dimension.
-        kinds: by name of a dimension.
 
     Example:
         >>> degrees_text({"sample": 2, "channel": 4}, {"sample": "S", "channel": "P"}), degrees_text({}, {})

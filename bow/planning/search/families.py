@@ -23,9 +23,6 @@ def families_of(graph: OperatorGraph) -> list[Families]:
       normalisation and activation.
     * The closure of both.
 
-    Args:
-        graph: of the operators.
-
     Example:
         >>> from bow.planning.problem.operator_graph import TensorShape
         >>> tensors = {number: TensorShape((8, 4)) for number in range(5)}

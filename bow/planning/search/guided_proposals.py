@@ -69,11 +69,7 @@ class GuidedProposals:
         self._neighbours = _neighbours(graph)
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a strategy.
-
-        Args:
-            splits: by operator, of the strategy as it is.
-        """
+        """What to change of a strategy."""
         if not self._movable:
             return ()
         critical = self._drawn_critical()

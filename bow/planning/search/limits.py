@@ -43,15 +43,7 @@ class Limits:
             number("patience", self.patience, above=0, most=1, remedy="0.5 is half of the search")
 
     def ending(self, seconds: float, proposals: int, best_s: float, best_at: int, operators: int) -> Ending | None:
-        """Why a walk ends now; None: it goes on.
-
-        Args:
-            seconds: since its start.
-            proposals: since its start.
-            best_s: seconds from its start until the best strategy was found.
-            best_at: proposals until then.
-            operators: how many there are.
-        """
+        """Why a walk ends now; None: it goes on."""
         if self.budget_s is not None and seconds >= self.budget_s:
             return "budget"
         if self.proposals is not None and proposals >= self.proposals:

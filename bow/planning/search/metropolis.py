@@ -123,20 +123,6 @@ def metropolis(
 
     Ctrl-C ends the walk, and what was best so far is returned.
 
-    Args:
-        simulation: of the strategy to start from; it is changed.
-        splits: by operator, of that strategy.
-        proposals: what is changed next.
-        limits: when the walk ends.
-        source: of the random numbers that decide what is accepted.
-        temperature: 0: nothing slower is ever accepted.
-        watch: who is told now and then how it goes.
-        record: whether to keep all proposals.
-        clock: seconds.
-
-    Raises:
-        SettingError: a temperature below 0.
-
     References:
         Hastings: Monte Carlo sampling methods using Markov chains and their applications, 1970. Jia, Zaharia, Aiken,
         2018, sections 6.1 and 6.2.

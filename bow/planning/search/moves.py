@@ -212,11 +212,6 @@ def device_lists(
 ) -> tuple[tuple[int, ...], ...]:
     """The lists of devices that tiles may have, each once.
 
-    Args:
-        degrees: of the dimensions that are split.
-        num_devices: that there are.
-        which: see `SplitSpace`.
-
     Example:
         >>> device_lists((2,), 2)
         ((0, 0), (0, 1), (1, 0), (1, 1))

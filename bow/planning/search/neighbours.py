@@ -61,12 +61,6 @@ def try_neighbours(
 ) -> Neighbours:
     """Simulate all strategies that differ in one operator's split.
 
-    Args:
-        simulation: of the strategy; it is left as it was.
-        splits: by operator, of the strategy.
-        space: the splits to choose from.
-        watch: called behind each operator with how many were tried.
-
     References:
         Jia, Zaharia, Aiken, 2018, section 8.4.
     """
@@ -99,17 +93,6 @@ def descend(
     """Take better neighbours until there is none: operator by operator, round and round.
 
     Ctrl-C ends it, and what was best so far is returned.
-
-    Args:
-        simulation: of the strategy to start from; it is changed.
-        splits: by operator, of that strategy.
-        space: the splits to choose from.
-        limits: when it ends before; its patience does not count.
-        watch: who is told now and then how it goes; False ends it.
-        clock: seconds.
-
-    Returns:
-        Its ending is `"no gain"` where no neighbour is better.
     """
     descent = _Descent(simulation, splits, space, limits, clock)
     ending = descent.run(watch)

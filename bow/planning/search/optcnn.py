@@ -47,12 +47,6 @@ def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: 
     eliminated one by one with tables of reasonable size, as all series-parallel ones can; else some layers are fixed
     first, and `is_exact` is False.
 
-    Args:
-        graph: whose operators are split.
-        rules: that are known.
-        topology: the devices.
-        costs: how long tiles take.
-
     References:
         Jia, Lin, Qi, Aiken: Exploring hidden dimensions in parallelizing convolutional neural networks, 2018.
         Jia, Zaharia, Aiken, 2018, section 8.2.3.

@@ -41,11 +41,7 @@ class Problem:
         return PlacedStrategy(self.graph.hash, tuple(splits), learners)
 
     def simulation(self, splits: Sequence[Split], learners: int = 1) -> Simulation:
-        """A strategy to be changed.
-
-        Raises:
-            ScheduleError: it cannot be carried out here, or does not fit.
-        """
+        """A strategy to be changed."""
         return Simulation(
             self.graph,
             self.rules,
@@ -58,11 +54,7 @@ class Problem:
         )
 
     def simulate(self, splits: Sequence[Split], learners: int = 1) -> SimulationResult:
-        """A strategy, simulated once, whether it fits or not.
-
-        Raises:
-            ScheduleError: it cannot be carried out here.
-        """
+        """A strategy, simulated once, whether it fits or not."""
         return simulate(
             self.graph,
             self.rules,
@@ -74,10 +66,6 @@ class Problem:
         )
 
     def of_one_learner(self, learners: int) -> "Problem":
-        """The same with the devices of the first of several learners alone.
-
-        Raises:
-            TopologyError: the devices cannot be divided so.
-        """
+        """The same with the devices of the first of several learners alone."""
         group = self.topology.groups(learners)[0]
         return self if learners == 1 else replace(self, topology=self.topology.restricted(group))

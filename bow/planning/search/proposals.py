@@ -20,11 +20,7 @@ class Proposals(Protocol):
     """Draws what to change of a strategy."""
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change.
-
-        Args:
-            splits: by operator, of the strategy as it is.
-        """
+        """What to change."""
 
 
 class SymmetricProposals:
@@ -51,11 +47,7 @@ class SymmetricProposals:
         self._families = families_of(graph) if families else []
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a strategy.
-
-        Args:
-            splits: by operator, of the strategy as it is.
-        """
+        """What to change of a strategy."""
         if not self._movable:
             return ()
         operator = self._source.choice(self._movable)

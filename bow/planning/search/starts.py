@@ -25,29 +25,14 @@ BASELINES: Mapping[str, Callable[[Problem], Strategy]] = {
 
 
 def baseline(problem: Problem, name: str) -> Strategy:
-    """A strategy that needs no search.
-
-    Args:
-        problem: what is planned for.
-        name: `"single"`, `"data"`, `"model"`, `"expert"` or `"optcnn"`.
-
-    Raises:
-        SettingError: there is no baseline of this name.
-    """
+    """A strategy that needs no search."""
     if name not in BASELINES:
         raise SettingError(f"there is no baseline {name!r}; take one of {', '.join(BASELINES)}")
     return BASELINES[name](problem)
 
 
 def random_strategy(problem: Problem, space: SplitSpace, source: random.Random, attempts: int = 100) -> Strategy:
-    """A strategy drawn at random that fits the devices' memory, if one of some does.
-
-    Args:
-        problem: what is planned for.
-        space: the splits to choose from.
-        source: of random numbers.
-        attempts: how many are drawn at most; the last one is returned whether it fits or not.
-    """
+    """A strategy drawn at random that fits the devices' memory, if one of some does."""
     for _ in range(attempts - 1):
         splits = space.random_strategy(source)
         if problem.simulate(splits).refusal is None:

@@ -15,12 +15,6 @@ def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
     A strategy and the same strategy on renamed devices take the same time, but for ties: tasks that become ready at
     the same nanosecond run in the order of their devices' numbers.
 
-    Args:
-        topology: the devices.
-
-    Returns:
-        All of them, one by one, the one that changes nothing first. Of n equal devices with equal links there are n!.
-
     Example:
         >>> from bow.planning.problem.topology_files import load_topology
         >>> len([*symmetries(load_topology("p100_node"))]), len([*symmetries(load_topology("k80_node"))])

@@ -40,12 +40,7 @@ class Collective:
 
     @classmethod
     def over(cls, topology: DeviceTopology, devices: Sequence[int]) -> "Collective":
-        """The sum over some devices, in a ring in the order of their numbers.
-
-        Args:
-            topology: that joins them.
-            devices: at least 2, each once.
-        """
+        """The sum over some devices, in a ring in the order of their numbers."""
         ring = sorted(devices)
         routes = [topology.route(a, b) for a, b in itertools.pairwise([*ring, ring[0]])]
         uses = Counter(channel for route in routes for channel in route)

@@ -36,24 +36,12 @@ class RooflineCosts:
         self._works: dict[tuple[int, Box], TileWork] = {}
 
     def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the forward pass of a tile takes.
-
-        Args:
-            operator: its position in the graph.
-            box: of its first output: the tile.
-            device: the number of the device.
-        """
+        """How long the forward pass of a tile takes."""
         work = self._work(operator, box)
         return _time_ns(work.forward, work.outputs, self._topology.devices[device].kind)
 
     def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the backward pass of a tile takes.
-
-        Args:
-            operator: its position in the graph.
-            box: of its first output: the tile.
-            device: the number of the device.
-        """
+        """How long the backward pass of a tile takes."""
         work = self._work(operator, box)
         return _time_ns(work.backward, work.outputs, self._topology.devices[device].kind)
 

@@ -77,13 +77,7 @@ class TransferTimes:
     def of(
         self, num_bytes: NDArray[np.int64], senders: NDArray[np.int64], receivers: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Nanoseconds, rounded down; 0 for nothing, and for what stays on a device.
-
-        Args:
-            num_bytes: of each transfer; these three have shapes that broadcast.
-            senders: numbers of devices.
-            receivers: numbers of devices.
-        """
+        """Nanoseconds, rounded down; 0 for nothing, and for what stays on a device."""
         time = self._latency[senders, receivers] + np.floor(num_bytes * self._ns_per_byte[senders, receivers])
         times: NDArray[np.int64] = np.where(num_bytes > 0, time, 0).astype(np.int64)
         return times

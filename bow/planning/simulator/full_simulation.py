@@ -30,12 +30,6 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
     places starts when all of them are free. Tasks come out of one queue in the order of (ready time, identity): what
     a task waits for comes out before it, and whatever comes out later is later in the queue of every place, too.
 
-    Args:
-        graph: tasks and what they wait for.
-
-    Returns:
-        By task.
-
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Algorithm 1.
     """

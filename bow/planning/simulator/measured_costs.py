@@ -66,11 +66,7 @@ class TileTimes:
 
     @classmethod
     def from_json(cls, text: str) -> "TileTimes":
-        """The times that `to_json` wrote.
-
-        Raises:
-            ScheduleError: the text is damaged, or of another version.
-        """
+        """The times that `to_json` wrote."""
         try:
             read: Any = json.loads(text)
             is_ours = read["format"] == FORMAT and read["version"] == VERSION
@@ -97,9 +93,6 @@ class TileTimes:
 def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:
     """What several devices of one kind have measured at the same time, as one: the mean.
 
-    Args:
-        of_devices: at least one; what is not known to all of them is left out.
-
     Example:
         >>> mean_times([TileTimes({"a": TileTime(1, 2)}), TileTimes({"a": TileTime(3, 4), "b": TileTime(5, 6)})]).tiles
         {'a': TileTime(forward_ns=2, backward_ns=3)}
@@ -111,9 +104,6 @@ def median_times(of_turns: Sequence[TileTimes]) -> TileTimes:
     """What was measured again and again, as one: medians that add up to the median of the sums.
 
     What interrupts a machine now and then strikes another tile every time: no tile's median has it, every turn has.
-
-    Args:
-        of_turns: at least one; what is not known to all of them is left out.
 
     Example:
         >>> turns = [TileTimes({"a": TileTime(*a), "b": TileTime(*b)}) for a, b in (((10, 20), (40, 50)),
@@ -173,23 +163,11 @@ class MeasuredCosts:
         self._factors: dict[str, dict[int, float]] = {}
 
     def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the forward pass of a tile takes.
-
-        Args:
-            operator: its position in the graph.
-            box: of its first output: the tile.
-            device: the number of the device.
-        """
+        """How long the forward pass of a tile takes."""
         return self._time(operator, box, device).forward_ns
 
     def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the backward pass of a tile takes.
-
-        Args:
-            operator: its position in the graph.
-            box: of its first output: the tile.
-            device: the number of the device.
-        """
+        """How long the backward pass of a tile takes."""
         return self._time(operator, box, device).backward_ns
 
     def update_ns(self, weight_bytes: int, device: int) -> int:

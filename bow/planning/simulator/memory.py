@@ -65,14 +65,6 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
 
     Views share the memory of what they look at. Workspaces, what operators keep beside their inputs and outputs, and
     what the allocator wastes are not counted.
-
-    Args:
-        model: of the step.
-        graph: a strategy's tasks.
-        times: by task.
-
-    Returns:
-        By device.
     """
     always = [
         round(model.copies * trained) + frozen

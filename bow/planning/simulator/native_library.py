@@ -54,11 +54,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def library() -> ctypes.CDLL:
-    """The library, its functions without the prefix `planner_` in their names.
-
-    Raises:
-        RuntimeUnavailableError: it cannot be compiled or loaded here; the message says why and what helps.
-    """
+    """The library, its functions without the prefix `planner_` in their names."""
     found = _attempt()
     if isinstance(found, RuntimeUnavailableError):
         raise RuntimeUnavailableError(*found.args)  # a new one: an error keeps the frames that it went through

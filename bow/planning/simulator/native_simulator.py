@@ -61,23 +61,14 @@ class NativeSimulator:
             self._library.delete(self._handle)
 
     def build(self, splits: Sequence[Split]) -> Outcome:
-        """Simulate a strategy from nothing.
-
-        Args:
-            splits: by operator.
-        """
+        """Simulate a strategy from nothing."""
         self._stage(dict(enumerate(splits)))
         code = self._library.build(self._handle, self._needed)
         self._updates.check()
         return self._outcome(code)
 
     def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> Outcome:
-        """Change the splits of some operators.
-
-        Args:
-            changes: by operator.
-            limit_ns: of what is slower it need not be known by how much.
-        """
+        """Change the splits of some operators."""
         self._stage(changes)
         code = self._library.propose(self._handle, NO_LIMIT if limit_ns is None else limit_ns, self._needed)
         try:

@@ -21,14 +21,7 @@ MOST_TILES = 2**16
 
 
 def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, algorithm: int) -> Any:
-    """The library's simulator of a model, as a handle.
-
-    Args:
-        library: that simulates.
-        model: of the step.
-        update_ns: a callback of the library, which has to live as long as the simulator.
-        algorithm: how it simulates proposals, by number.
-    """
+    """The library's simulator of a model, as a handle."""
     topology = model.topology
     devices = range(topology.num_devices)
     channels = [topology.channel(number) for number in range(topology.num_channels)]

@@ -29,11 +29,7 @@ class PythonSimulator:
         self._splits_before: tuple[Split, ...] = ()
 
     def build(self, splits: Sequence[Split]) -> Outcome:
-        """Simulate a strategy.
-
-        Args:
-            splits: by operator.
-        """
+        """Simulate a strategy."""
         self._splits = tuple(splits)
         strategy = PlacedStrategy(self._graph_hash, self._splits, self._model.learners)
         self._result = simulate_model(self._model, strategy)
@@ -41,12 +37,7 @@ class PythonSimulator:
         return None if refusal is None else TooLarge(refusal.device, refusal.needed_bytes)
 
     def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> Outcome:
-        """Change the splits of some operators.
-
-        Args:
-            changes: by operator.
-            limit_ns: is not needed: all is worked out anyway.
-        """
+        """Change the splits of some operators."""
         self._before, self._splits_before = self._result, self._splits
         outcome = self.build([changes.get(operator, split) for operator, split in enumerate(self._splits)])
         if outcome is not None:

@@ -39,12 +39,7 @@ class Evaluator:
         self._splits = list(splits)
 
     def __call__(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
-        """What a step takes, in nanoseconds; None: it does not fit.
-
-        Args:
-            splits: by operator.
-            limit_ns: above which the number may be less than the step's time.
-        """
+        """What a step takes, in nanoseconds; None: it does not fit."""
         pairs = enumerate(zip(self._splits, splits, strict=True))
         changes = {operator: new for operator, (old, new) in pairs if new != old}
         if not changes:

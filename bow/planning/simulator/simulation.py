@@ -153,30 +153,11 @@ class Simulation:
         return self._simulator.num_looked_at
 
     def propose(self, operator: int, split: Split, limit_ns: int | None = None) -> int | None:
-        """Change the split of an operator.
-
-        Args:
-            operator: its position in the graph.
-            split: legal for it.
-            limit_ns: above which a step's time need not be known. A number above it may come back that is not the
-                step's time, which is not shorter; this proposal can only be undone.
-
-        Returns:
-            Nanoseconds of a step, then `accept` or `undo` has to follow; None: it does not fit, and `refusal` says
-            why. There is nothing to undo then, but no harm in doing so.
-
-        Raises:
-            ScheduleError: the operator cannot be split so, or the proposal before is neither accepted nor undone.
-        """
+        """Change the split of an operator."""
         return self.propose_changes({operator: split}, limit_ns)
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
-        """Change the splits of several operators at once; else the same as `propose`.
-
-        Args:
-            changes: by operator.
-            limit_ns: above which a step's time need not be known.
-        """
+        """Change the splits of several operators at once; else the same as `propose`."""
         if self._proposed is not None:
             raise ScheduleError("a proposal is neither accepted nor undone yet; call accept or undo first")
         for operator, split in changes.items():
@@ -191,11 +172,7 @@ class Simulation:
         return self._simulator.makespan_ns
 
     def accept(self) -> None:
-        """Keep what was proposed.
-
-        Raises:
-            ScheduleError: nothing is proposed that could be kept.
-        """
+        """Keep what was proposed."""
         if self._proposed is None:
             raise ScheduleError("there is no proposal to accept; call propose first")
         self._simulator.accept()

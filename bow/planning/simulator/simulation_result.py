@@ -84,18 +84,6 @@ def simulate(
 ) -> SimulationResult:
     """What a step takes with a strategy, worked out from nothing, in Python: the oracle of the compiled simulator.
 
-    Args:
-        graph: what is trained.
-        rules: that are known.
-        topology: devices and channels.
-        costs: of the computing tasks.
-        strategy: for this graph.
-        optimizer_bytes_per_weight_byte: what the optimizer keeps: 1 for momentum, 2 for Adam.
-        overlap: whether devices compute while they send and receive.
-
-    Raises:
-        ScheduleError: the strategy cannot be carried out here.
-
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.
     """
@@ -113,12 +101,7 @@ def simulate(
 
 
 def simulate_model(model: StepModel, strategy: PlacedStrategy) -> SimulationResult:
-    """What a step takes with a strategy that was checked before.
-
-    Args:
-        model: of the step.
-        strategy: that is legal for it.
-    """
+    """What a step takes with a strategy that was checked before."""
     tasks = TaskGraph.of(model, strategy)
     times = simulate_tasks(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))

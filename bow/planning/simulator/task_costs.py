@@ -51,13 +51,7 @@ class TaskCosts:
         self._updates: dict[tuple[int, int], int] = {}
 
     def of_tiles(self, operator: int, tiling: Tiling, devices: Sequence[int]) -> tuple[Times, Times]:
-        """How long the tiles' forward and backward passes take.
-
-        Args:
-            operator: its position in the graph.
-            tiling: its tiles.
-            devices: by tile.
-        """
+        """How long the tiles' forward and backward passes take."""
         kinds = [self._kinds[device] for device in devices]
         used = sorted(set(kinds))
         if len(used) == 1:

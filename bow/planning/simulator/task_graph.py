@@ -51,12 +51,7 @@ class TaskGraph:
 
     @classmethod
     def of(cls, model: StepModel, strategy: PlacedStrategy) -> TaskGraph:
-        """The tasks of a strategy.
-
-        Args:
-            model: of the step.
-            strategy: that is legal for it.
-        """
+        """The tasks of a strategy."""
         builder = _Builder(model)
         for learner, devices in enumerate(model.device_groups):
             builder.add_learner(learner, devices, strategy.splits)

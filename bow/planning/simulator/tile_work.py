@@ -62,14 +62,7 @@ class TileShapes:
 
 
 def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileShapes:
-    """The sizes of a tile's tensors, by its operator's rule.
-
-    Args:
-        graph: that the operator is of.
-        rules: that are known.
-        operator: whose tile it is.
-        box: of the operator's first output: the tile.
-    """
+    """The sizes of a tile's tensors, by its operator's rule."""
     rule = rules.of(operator)
     return TileShapes(
         tuple(None if part is None else _sizes(part) for part in rule.input_boxes(operator, graph, box)),
@@ -79,14 +72,7 @@ def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box:
 
 
 def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> str:
-    """What tiles have in common that take the same time: their operator's kind and attributes, and all sizes.
-
-    Args:
-        graph: that the operator is of.
-        rules: that are known.
-        operator: whose tile it is.
-        box: of the operator's first output: the tile.
-    """
+    """What tiles have in common that take the same time: their operator's kind and attributes, and all sizes."""
     shapes = tile_shapes(graph, rules, operator, box)
     of_inputs = [graph.tensors[number] for number in operator.inputs]
     return json.dumps(
@@ -108,12 +94,6 @@ def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: B
 
     The backward pass reads the output's gradient once for the gradient of the inputs and once for that of the weights,
     and each of the two is half of its operations and kernels; what no gradient flows back through has no part in it.
-
-    Args:
-        graph: that the operator is of.
-        rules: that are known.
-        operator: whose tile it is.
-        box: of the operator's first output: the tile.
     """
     rule = rules.of(operator)
     shapes = tile_shapes(graph, rules, operator, box)

@@ -33,14 +33,7 @@ class GroupTimes:
 
 
 def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split) -> GroupTimes:
-    """How long reductions and updates take, as if only one operator read the weights.
-
-    Args:
-        model: of the step.
-        group: of weights.
-        reader: the operator's position.
-        split: its split.
-    """
+    """How long reductions and updates take, as if only one operator read the weights."""
     if not group.trainable:
         return GroupTimes({}, {})
     names = model.graph.operators[reader].weights

@@ -51,14 +51,6 @@ def replica_bytes(
     """How much of a group's weights which devices have in common.
 
     Borders of all boxes cut a weight into cells; each is held by a set of devices, whose gradients of it are summed.
-
-    Args:
-        graph: whose weights they are.
-        group: of weights.
-        holdings: by part that some tile reads: the devices of such tiles.
-
-    Returns:
-        By set of devices, in ascending order: the bytes that they hold and nobody else does.
     """
     shared: dict[tuple[int, ...], int] = defaultdict(int)
     for number, name in enumerate(group.weights):

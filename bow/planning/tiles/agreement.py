@@ -40,16 +40,6 @@ def check_agreement(captured: CapturedStep, model: nn.Module, batch: Any, step: 
 
     Nothing is compared where the model has no values, or the host not the memory.
 
-    Args:
-        captured: the step.
-        model: in the mode in which it was captured; it is not changed.
-        batch: to compare on.
-        step: what is done with a batch.
-
-    Raises:
-        CaptureError: with what differs, and the module, autograd function or operator to blame.
-        LossError: the loss depends on what is not in the model.
-
     Warns:
         UserWarning: there is not enough memory.
     """
@@ -84,16 +74,7 @@ def check_agreement(captured: CapturedStep, model: nn.Module, batch: Any, step: 
 def _by_autograd(
     captured: CapturedStep, model: nn.Module, batch: Any, step: Step, suspects: list[str] | None, units: int = 0
 ) -> dict[str, Tensor]:
-    """What the step makes, by name.
-
-    Args:
-        captured: the step.
-        model: the model.
-        batch: the batch.
-        step: the step.
-        suspects: gets the autograd functions that the loss goes through.
-        units: in the last place, by which every weight moves at most.
-    """
+    """What the step makes, by name."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(weight: Tensor) -> Tensor:

@@ -15,11 +15,7 @@ from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
 
 
 def check_timing(sync: Synchroniser) -> None:
-    """Refuse a synchroniser that does all or a part of its averaging at another time than with the step.
-
-    Raises:
-        SettingError: it does.
-    """
+    """Refuse a synchroniser that does all or a part of its averaging at another time than with the step."""
     if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
         raise SettingError(
             f"learners of a strategy are averaged with the step, {sync!r} averages at another time; "
@@ -77,12 +73,7 @@ class Averaging:
         sync.start(self._row)
 
     def begin(self, step: int, lr: float) -> None:
-        """Begin to sum what the learners contribute, before their step.
-
-        Args:
-            step: how many there were before.
-            lr: the learning rate of this one.
-        """
+        """Begin to sum what the learners contribute, before their step."""
         self._drop.observe(lr)
         if self._sync.due(step, self._team.count):
             self._sync.contribute(self._row, self._team.count, self._team.count)

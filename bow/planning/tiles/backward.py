@@ -98,12 +98,7 @@ class BackwardPass:
                     self._differentiate(saved, [(saved.moments, own)])
 
     def _differentiate(self, saved: Saved, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Add the gradients of what a tile has read to where it comes from.
-
-        Args:
-            saved: the tile.
-            pairs: tensors that it has made, and their gradients.
-        """
+        """Add the gradients of what a tile has read to where it comes from."""
         inputs = [
             (fetch, leaf)
             for fetch, leaf in zip(saved.task.inputs, saved.leaves, strict=True)

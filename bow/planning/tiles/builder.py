@@ -96,18 +96,7 @@ class GraphBuilder:
         attributes: Mapping[str, Any] | None = None,
         flops: float = 0.0,
     ) -> tuple[Made, ...]:
-        """Add an operator.
-
-        Args:
-            kind: which rule it follows.
-            operands: what it reads, in the order of its arguments.
-            outputs: sizes and types of what it makes.
-            attributes: what else its rule has to know.
-            flops: of its forward pass.
-
-        Returns:
-            The tensors that it makes.
-        """
+        """Add an operator."""
         weights = [value for value in operands if isinstance(value, Weight)]
         for weight in weights:
             self._read(weight)

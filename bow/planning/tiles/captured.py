@@ -49,11 +49,7 @@ class CapturedStep:
         return shapes == [self.graph.tensors[number].shape for number in self.inputs]
 
     def leaves(self, batch: Any, device: torch.device) -> dict[int, Tensor]:
-        """The tensors of a batch by number.
-
-        Raises:
-            DataError: they are not of the shapes that were captured.
-        """
+        """The tensors of a batch by number."""
         tensors: Sequence[Any] = tree_leaves(batch)
         for place, (number, tensor) in enumerate(itertools.zip_longest(self.inputs, tensors)):
             wanted = None if number is None else (*self.graph.tensors[number].shape,)

@@ -45,19 +45,6 @@ def capture_operators(
     The step runs once on tensors without values, in the mode that the model is in (train or eval), for the shapes of
     this batch. Recurrent layers of `torch.nn.LSTM` are written out, one cell for each layer and step.
 
-    Args:
-        model: the model; it is not changed.
-        batch: a batch of the shapes to train on: a pair `(inputs, targets)`, or with `step` any pytree of tensors.
-        loss: `loss(outputs, targets) -> scalar`.
-        step: instead of `loss`: `step(model, batch) -> loss`.
-        rules: by which it is found out which dimension of a tensor is that of the samples.
-
-    Raises:
-        CaptureError: the step depends on values in Python, draws random numbers otherwise than by dropout, or changes
-            what is neither a batch norm's running statistics nor a counter.
-        LossError: not exactly one of `loss` and `step`; the result is no scalar that depends on the parameters.
-        DataError: the batch has leaves that are no tensors.
-
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10))
         >>> batch = torch.randn(8, 1, 4, 4), torch.randint(10, (8,))

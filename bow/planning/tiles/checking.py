@@ -36,21 +36,7 @@ def check_rule(
     trials: int = 20,
     seed: int = 0,
 ) -> None:
-    """Compare an operator with itself, split at random: what it makes, and the gradients of what it reads.
-
-    Args:
-        rule: what is checked.
-        call: what computes tiles.
-        graph: where the operator is.
-        operator: an example of those that the rule is of.
-        operands: what it reads, in the order of its arguments; float64 is compared to 1e-9, float32 to 1e-4.
-        whole_call: what computes the whole; None: `call`.
-        trials: how many splits.
-        seed: of the splits.
-
-    Raises:
-        GraphError: a tile differs from its part of the whole, or the tiles do not make the whole.
-    """
+    """Compare an operator with itself, split at random: what it makes, and the gradients of what it reads."""
     draw = random.Random(seed)
     dimensions = rule.dimensions(operator, graph)
     unsplit = _Trial(rule, whole_call or call, graph, operator, (1,) * len(dimensions)).results(operands)

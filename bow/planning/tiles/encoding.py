@@ -14,13 +14,6 @@ _TORCH = (torch.dtype, torch.layout, torch.memory_format)
 def encoded(argument: Any, operand: Callable[[Any], int | None]) -> Any:
     """An argument as JSON can hold it.
 
-    Args:
-        argument: a number, a string, None, a type or layout of torch, or a list of them.
-        operand: by argument: its number if it is a tensor, else None.
-
-    Raises:
-        CaptureError: an argument of another type.
-
     Example:
         >>> encoded([2, torch.float64], lambda argument: None)
         [2, {'torch': 'float64'}]

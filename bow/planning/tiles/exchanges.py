@@ -62,12 +62,6 @@ def measure_links_in_use(
     """A topology with links as fast as messages are that the tile runtime sends while it trains.
 
     What is joined by what stays as it is known. All processes of the team call this; they get the same topology.
-
-    Args:
-        team: the processes.
-        known: its devices, by number, and their links.
-        shapes: samples and width of what layers send; at least two.
-        turns: in which messages are timed.
     """
     return measured_topology(known, *lines_in_use(team, shapes=shapes, turns=turns))
 
@@ -82,11 +76,6 @@ def lines_in_use(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turn
     copy every byte themselves; that, and not the memory between them, is what limits them.
 
     All processes of the team call this; they get the same.
-
-    Args:
-        team: the processes.
-        shapes: samples and width of what layers send; at least two.
-        turns: in which messages are timed.
     """
     if team.size == 1:
         return {}, 0.0
@@ -168,11 +157,7 @@ class SumRaces(_Races):
         super().__init__(team, [_sum_race(team)])
 
     def beside_messages_us(self, latency_ns: float) -> float:
-        """Microseconds that a sum takes beside its two messages.
-
-        Args:
-            latency_ns: of each.
-        """
+        """Microseconds that a sum takes beside its two messages."""
         (delay_ns,) = self.delays_ns()
         return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
 

@@ -60,12 +60,6 @@ def lines_here(
     """What `lines_in_use` gives: as it was kept here for so many devices, or else measured, and kept.
 
     All processes of the team call this; they get the same. One alone sends no messages: nothing is measured or kept.
-
-    Args:
-        team: the processes.
-        members: their devices.
-        shapes: samples and width of what layers send; at least two.
-        turns: in which messages are timed.
     """
     if team.size == 1:
         return {}, 0.0
@@ -82,13 +76,7 @@ def lines_here(
 
 
 def keep_lines(team: Team, lines: Lines, sum_us: float) -> None:
-    """Keep what `lines_in_use` has given, in the place of what is kept; all processes of the team call this.
-
-    Args:
-        team: the processes.
-        lines: by pair: latency and nanoseconds for each byte.
-        sum_us: what each sum takes beside its messages, in microseconds.
-    """
+    """Keep what `lines_in_use` has given, in the place of what is kept; all processes of the team call this."""
     path = _file(Members.of(team))
     if not team.number:
         _keep(path, lines, sum_us)

@@ -32,9 +32,6 @@ def all_lines(team: Team) -> Lines:
     may share a bus, and processes share the memory.
 
     All processes of the team call this; they get the same.
-
-    Args:
-        team: the processes.
     """
     own = {}
     for pair in itertools.combinations(range(team.size), 2):
@@ -49,11 +46,6 @@ def measured_topology(known: DeviceTopology, lines: Lines, sum_us: float = 0.0) 
 
     A link is as fast as the fastest pair of devices that it joins, alone on it: what pairs share, such as a PCIe bus,
     they still share.
-
-    Args:
-        known: devices, and links between them without switches, as `bow.planning.tiles.machine.read_devices` has them.
-        lines: by pair: latency and nanoseconds for each byte.
-        sum_us: what each sum takes beside its messages, in microseconds.
     """
     of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
     found = defaultdict(list)
@@ -66,10 +58,6 @@ def measured_topology(known: DeviceTopology, lines: Lines, sum_us: float = 0.0) 
 
 def fitted_line(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:
     """Latency in nanoseconds, and nanoseconds for each byte: the line with the least squares of relative errors.
-
-    Args:
-        sizes: bytes.
-        times_ns: of transfers of so many bytes.
 
     Example:
         >>> fitted_line([100, 1000, 10_000], [250.0, 700.0, 5200.0])

@@ -46,14 +46,6 @@ def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTo
 
     It starts a process for each device, and takes up to half a minute. What it finds is kept for predictions of
     trainings.
-
-    Args:
-        devices: `"cuda"`, `"cpu"`, or `"auto"`: GPUs where there are some.
-        count: how many devices; None: all GPUs, or one device a core.
-
-    Raises:
-        SettingError: there are not so many.
-        ClusterError: one of the processes has ended.
     """
     known = read_devices(devices, count)
     if known.num_devices == 1:
@@ -68,13 +60,6 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
 
     How fast a device computes is measured, which takes about a second; how fast links are is known by their kind.
     `measure_machine` measures links too.
-
-    Args:
-        devices: `"cuda"`, `"cpu"`, or `"auto"`: GPUs where there are some.
-        count: how many devices; of cores, each gets an equal share. None: all GPUs, or one device a core.
-
-    Raises:
-        SettingError: there are not so many.
     """
     if devices not in ("auto", "cpu", "cuda"):
         raise SettingError(f'devices must be "auto", "cpu" or "cuda", got {devices!r}')
@@ -84,12 +69,7 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
 
 
 def connected(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
-    """A topology of devices, with links as they are known by their kind.
-
-    Args:
-        devices: by number.
-        gpus: their UUIDs, if they are GPUs; none: they are cores.
-    """
+    """A topology of devices, with links as they are known by their kind."""
     if gpus and len({device.node for device in devices}) == 1:
         links = tuple(_gpu_links(devices, gpus))
     else:
@@ -99,21 +79,13 @@ def connected(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopo
 
 
 def core_kind(threads: int) -> str:
-    """The name of the kind that so many cores of this machine are.
-
-    Args:
-        threads: how many.
-    """
+    """The name of the kind that so many cores of this machine are."""
     return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 @contextlib.contextmanager
 def all_on(cores: Sequence[int]) -> Iterator[None]:
-    """Keep all threads of this process, those that carry its messages too, to some cores, and compute with as many.
-
-    Args:
-        cores: their numbers.
-    """
+    """Keep all threads of this process, those that carry its messages too, to some cores, and compute with as many."""
     threads, before = torch.get_num_threads(), os.sched_getaffinity(0)
     torch.set_num_threads(len(cores))
     _pin(cores)

@@ -36,19 +36,6 @@ def measured_costs(
     """Measure what is not yet known of a step's tiles on this machine's devices; others have the roofline's times.
 
     A kind of device is this machine's where its name says so, as those of `bow.planning.tiles.machine.read_devices` do.
-
-    Args:
-        captured: the step.
-        model: that was captured; it is not changed.
-        batch: of the shapes that were captured.
-        topology: the devices.
-        optimizer: makes an optimizer from the model's parameters.
-        even: only tiles of equal sizes.
-        rules: that are known.
-        tell: is told for each kind of device how many tiles are measured, of how many.
-
-    Raises:
-        SettingError: none of the devices is this machine's, or what was measured cannot be kept.
     """
     times = {}
     for kind, device, cores in _here(topology):

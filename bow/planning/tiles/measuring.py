@@ -63,19 +63,6 @@ def measure_tiles(
     Whole steps are run by the tile runtime on one device, one after the other with all operators split in another way.
     What it takes to cut and put together what a tile reads counts as the tile's, and so does what the runtime itself
     takes between two tiles.
-
-    Args:
-        captured: the step.
-        model: that was captured; it is not changed.
-        batch: of the shapes that were captured.
-        optimizer: makes an optimizer from the model's parameters.
-        num_devices: as many tiles as that an operator may have.
-        device: that is measured; None: the CPU, with as many threads as PyTorch has now.
-        known: what was measured before, which is not measured again; None: nothing.
-        even: only tiles of equal sizes.
-        repeats: steps that are timed for each way to split.
-        rules: that are known.
-        tell: is told how many tiles are measured, of how many, whenever there are more; None: nobody is.
     """
     times = TileTimes() if known is None else TileTimes(dict(known.tiles), dict(known.updates))
     graph, team = captured.graph, Team(device or torch.device("cpu"), is_alone=True)
@@ -120,22 +107,7 @@ def kept_times(
     rules: Rules = RULES,
     tell: Tell | None = None,
 ) -> TileTimes:
-    """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before.
-
-    Args:
-        captured: the step.
-        model: that was captured; it is not changed.
-        batch: of the shapes that were captured.
-        optimizer: makes an optimizer from the model's parameters.
-        num_devices: as many tiles as that an operator may have.
-        device: that is measured; None: the CPU, with as many threads as PyTorch has now.
-        even: only tiles of equal sizes.
-        rules: that are known.
-        tell: is told how many tiles are measured, of how many.
-
-    Raises:
-        SettingError: what was measured cannot be kept.
-    """
+    """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before."""
     path = times_file(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
     known = load_times(path)
     times = measure_tiles(
@@ -153,12 +125,7 @@ def kept_times(
 
 
 def times_file(device: torch.device, optimizer: str) -> Path:
-    """Where the times of tiles are kept, of all graphs: by hardware, number of threads, PyTorch, bow and optimizer.
-
-    Args:
-        device: that is measured.
-        optimizer: the name of its class.
-    """
+    """Where the times of tiles are kept, of all graphs: by hardware, number of threads, PyTorch, bow and optimizer."""
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
     described = [processor(), hardware, torch.get_num_threads(), torch.__version__, bow_version(), optimizer]
     name = hashlib.sha256(repr(described).encode()).hexdigest()[:16]

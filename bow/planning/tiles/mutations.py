@@ -30,11 +30,7 @@ class Mutations:
         }
 
     def functional_name(self, node: fx.Node) -> str | None:
-        """The name of the operator that makes what a node writes, without writing it; None: the node only counts.
-
-        Raises:
-            CaptureError: what is written is looked at elsewhere, or there is no such operator.
-        """
+        """The name of the operator that makes what a node writes, without writing it; None: the node only counts."""
         target: Any = node.target
         if not target._schema.is_mutable:
             return str(target)

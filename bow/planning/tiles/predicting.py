@@ -27,12 +27,6 @@ def predicted_timeline(graph: OperatorGraph, strategy: PlacedStrategy, team: Tea
     measured takes what a roofline of the device gives, as fast as it is just now. Messages and sums take what they take
     while devices train, as it was measured for a plan (`topology=machine`) or an earlier training; else it is measured
     now, and kept. All devices ask for it, and the first one simulates.
-
-    Args:
-        graph: that the strategy is for.
-        strategy: on all devices of the team.
-        team: of all devices, those of other learners among them.
-        optimizer: the name of its class.
     """
     kind = device_kind(team.device, "measured", MEMORY_GIB, torch.get_num_threads())
     members = Members.of(team)

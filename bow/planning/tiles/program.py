@@ -104,13 +104,7 @@ class Program:
 
 
 def program_of(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> Program:
-    """Work out what each device does in a step.
-
-    Args:
-        graph: the operators.
-        splits: by operator: how it is split and placed.
-        rules: what the operators need.
-    """
+    """Work out what each device does in a step."""
     flows, backward = _flows(graph)
     tasks: list[tuple[TileTask, ...]] = []
     made: dict[int, tuple[tuple[Box, TileTask], ...]] = {}

@@ -20,13 +20,7 @@ def sizes(box: Box) -> tuple[int, ...]:
 
 
 def region(tensor: Tensor, box: Box, origin: Box) -> Tensor:
-    """A box of a tensor as a view, where the tensor is itself a box of a larger one.
-
-    Args:
-        tensor: the values of `origin`.
-        box: what is wanted, in indices of the larger one.
-        origin: what `tensor` is, in the same.
-    """
+    """A box of a tensor as a view, where the tensor is itself a box of a larger one."""
     return tensor if box == origin else tensor[_indices(box, origin)]
 
 
@@ -58,14 +52,7 @@ class Sums:
         self._sums: dict[Hashable, tuple[Tensor, bool]] = {}  # whether the tensor is nobody else's
 
     def add(self, key: Hashable, origin: Box, box: Box, tensor: Tensor) -> None:
-        """Add to a box of a sum.
-
-        Args:
-            key: which sum.
-            origin: what the sum is a sum of, as a box.
-            box: where the tensor belongs, in the same indices.
-            tensor: what is added; it is not changed.
-        """
+        """Add to a box of a sum."""
         if key not in self._sums:
             if box == origin:
                 self._sums[key] = tensor, False

@@ -113,18 +113,7 @@ class TileRuntime:
         self.optimizer = tile_optimizer(optimizer, model, self._member.weights.parameters, values)
 
     def step(self, batch: Any, index: int) -> Tensor:
-        """Run a step: forward, backward, update.
-
-        Args:
-            batch: the learner's whole batch, the same on every device of its team.
-            index: which step it is: what dropout drops depends on it.
-
-        Returns:
-            The learner's loss, a scalar, on every device of its team.
-
-        Raises:
-            DataError: the batch is not of the shapes that were captured.
-        """
+        """Run a step: forward, backward, update."""
         member = self._member
         tensors = {**self._constants, **self._captured.leaves(batch, self._team.device)}
         self._begin_averaging()
@@ -164,9 +153,6 @@ class TileRuntime:
         """Give a model what was trained: parameters, running statistics and counters, on every device.
 
         Where there are several learners, it is the central model, with the mean of their running statistics.
-
-        Args:
-            model: of the captured kind.
         """
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         with torch.no_grad():

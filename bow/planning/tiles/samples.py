@@ -16,11 +16,6 @@ def with_samples(graph: OperatorGraph, batch: Sequence[int], rules: Rules) -> Op
     The samples are the first dimension of the batch's tensors. An output's dimension is theirs where half of it needs
     less than all of the samples of an input: this is asked of the rules, so that it holds for every operator that has
     one. Of an operator without a rule, the same dimension of the same size.
-
-    Args:
-        graph: the operators.
-        batch: the tensors whose first dimension is that of the samples.
-        rules: what is known of the operators.
     """
     dims = {number: 0 for number in batch if graph.tensors[number].shape}
     found = []

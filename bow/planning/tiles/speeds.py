@@ -24,14 +24,7 @@ HALF_OUTPUTS = {"cpu": 64, "cuda": 4 * 128}
 
 
 def device_kind(device: torch.device, name: str, memory_gib: float, threads: int | None = None) -> DeviceKind:
-    """A kind of device, with the speeds that this one has just now.
-
-    Args:
-        device: that is measured.
-        name: of the kind.
-        memory_gib: of each device of this kind.
-        threads: with which a CPU computes; None: as it is.
-    """
+    """A kind of device, with the speeds that this one has just now."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

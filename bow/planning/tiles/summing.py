@@ -16,12 +16,6 @@ def rows_of_all(
     """What every tile of each sum has found, stacked in the order of the tiles.
 
     Every device of a sum puts its own rows among zeros, and all are added.
-
-    Args:
-        own: the tiles of this device and what they found, tensors of one shape for each sum.
-        tasks: all tiles of the operator.
-        team: the devices.
-        recorder: notes how long this one waits.
     """
     found: dict[Box, Tensor] = {}
     for task, row in own:
@@ -34,14 +28,7 @@ def rows_of_all(
 
 
 def add_up(found: dict[Box, Tensor], tasks: Sequence[TileTask], team: Team, recorder: Recorder) -> None:
-    """Add tensors up over the devices of each sum, in place.
-
-    Args:
-        found: by sum.
-        tasks: all tiles of the operator.
-        team: the devices.
-        recorder: notes how long this one waits.
-    """
+    """Add tensors up over the devices of each sum, in place."""
     works: list[Work] = []
     for box in sorted(found):  # in the same order on all devices
         devices = sum_devices(tasks, box)

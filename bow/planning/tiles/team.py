@@ -106,15 +106,7 @@ class Team:
             let_compute()
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> tuple[list[Work], list[Work]]:
-        """Begin to send and to receive, in one batch: grouped and single messages must not be mixed.
-
-        Args:
-            sends: contiguous tensors, to whom.
-            receives: where to put what comes, from whom.
-
-        Returns:
-            What to wait for before a sent tensor is changed, and before a received one is read.
-        """
+        """Begin to send and to receive, in one batch: grouped and single messages must not be mixed."""
         group = self._groups.get(self._everyone)
         messages = [
             dist.P2POp(function, tensor, self._rank(device), group, tag)
@@ -260,21 +252,13 @@ def let_compute() -> None:
 
 
 def wait_for(works: Iterable[Work]) -> None:
-    """Return once all of them are done.
-
-    Raises:
-        ClusterError: another process has gone.
-    """
+    """Return once all of them are done."""
     for work in works:
         _asked(work.wait)
 
 
 def _asked(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Ask for something that needs the others.
-
-    Raises:
-        ClusterError: they have gone.
-    """
+    """Ask for something that needs the others."""
     try:
         return function(*args, **options)
     except ClusterError:  # a message of several says so itself

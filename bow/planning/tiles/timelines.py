@@ -13,10 +13,6 @@ def save_timelines(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
 
     `chrome://tracing` and https://ui.perfetto.dev show them below each other.
 
-    Args:
-        path: of the file, JSON; compressed where the name ends in `.gz`.
-        timelines: by name, such as `predicted` and `measured`.
-
     Example:
         >>> from bow.schedule import Span
         >>> path = getfixture("tmp_path") / "both.json"

@@ -20,17 +20,7 @@ OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 def tile_optimizer(
     factory: OptimizerFactory, model: nn.Module, cells: Mapping[Cell, nn.Parameter], values: Mapping[str, Tensor]
 ) -> Optimizer:
-    """An optimizer of the cells that a device has, with the groups and settings that the user's has.
-
-    Args:
-        factory: makes the user's optimizer from the model's parameters.
-        model: the model.
-        cells: the parameters of this device.
-        values: the whole weights, in the shapes that the cells are cut from.
-
-    Raises:
-        OptimizerError: the optimizer cannot be made, or does not treat every element alike.
-    """
+    """An optimizer of the cells that a device has, with the groups and settings that the user's has."""
     parameters = list(model.parameters())
     optimizer = make_optimizer(factory, parameters)
     if not is_elementwise(optimizer, torch.device("cpu")):

@@ -74,11 +74,7 @@ class DeviceWeights:
         self._read.clear()
 
     def in_a_row(self) -> Tensor:
-        """Put what is trained into one tensor, of which the parameters are views from now on.
-
-        Raises:
-            SettingError: the parameters are of several types.
-        """
+        """Put what is trained into one tensor, of which the parameters are views from now on."""
         trained = [parameter for cell, parameter in self.parameters.items() if cell.is_trained]
         if len({parameter.dtype for parameter in trained}) > 1:
             raise SettingError("learners are averaged in one type, the model has several; convert it with .to(dtype)")
@@ -88,11 +84,7 @@ class DeviceWeights:
         return row
 
     def gathered(self, values: Mapping[Cell, Tensor] | None = None) -> dict[str, Tensor]:
-        """Whole weights by name, the same on every device; all devices ask for them.
-
-        Args:
-            values: by cell of this device: what to gather; None: the parameters.
-        """
+        """Whole weights by name, the same on every device; all devices ask for them."""
         own = {cell: parameter.detach() for cell, parameter in self.parameters.items()} if values is None else values
         found: dict[str, Tensor] = {}
         for cell in self._all:

@@ -97,18 +97,6 @@ def compare(
 ) -> Comparison:
     """Time every policy on this machine.
 
-    Args:
-        subject: the step.
-        profile: what its operators take; None: it is measured.
-        policies: what is compared; None: all that bow knows.
-        turns: of each policy; the best are timed for twice as many more.
-        stint_s: seconds that a policy runs in each turn.
-        progress: is told what is being timed.
-
-    Raises:
-        SettingError: no policy runs operators one after another.
-        RuntimeUnavailableError: there is no native runtime.
-
     Example:
         >>> import torch
         >>> batch = torch.randn(4, 3), torch.randn(4, 1)

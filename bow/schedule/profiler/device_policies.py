@@ -20,11 +20,6 @@ def device_policies(subject: Subject, profile: Profile, streams: Sequence[int] =
     An operator stays on a stream that made something it reads, if that stream is free: who follows on the same stream
     needs no event. A further stream is left out where it would shorten nothing.
 
-    Args:
-        subject: the step.
-        profile: what its operators take, by `measure_on`.
-        streams: how many there may be, ascending.
-
     Example:
         The gradients of weight and bias do not depend on each other:
 

@@ -26,17 +26,7 @@ COPIES = 8
 
 
 def subject_on(device: StreamDevice, model: nn.Module, batch: Any, step: Step) -> Subject:
-    """A model's step with copies of all its tensors on a device; the caller's stream has made them.
-
-    Args:
-        device: where.
-        model: as in `bow.capture`; it may lie elsewhere.
-        batch: likewise.
-        step: what is done with a batch.
-
-    Raises:
-        CaptureError, LossError, ModelError, DataError: as `bow.capture` does.
-    """
+    """A model's step with copies of all its tensors on a device; the caller's stream has made them."""
     place = device.torch_device
     with device.issuing(), torch.no_grad():
         module = copy.deepcopy(model).to(place)
@@ -59,22 +49,6 @@ def measure_on(
     An operator is captured several times in a row, since a kernel in a graph costs the time from one to the next, and
     the graph is replayed behind another replay of itself, so that the host is not waited for. Operators of one
     signature are measured once, views cost nothing.
-
-    Args:
-        device: where the subject lies.
-        subject: the step, captured for the device.
-        repeats: of each measurement, behind some that warm up.
-        cache: whether times that were measured before on such a device, with these versions, are good enough. A step is
-            measured again as soon as one of its operators is new.
-        watch: of the device; None: the best that there is.
-        progress: is told what is being measured.
-
-    Returns:
-        A profile with one thread for each operator, which means nothing here.
-
-    Raises:
-        GraphError: an operator fails.
-        SettingError: no repeats.
 
     Example:
         >>> from bow.testing import FakeDevice

@@ -19,15 +19,6 @@ def policies_here(subject: Subject, profile: Profile, cores: int, repeats: int =
     policy; there is none where nobody was disturbed. Operators that take no longer than handing them over are neither
     blamed nor heard: their times are noise.
 
-    Args:
-        subject: the step.
-        profile: what its operators take alone.
-        cores: how many there are.
-        repeats: steps that are observed.
-
-    Raises:
-        SettingError: this machine has fewer cores.
-
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
         2019, section III-D, discussion.
@@ -47,12 +38,6 @@ def observed(
     kinds: Sequence[str], predicted_ns: Sequence[int], took_ns: Sequence[int], timeline: Timeline
 ) -> Disturbances:
     """The types that disturbed each other.
-
-    Args:
-        kinds: by operator: its type.
-        predicted_ns: by operator: how long it was to take alone.
-        took_ns: by operator: how long it took.
-        timeline: which operators ran side by side.
 
     Example:
         >>> from bow.schedule import Span

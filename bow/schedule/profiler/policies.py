@@ -59,11 +59,6 @@ def make_policies(subject: Subject, profile: Profile, cores: int) -> list[Policy
       and threads;
     * critical path: Graphi's, the same; and its order as it is simulated, carried out without asking again;
     * strategies 1 to 3 of Liu et al., their decisions reused from step to step.
-
-    Args:
-        subject: the step.
-        profile: what its operators take.
-        cores: how many there are.
     """
     return [
         *_sequential(subject, profile),
@@ -125,15 +120,7 @@ def strategy_policy(
     number: Literal[1, 2, 3],
     disturbances: Disturbances | None = None,
 ) -> Policy:
-    """One of Liu et al.'s strategies, by its decisions in simulated time.
-
-    Args:
-        subject: the step.
-        profile: what its operators take.
-        cores: how many there are.
-        number: of the strategy.
-        disturbances: types of operators that are kept apart, also where they take other times than in the simulation.
-    """
+    """One of Liu et al.'s strategies, by its decisions in simulated time."""
     curves, before = profile.curves(), subject.dependencies
     kinds = [op.kind for op in operators_of(subject.graph)]
     pairs = frozenset[tuple[str, str]]() if disturbances is None else disturbances.pairs

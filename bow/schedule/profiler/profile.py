@@ -40,12 +40,7 @@ class OperatorTime:
 
     @classmethod
     def read(cls, median_s: Any, spread_s: Any, repeats: Any) -> "OperatorTime":
-        """A time as it was written.
-
-        Raises:
-            TypeError: something is no number.
-            ValueError: likewise, or it is below 0 or without end.
-        """
+        """A time as it was written."""
         numbers = float(median_s), float(spread_s), float(repeats)
         if not (all(map(math.isfinite, numbers)) and min(numbers) >= 0 and numbers[2] >= 1):
             raise ValueError(f"{numbers} cannot have been measured")
@@ -95,11 +90,7 @@ class Profile:
         return tuple(sorted(self.times))
 
     def nanoseconds(self, threads: int) -> list[int]:
-        """By operator, with so many threads, or with the most that were measured below.
-
-        Raises:
-            ScheduleError: fewer threads than were ever measured.
-        """
+        """By operator, with so many threads, or with the most that were measured below."""
         measured = [count for count in self.threads if count <= threads]
         if not measured:
             raise ScheduleError(
@@ -125,11 +116,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> "Profile":
-        """The profile that `to_json` wrote.
-
-        Raises:
-            ScheduleError: the text is damaged, or of another version.
-        """
+        """The profile that `to_json` wrote."""
         try:
             read: Any = json.loads(text)
             is_profile = (read["format"], read["version"]) == (FORMAT, VERSION)

@@ -80,15 +80,7 @@ def policy_table(policies: Sequence[Policy], comparison: Comparison | None = Non
 def before_after_table(
     profile: Profile, before: Sequence[int], after: Sequence[int], names: tuple[str, str], count: int = LONGEST
 ) -> Table:
-    """The longest operators under two policies (Liu et al., Table VI).
-
-    Args:
-        profile: of the step.
-        before: nanoseconds by operator.
-        after: likewise.
-        names: of the two policies.
-        count: how many operators.
-    """
+    """The longest operators under two policies (Liu et al., Table VI)."""
     table = _table(f"The {count} longest operators", "operator", "module", *(f"{name}, ms" for name in names), "ratio")
     for index in sorted(range(len(before)), key=lambda index: -before[index])[:count]:
         ratio = f"{before[index] / max(after[index], 1):.2f}"

@@ -39,11 +39,7 @@ class Subject:
         *,
         step: Step | None = None,
     ) -> "Subject":
-        """A model's step; the arguments are those of `bow.capture`.
-
-        Raises:
-            CaptureError, LossError, ModelError, DataError: as `bow.capture` does.
-        """
+        """A model's step; the arguments are those of `bow.capture`."""
         graph = capture(model, batch, loss, step=step)
         plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps, as capture does
         parameters = {name: tensor.detach() for name, tensor in plain.named_parameters(remove_duplicate=False)}

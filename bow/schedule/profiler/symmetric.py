@@ -48,18 +48,6 @@ def symmetric(
 
     Executors take operators by critical path; one executor runs them in the order of capture.
 
-    Args:
-        subject: the step.
-        profile: what its operators take alone, which gives the critical path.
-        cores: how many there are.
-        turns: of each configuration.
-        stint_s: seconds of each turn.
-        repeats: steps in which operators are measured.
-        progress: is told what is being timed.
-
-    Raises:
-        RuntimeUnavailableError: there is no native runtime.
-
     Example:
         >>> import torch
         >>> from bow.schedule.profiler.profiling import measure

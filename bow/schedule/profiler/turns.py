@@ -28,16 +28,6 @@ def take_turns(
 ) -> dict[str, tuple[float, ...]]:
     """Time contestants; all have their turn before anyone has the next, every other time in reverse order.
 
-    Args:
-        contestants: by name.
-        turns: of each.
-        stint_s: seconds that a contestant runs in each of its turns, one step at least.
-        progress: is told which turn it is.
-        clock: seconds that only go up.
-
-    Returns:
-        By name: seconds of a step, in every turn. Entries of one turn belong together.
-
     Example:
         >>> class Idle:
         ...     def run(self) -> None: ...

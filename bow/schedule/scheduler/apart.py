@@ -19,15 +19,6 @@ def kept_apart(
     waits for the other, unless it does so anyway: it depends on it, has one of its cores behind it, or waits for what
     comes behind it.
 
-    Args:
-        turns: what was started by a scheduler that keeps these pairs apart, in that order.
-        dependencies: by operator: those that must have run before it.
-        kinds: by operator: its type.
-        pairs: types that disturb each other, as in `Disturbances.pairs`.
-
-    Returns:
-        (operator, the one that it waits for).
-
     Example:
         >>> turns = [Start(0, 0), Start(1, 1), Start(2, 1), Start(3, 0)]
         >>> kinds = ["conv", "add", "conv", "add"]

@@ -45,11 +45,7 @@ class CacheTimes:
         ]
 
     def check(self, cores: int) -> None:
-        """Refuse a machine with another number of cores.
-
-        Raises:
-            ScheduleError: there are more cores, or fewer, than caches were named for.
-        """
+        """Refuse a machine with another number of cores."""
         if len(self.caches) != cores:
             raise ScheduleError(f"{len(self.caches)} caches for {cores} cores; name the cache of every core")
 

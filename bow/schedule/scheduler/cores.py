@@ -65,11 +65,6 @@ class Cores:
     def choose(self, threads: int, apart: bool = False) -> tuple[int, ...]:
         """Idle cores for an operator, ascending: those with the lowest numbers where caches do not count.
 
-        Args:
-            threads: how many, at most as many as are idle.
-            apart: as few as possible that share a cache, those first whose cache others use too; else as many as
-                possible.
-
         Example:
             >>> cores = Cores(6, caches=(0, 0, 1, 1, 2, 2))
             >>> _ = cores.hold(0, (0,), ends_ns=9)

@@ -125,25 +125,13 @@ class CoRunScheduler:
         return self._progress.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step.
-
-        Args:
-            now_ns: on any clock that `finished` uses too.
-
-        Returns:
-            What can be run at once.
-        """
+        """Begin a step."""
         self._begin()
         self._ready.update(dict.fromkeys(self._progress.begin()))
         return self._decide(now_ns)
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """Hear that an operator has finished, and say what can be run now.
-
-        Args:
-            operator: its number.
-            now_ns: when it did.
-        """
+        """Hear that an operator has finished, and say what can be run now."""
         self._cores.release(operator)
         self._observe(operator, now_ns)
         self._ready.update(dict.fromkeys(self._progress.finish(operator)))

@@ -45,14 +45,7 @@ class Disturbances:
         return frozenset(self._pairs)
 
     def observe(self, operator: int, predicted_ns: int, actual_ns: int, beside: Collection[int]) -> None:
-        """Take note of how long an operator took.
-
-        Args:
-            operator: its number.
-            predicted_ns: how long it was to take alone.
-            actual_ns: how long it took.
-            beside: the operators that ran at some time while it ran.
-        """
+        """Take note of how long an operator took."""
         if actual_ns > self.factor * predicted_ns:
             self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in beside)
 

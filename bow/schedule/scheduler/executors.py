@@ -57,13 +57,7 @@ class Executors:
         self._idle = self._all
 
     def take(self, operator: int, stay: int | None = None, num_finished: int = 0) -> int | None:
-        """The executor that an operator is given to, which is free no longer; None: none is.
-
-        Args:
-            operator: its number.
-            stay: the executor that it would stay on.
-            num_finished: how many operators have finished.
-        """
+        """The executor that an operator is given to, which is free no longer; None: none is."""
         free = self._idle & self._open[num_finished]
         if not free:
             return None

@@ -42,15 +42,7 @@ class CriticalPath:
 
 
 def critical_path(dependencies: Sequence[Collection[int]], costs: Sequence[float]) -> CriticalPath:
-    """Find the operators on which a step's time depends.
-
-    Args:
-        dependencies: by operator: those that must have run before it.
-        costs: by operator: how long it takes, in any unit.
-
-    Raises:
-        ScheduleError: a cost is missing or below 0, or operators wait for each other.
-    """
+    """Find the operators on which a step's time depends."""
     if len(costs) != len(dependencies):
         raise ScheduleError(f"{len(costs)} costs for {len(dependencies)} operators; give every operator one")
     wrong = next((index for index, cost in enumerate(costs) if not cost >= 0), None)
@@ -78,11 +70,7 @@ def followers(dependencies: Sequence[Collection[int]]) -> list[list[int]]:
 
 
 def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
-    """The operators in an order in which each comes behind those that it depends on.
-
-    Raises:
-        ScheduleError: there is none.
-    """
+    """The operators in an order in which each comes behind those that it depends on."""
     following = followers(dependencies)
     waiting = [len(set(before)) for before in dependencies]
     order = [index for index, count in enumerate(waiting) if not count]

@@ -86,14 +86,7 @@ class ListScheduler:
         return self._progress.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step.
-
-        Args:
-            now_ns: not looked at.
-
-        Returns:
-            What can be run at once.
-        """
+        """Begin a step."""
         self._begin()
         for operator in self._progress.begin():
             self._make_ready(operator, self._light)
@@ -101,12 +94,7 @@ class ListScheduler:
         return first + self._hand_out()
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """Hear that an operator has finished, and say what can be run now.
-
-        Args:
-            operator: its number.
-            now_ns: not looked at.
-        """
+        """Hear that an operator has finished, and say what can be run now."""
         executor = self._running.pop(operator)
         for later in self._progress.finish(operator):
             self._make_ready(later, executor)
@@ -121,12 +109,7 @@ class ListScheduler:
         self._executors.begin()
 
     def _make_ready(self, operator: int, executor: int | None) -> None:
-        """Put an operator where it is taken from.
-
-        Args:
-            operator: its number.
-            executor: what made it ready; None: nothing did.
-        """
+        """Put an operator where it is taken from."""
         if executor is not None and operator in self._small:
             self._at_once.setdefault(executor, deque()).append(operator)
             return

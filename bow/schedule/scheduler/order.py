@@ -69,23 +69,11 @@ class OrderScheduler:
         return self._progress.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step.
-
-        Args:
-            now_ns: not looked at.
-
-        Returns:
-            What can be run at once.
-        """
+        """Begin a step."""
         return [self._starts[operator] for operator in self._progress.begin()]
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """Hear that an operator has finished, and say what can be run now.
-
-        Args:
-            operator: its number.
-            now_ns: not looked at.
-        """
+        """Hear that an operator has finished, and say what can be run now."""
         return [self._starts[later] for later in self._progress.finish(operator)]
 
 

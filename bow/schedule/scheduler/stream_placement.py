@@ -19,16 +19,6 @@ def place_branches(inputs: Sequence[Sequence[int]], num_streams: int) -> list[in
 
     This is a baseline: networks have few branches, and every constant opens one more.
 
-    Args:
-        inputs: by node, in topological order: the nodes whose outputs it takes, repeated where it takes one twice.
-        num_streams: how many streams there are.
-
-    Returns:
-        By node: its stream.
-
-    Raises:
-        ScheduleError: there is no stream, or a node takes the output of a later one.
-
     Example:
         A constant, a chain of two behind it, and two branches that meet again:
 

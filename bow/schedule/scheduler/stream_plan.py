@@ -51,13 +51,7 @@ class StreamPlan:
     def of(
         cls, order: Sequence[tuple[int, int]], dependencies: Mapping[int, Collection[int]], num_streams: int
     ) -> "StreamPlan":
-        """The plan for tasks in an order.
-
-        Args:
-            order: (stream, task), each task behind those that it depends on.
-            dependencies: by task: those that must be over before it begins.
-            num_streams: how many streams there are.
-        """
+        """The plan for tasks in an order."""
         known = _Knowledge(num_streams)
         turns = []
         for stream, task in order:
@@ -75,13 +69,6 @@ class StreamPlan:
 
         Memory goes back to the stream that allocated it, whose next task may be given it without waiting for anybody.
         So this stream has to know by then that all others are through with it.
-
-        Args:
-            allocations: by allocation: the tasks that use it, the one that allocates it first.
-
-        Returns:
-            By turn, the allocations that go back once its task is issued. Some never do: their stream does not hear of
-            the last use before the end.
         """
         known = _Knowledge(self.num_streams)
         clocks: list[list[tuple[int, ...]]] = [[] for _ in range(self.num_streams)]

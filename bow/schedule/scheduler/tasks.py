@@ -94,15 +94,7 @@ class TaskScheduler:
         return not (self._running or self._shared or self._kept or self._synchronise)
 
     def start(self, rounds: Sequence[Sequence[bool]], synchronise: bool) -> list[Run]:
-        """Begin a period.
-
-        Args:
-            rounds: for each round, which of its batches there are, one per learner.
-            synchronise: whether the last round ends with a synchronisation task.
-
-        Returns:
-            What can be run at once.
-        """
+        """Begin a period."""
         assert self.done
         assert all(len(batches) == self.learners for batches in rounds)
         if not rounds:

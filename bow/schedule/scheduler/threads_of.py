@@ -32,10 +32,6 @@ def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, i
     Instances are compared by their least times; of equal ones the first counts. All then use the same number, and the
     teams of threads stay as they are.
 
-    Args:
-        times: by operator.
-        kinds: by operator: its type.
-
     Example:
         >>> threads_by_kind([{1: 9, 2: 5}, {1: 3, 2: 4}, {1: 2, 2: 2}], ["conv", "conv", "relu"])
         {'conv': 2, 'relu': 1}
@@ -56,11 +52,6 @@ def classes_by_scaling(times: Sequence[Times], sizes: Sequence[int], efficiency:
     That is the largest team in which a thread does at least `efficiency` times as much as in the smallest:
     `smallest * time(smallest) >= efficiency * size * time(size)`. The paper says that operators are classified by how
     well they scale, and not how.
-
-    Args:
-        times: by operator, for every size.
-        sizes: how many threads executors have, ascending.
-        efficiency: above 0, at most 1.
 
     Example:
         >>> classes_by_scaling([{1: 80, 2: 45, 8: 20}, {1: 80, 2: 44, 8: 41}], sizes=[1, 2, 8])

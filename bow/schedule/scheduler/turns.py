@@ -66,16 +66,6 @@ def held_by_core(turns: Iterable[Start], cores: int) -> tuple[tuple[int, ...], .
     no operator starts later than it was started then; each starts at the same moment where `with_waits` says what it
     waited for although it could have started. Of operators without cores, every executor has a list.
 
-    Args:
-        turns: what was started, in that order.
-        cores: how many there are, or executors.
-
-    Returns:
-        By core, and behind the cores by second hardware thread where an operator runs on one: operators.
-
-    Raises:
-        ScheduleError: there are more.
-
     Example:
         >>> held_by_core([Start(0, 0, 2, (0, 1)), Start(1, 2, 1, (2,)), Start(2, 1, 2, (1, 2))], cores=3)
         ((0,), (0, 2), (1, 2))
@@ -95,10 +85,6 @@ def with_waits(dependencies: Sequence[Collection[int]], waits: Mapping[int, int]
 
     A scheduler may leave a core idle on purpose, because what is ready would last too long there, or would disturb what
     runs. That an operator comes behind the end of the one at which it was started says so.
-
-    Args:
-        dependencies: by operator: those that must have run before it.
-        waits: as `Recorder.waits`.
 
     Example:
         >>> with_waits([(), (), (0,)], {1: 0, 2: 1})

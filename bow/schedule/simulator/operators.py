@@ -42,22 +42,6 @@ def simulate_operators(
     An operator that shares a core with one on the core's second hardware thread takes `siblings_factor` times as long
     while it does, as does the other one.
 
-    Args:
-        scheduler: what decides; it begins a step, at 0.
-        duration_ns: how long what is started takes where it shares no core: nanoseconds, at least 0.
-        names: of the operators; None: their numbers.
-        dispatch_ns: nanoseconds for which one executor that polls keeps the queue from the others.
-        polling: how many executors poll the same queue.
-        siblings_factor: at least 1.
-
-    Returns:
-        A span for every core that an operator holds, on `core 3`, or on `core 3 thread 1` for the second hardware
-        thread; or one on `executor 3` where executors have cores of their own. The operator's number and threads are
-        in its details.
-
-    Raises:
-        SettingError: a duration below 0, or a setting outside its range.
-
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,

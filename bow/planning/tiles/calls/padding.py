@@ -9,12 +9,6 @@ from torch import Tensor
 def padded(tensor: Tensor, amounts: Sequence[tuple[int, int]], value: float) -> Tensor:
     """A tensor with a constant around its last dimensions.
 
-    Args:
-        tensor: any.
-        amounts: by dimension, the last ones of the tensor: how many elements come before and behind it; below 0:
-            so many are cut off, of what there is with padding on the other side.
-        value: the constant.
-
     Example:
         >>> import torch
         >>> padded(torch.ones(1), [(3, -2)], 0.0)

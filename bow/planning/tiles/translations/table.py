@@ -49,11 +49,7 @@ class Exported:
         return [value for argument in self.arguments.values() for value in _values(argument)]
 
     def by_name(self, **others: Any) -> dict[str, Any]:
-        """The attributes with which the operator is called by its name.
-
-        Args:
-            others: arguments that take other values.
-        """
+        """The attributes with which the operator is called by its name."""
         count = 0
 
         def number(argument: Any) -> int | None:
@@ -74,15 +70,7 @@ class Exported:
 def exported_call(
     name: str, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], made: Any
 ) -> Exported:
-    """A call of an operator.
-
-    Args:
-        name: of the operator.
-        function: the operator, whose schema names the arguments.
-        arguments: those given by place, with values in the place of tensors.
-        keywords: those given by name.
-        made: what the call makes, or tensors without values like it.
-    """
+    """A call of an operator."""
     given: dict[str, Any] = {}
     for place, parameter in enumerate(function._schema.arguments):
         default = parameter.default_value if parameter.has_default_value() else None
