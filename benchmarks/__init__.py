@@ -33,18 +33,7 @@ HELP = ("-h", "--help")
 
 
 def main(name: str, arguments: Sequence[str]) -> int:
-    """Run a benchmark.
-
-    Args:
-        name: one of `NAMES`.
-        arguments: `key=value` pairs, such as `"out=DIR"` or `"quick=true"`; `--help` lists them.
-
-    Returns:
-        The exit status: 0, or 1 where the benchmark has a target and missed it.
-
-    Raises:
-        SettingError: an unknown name or key, or a value that does not fit; the message lists the choices.
-    """
+    """Run a benchmark."""
     if name not in NAMES:
         raise SettingError(f"{name!r} is not a benchmark; choose one of {', '.join(NAMES)}")
     module = importlib.import_module(f"benchmarks.{name}")

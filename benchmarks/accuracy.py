@@ -34,11 +34,7 @@ DATA: dict[str, Callable[..., DataSplits]] = {"fashion_mnist": fashion_mnist, "m
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for accuracy.json and accuracy.md")  # noqa: RUF009 - it is dataclasses.field
     data: str = setting("fashion_mnist", "data set", choices=tuple(DATA))

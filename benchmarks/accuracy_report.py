@@ -10,21 +10,13 @@ from benchmarks.results import Table
 
 @dataclass(frozen=True)
 class Training:
-    """One training with one seed.
+    """One training with one seed."""
 
-    Attributes:
-        seed: of initialisation and shuffling.
-        accuracies: of the central model after each epoch, as shares.
-        losses: of the central model after each epoch.
-        times_s: seconds from the first round to the end of each epoch, evaluations included.
-        throughput: training samples per second, warm-up and evaluations left out.
-    """
-
-    seed: int
-    accuracies: tuple[float, ...]
-    losses: tuple[float, ...]
-    times_s: tuple[float, ...]
-    throughput: float
+    seed: int  # of initialisation and shuffling
+    accuracies: tuple[float, ...]  # of the central model after each epoch, as shares
+    losses: tuple[float, ...]  # of the central model after each epoch
+    times_s: tuple[float, ...]  # seconds from the first round to the end of each epoch, evaluations included
+    throughput: float  # training samples per second, warm-up and evaluations left out
 
     def epoch_of(self, target: float) -> int | None:
         """The first epoch after which the central model had this accuracy; None if there was none."""

@@ -31,11 +31,9 @@ from bow.sync import SMA, Independent, Synchroniser
 
 CPU = torch.device("cpu")
 
-LATE = 0.5
-"""A late AllReduce arrives behind this part of a round."""
+LATE = 0.5  # A late AllReduce arrives behind this part of a round
 
-LIMIT = 1.1
-"""A round with a late AllReduce may take so many times what it takes without averaging."""
+LIMIT = 1.1  # A round with a late AllReduce may take so many times what it takes without averaging
 
 WARM_UP_ROUNDS = 5
 
@@ -51,32 +49,19 @@ EAGER_BASE, EAGER_WHOLE, LEADER = "eager: no averaging", "eager: one AllReduce",
 
 @dataclass(frozen=True)
 class Way:
-    """One way to average.
+    """One way to average."""
 
-    Attributes:
-        name: of the way.
-        over: name of the way without averaging that its rounds are compared with.
-        sync: what keeps the learners together.
-        engine: what runs them; None: the setting's.
-        world: what they are summed by.
-        bucket: as in `Processes`.
-    """
-
-    name: str
-    over: str
-    sync: Synchroniser
-    engine: str | None = None
-    world: type[Processes] = Processes
-    bucket: Bucket = None
+    name: str  # of the way
+    over: str  # name of the way without averaging that its rounds are compared with
+    sync: Synchroniser  # what keeps the learners together
+    engine: str | None = None  # what runs them; None: the setting's
+    world: type[Processes] = Processes  # what they are summed by
+    bucket: Bucket = None  # as in `Processes`
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for allreduce.json and allreduce.md")  # noqa: RUF009 - it is dataclasses.field
     devices: int = setting(2, "processes")
@@ -100,12 +85,7 @@ class Settings:
 
 
 class Arriving(Pending):
-    """A sum that is there, but not before a moment.
-
-    Args:
-        sum: the sum.
-        at: the moment, on `time.perf_counter`.
-    """
+    """A sum that is there, but not before a moment."""
 
     def __init__(self, sum: Pending, at: float) -> None:
         self._sum = sum
@@ -118,11 +98,7 @@ class Arriving(Pending):
 
 
 class Late(Processes):
-    """Processes whose sums arrive late.
-
-    Attributes:
-        delay_s: how many seconds behind their beginning.
-    """
+    """Processes whose sums arrive late."""
 
     delay_s = 0.0
 

@@ -11,22 +11,12 @@ T = TypeVar("T")
 
 
 def setting(default: Any, text: str, choices: Sequence[Any] = ()) -> Any:
-    """A field of a settings dataclass.
-
-    Args:
-        default: its value when it is not given.
-        text: a line of documentation, shown by `--help`.
-        choices: the values that it may have (for a tuple, its entries); empty: any of its type.
-    """
+    """A field of a settings dataclass."""
     return dataclasses.field(default=default, metadata={"text": text, "choices": tuple(choices)})
 
 
 def parse(settings: type[T], words: Sequence[str]) -> T:
-    """Make settings from words such as `"out=DIR"`, `"quick=true"` or `"learners=1,2"`.
-
-    Raises:
-        SettingError: a word without `=`, a key that does not exist, or a value that does not fit its type.
-    """
+    """Make settings from words such as `"out=DIR"`, `"quick=true"` or `"learners=1,2"`."""
     fields = {field.name: field for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
     types = get_type_hints(settings)
     values: dict[str, Any] = {}
@@ -51,11 +41,7 @@ def describe(name: str, settings: type[Any]) -> str:
 
 
 def check_positive(settings: Any, *names: str) -> None:
-    """Refuse numbers that are not above 0, and tuples that are empty or have such a number in them.
-
-    Raises:
-        SettingError: one is; the message names it.
-    """
+    """Refuse numbers that are not above 0, and tuples that are empty or have such a number in them."""
     for name in names:
         value = getattr(settings, name)
         entries = value if isinstance(value, tuple) else (value,)

@@ -18,8 +18,7 @@ from bow.graph.kinds import is_update
 
 ARITHMETIC, MEMORY, CALLS = "arithmetic", "memory", "calling operators"
 
-ENOUGH = 1 / 3
-"""An estimate that explains less of the measured time than this is not called a bound."""
+ENOUGH = 1 / 3  # An estimate that explains less of the measured time than this is not called a bound
 
 RULE = (
     "The time that a core takes for a step is held against three estimates: its floating-point operations at the rate "
@@ -32,45 +31,29 @@ RULE = (
 )
 
 MATRIX = 1024
-SMALLEST_COPY_BYTES = 2**20
-"""Smaller copies measure the call as well."""
+SMALLEST_COPY_BYTES = 2**20  # Smaller copies measure the call as well
 REPEATS = 7
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What one step of one learner asks for, by its step graph.
+    """What one step of one learner asks for, by its step graph."""
 
-    Attributes:
-        operators: how many the runtime calls through torch's dispatcher: no views, no updates.
-        flops: floating-point operations.
-        bytes_moved: that operators read and write, each on its own.
-        weight_bytes: of the weights.
-    """
-
-    operators: int
-    flops: int
-    bytes_moved: int
-    weight_bytes: int
+    operators: int  # how many the runtime calls through torch's dispatcher: no views, no updates
+    flops: int  # floating-point operations
+    bytes_moved: int  # that operators read and write, each on its own
+    weight_bytes: int  # of the weights
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How the time of a step compares with what it would take by each of three estimates.
+    """How the time of a step compares with what it would take by each of three estimates."""
 
-    Attributes:
-        group: the measurements.
-        lane: the contestant that was looked at.
-        costs: what a step asks for.
-        step_s: seconds that a core takes for a step.
-        estimates_s: seconds by each estimate.
-    """
-
-    group: Group
-    lane: Lane
-    costs: StepCosts
-    step_s: float
-    estimates_s: Mapping[str, float] = field(default_factory=dict)
+    group: Group  # the measurements
+    lane: Lane  # the contestant that was looked at
+    costs: StepCosts  # what a step asks for
+    step_s: float  # seconds that a core takes for a step
+    estimates_s: Mapping[str, float] = field(default_factory=dict)  # seconds by each estimate
 
     @property
     def shares(self) -> dict[str, float]:
@@ -106,13 +89,7 @@ class Bound:
 
 
 class Machine:
-    """Rates of one core of this machine, measured when they are first asked for.
-
-    Args:
-        operator_costs: seconds for calling an operator, by who calls.
-        cores: how many there are.
-        clock: seconds that only go up.
-    """
+    """Rates of one core of this machine, measured when they are first asked for."""
 
     def __init__(
         self, operator_costs: Mapping[str, Spread], cores: int, clock: Callable[[], float] = time.perf_counter
@@ -222,12 +199,7 @@ def _part(name: str | None, bounds: Sequence[Bound]) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share of the time for people.
-
-    Example:
-        >>> share_text(0.5), share_text(1.2)
-        ('50%', 'all')
-    """
+    """A share of the time for people."""
     return "all" if round(share, 2) >= 1 else f"{share:.0%}"
 
 

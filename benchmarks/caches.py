@@ -14,9 +14,6 @@ def empty_caches() -> Iterator[dict[str, str]]:
     """A folder for what torch, Triton and bow compile, which is deleted in the end.
 
     bow's native runtime is in it from the beginning: it is built once on a machine, which is part of installing bow.
-
-    Yields:
-        The environment variables that make a process use it.
     """
     is_available()  # builds the runtime if need be
     with tempfile.TemporaryDirectory(prefix="bow-caches-") as name:

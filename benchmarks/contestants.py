@@ -19,22 +19,16 @@ from bow.engines import EngineName, Loss, Stacked
 from bow.sync import SMA
 from bow.training import Replicas
 
-LEARNING_RATE, MOMENTUM = 0.001, 0.9
-"""So small that the weights hardly move, however long the measurement takes."""
+LEARNING_RATE, MOMENTUM = 0.001, 0.9  # So small that the weights hardly move, however long the measurement takes
 
+# Fused for everybody: without it, PyTorch updates parameter by parameter on a CPU
 SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
-"""Fused for everybody: without it, PyTorch updates parameter by parameter on a CPU."""
 
 Tensors: TypeAlias = dict[str, Tensor]
 
 
 class Feed:
-    """Endless batches of data in memory.
-
-    Args:
-        data: inputs and targets.
-        batch_size: samples in a batch.
-    """
+    """Endless batches of data in memory."""
 
     def __init__(self, data: Data, batch_size: int) -> None:
         self._inputs, self._targets = data
@@ -56,14 +50,7 @@ class Feed:
 
 
 class PlainTraining:
-    """Plain PyTorch: one model, one batch at a time; forward and backward compiled if asked for.
-
-    Args:
-        workload: what is trained.
-        data: what it is trained on.
-        batch_size: samples in a batch.
-        compile: compile forward and backward; the optimizer is as it is.
-    """
+    """Plain PyTorch: one model, one batch at a time; forward and backward compiled if asked for."""
 
     def __init__(self, workload: Workload, data: Data, batch_size: int, compile: bool) -> None:
         torch.manual_seed(0)
@@ -89,11 +76,6 @@ class StepTraining:
 
     Of the guards that `torch.compile` checks at each call, only those on tensors are kept: nothing else changes here,
     and bow leaves checks out as well.
-
-    Args:
-        workload: what is trained.
-        data: what it is trained on.
-        batch_size: samples in a batch.
     """
 
     def __init__(self, workload: Workload, data: Data, batch_size: int) -> None:
@@ -118,16 +100,7 @@ class StepTraining:
 
 
 class BowTraining:
-    """bow: several learners, averaged by `SMA` in every round.
-
-    Args:
-        workload: what is trained.
-        data: what it is trained on.
-        batch_size: samples per learner and round.
-        learners: how many.
-        engine: what runs them.
-        compile: have the engine compile the learning task.
-    """
+    """bow: several learners, averaged by `SMA` in every round."""
 
     def __init__(
         self,
@@ -174,13 +147,7 @@ Training: TypeAlias = PlainTraining | StepTraining | BowTraining
 
 
 class Trainings:
-    """What the contestants of a group run, made when it is first asked for.
-
-    Args:
-        workload: what is trained.
-        data: what it is trained on.
-        batch_size: per learner.
-    """
+    """What the contestants of a group run, made when it is first asked for."""
 
     def __init__(self, workload: Workload, data: Data, batch_size: int) -> None:
         self._workload = workload

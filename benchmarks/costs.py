@@ -34,11 +34,7 @@ UNSEEN = "alexnet"
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for costs.json and costs.md")  # noqa: RUF009 - it is dataclasses.field
     parts: tuple[str, ...] = setting(PARTS, "what is done", choices=PARTS)

@@ -8,44 +8,28 @@ from typing import Any
 from bow.costs import Case, HillClimb, Saturation, Work, accuracy, cases, r_squared
 from bow.costs.evidence import standalone
 
-Times = Mapping[Case, float]
-"""Seconds of an operator in every case."""
+Times = Mapping[Case, float]  # Seconds of an operator in every case
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A machine that is climbed on.
+    """A machine that is climbed on."""
 
-    Attributes:
-        title: what is special about it.
-        machine: the machine.
-    """
-
-    title: str
-    machine: Saturation
+    title: str  # what is special about it
+    machine: Saturation  # the machine
 
 
 @dataclass(frozen=True)
 class Climbed:
-    """What came of one operator's climb.
+    """What came of one operator's climb."""
 
-    Attributes:
-        untested: accuracy of all cases that were not measured; None where there is none.
-        between: accuracy of those that lie between two that were.
-        behind: accuracy of those behind the last that was.
-        loss: how much longer the best case found takes than the best there is, without noise, as a part.
-        measured: how many cases were.
-        predicted: seconds of the cases that were not measured.
-        actual: what they took.
-    """
-
-    untested: float | None
-    between: float | None
-    behind: float | None
-    loss: float
-    measured: int
-    predicted: tuple[float, ...]
-    actual: tuple[float, ...]
+    untested: float | None  # accuracy of all cases that were not measured; None where there is none
+    between: float | None  # accuracy of those that lie between two that were
+    behind: float | None  # accuracy of those behind the last that was
+    loss: float  # how much longer the best case found takes than the best there is, without noise, as a part
+    measured: int  # how many cases were
+    predicted: tuple[float, ...]  # seconds of the cases that were not measured
+    actual: tuple[float, ...]  # what they took
 
 
 def variants(noise: float, seed: int) -> list[Variant]:
@@ -78,14 +62,7 @@ def times_of(machine: Saturation, work: Work) -> dict[Case, float]:
 
 
 def climb(times: Times, truth: Times, cores: int, interval: int) -> Climbed:
-    """Climb on one operator's times, and ask for all that was not measured.
-
-    Args:
-        times: as measured, noise and all.
-        truth: without noise.
-        cores: of the machine.
-        interval: of the climb.
-    """
+    """Climb on one operator's times, and ask for all that was not measured."""
     walk = HillClimb(cores, interval)
     while (case := walk.next_case()) is not None:
         walk.report(case, times[case])

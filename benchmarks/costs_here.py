@@ -22,30 +22,20 @@ from bow.schedule.profiler.subject import Subject
 FAMILIES = ("k-neighbours", "gradient boosting", "random forest", "ordinary least squares")
 ONE = Case(1)
 
-SIZE = "tiny"
-"""Of the networks: the one for few cores."""
+SIZE = "tiny"  # Of the networks: the one for few cores
 
-Count: TypeAlias = Callable[[Callable[[], object]], Mapping[str, float]]
-"""Runs something and counts events meanwhile."""
+Count: TypeAlias = Callable[[Callable[[], object]], Mapping[str, float]]  # Runs something and counts events meanwhile
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The different operators of a network's step on this machine.
+    """The different operators of a network's step on this machine."""
 
-    Attributes:
-        works: by operator.
-        first: by operator: seconds by case.
-        again: the same, measured again afterwards.
-        spread: by operator: with one thread, between the quartiles, as a part of the median.
-        events: by operator: counted events with one thread; empty where this machine counts none.
-    """
-
-    works: Mapping[str, Work]
-    first: Mapping[str, Mapping[Case, float]]
-    again: Mapping[str, Mapping[Case, float]]
-    spread: Mapping[str, float]
-    events: Mapping[str, Mapping[str, float]]
+    works: Mapping[str, Work]  # by operator
+    first: Mapping[str, Mapping[Case, float]]  # by operator: seconds by case
+    again: Mapping[str, Mapping[Case, float]]  # the same, measured again afterwards
+    spread: Mapping[str, float]  # by operator: with one thread, between the quartiles, as a part of the median
+    events: Mapping[str, Mapping[str, float]]  # by operator
 
     def profile(self, operator: str) -> dict[Case, Sample]:
         """What a regression is told: one run with one thread."""
@@ -55,14 +45,7 @@ class Measured:
 
 
 def measure_network(network: str, samples: int, cores: int, repeats: int) -> Measured:
-    """Measure all operators of a step, one after another as in a step, with 1 to `cores` threads, and then again.
-
-    Args:
-        network: one of `bow.models.NETWORKS`.
-        samples: of the batch.
-        cores: of this machine.
-        repeats: steps that are measured for each number of threads, each of the two times.
-    """
+    """Measure all operators of a step, one after another as in a step, with 1 to `cores` threads, and then again."""
     chosen = NETWORKS[network]
     torch.manual_seed(0)
     subject = Subject.of(chosen.build(SIZE), chosen.batch(SIZE, samples), chosen.loss)
@@ -91,13 +74,7 @@ def count_events(subject: Subject, counting: Count) -> dict[str, Mapping[str, fl
 
 
 def summarise(measured: Mapping[str, Measured], unseen: str, cores: int) -> dict[str, Any]:
-    """What the models know of times that they have not seen.
-
-    Args:
-        measured: by network.
-        unseen: the network that regressions and the roofline are tested on; they learn from all others.
-        cores: of this machine.
-    """
+    """What the models know of times that they have not seen."""
     test = measured[unseen]
     training = [each for network, each in measured.items() if network != unseen]
     return {

@@ -20,16 +20,7 @@ _BACKWARD = "aten.convolution_backward.default"
 
 @functools.cache
 def population(network: str, size: str = "paper", samples: int | None = None) -> Mapping[str, Work]:
-    """The different operators of a network's training step; nothing is computed, and no weights take memory.
-
-    Args:
-        network: one of `bow.models.NETWORKS`.
-        size: of the network.
-        samples: in a batch; None: as many as the paper has.
-
-    Raises:
-        SettingError: no such network or size.
-    """
+    """The different operators of a network's training step; nothing is computed, and no weights take memory."""
     if network not in NETWORKS:
         raise SettingError(f"network must be one of {', '.join(NETWORKS)}, got {network!r}")
     chosen = NETWORKS[network]

@@ -22,30 +22,23 @@ from bow.costs import (
     r_squared,
 )
 
+# Numbers of runs: what a model is told of an operator is another measurement than what it is held against
 SAMPLED, UNSEEN = 0, 1
-"""Numbers of runs: what a model is told of an operator is another measurement than what it is held against."""
 
+# A Xeon Phi 7250 by its data sheet: in each core two vector units with multiply-add, 1.4 GHz; 400 GB/s
 ROOFLINE = Roofline(6.1e12, 400e9, latency_s=5e-6, cores=68, bandwidth_cores=40)
-"""A Xeon Phi 7250 by its data sheet: in each core two vector units with multiply-add, 1.4 GHz; 400 GB/s."""
 
-INTERVAL = 4
-"""Of the climb that regressions are compared with."""
+INTERVAL = 4  # Of the climb that regressions are compared with
 
-MISCOUNT = 0.5
-"""Standard deviation of the logarithm of a count, where it is tried what inaccurate counters would do."""
+MISCOUNT = 0.5  # Standard deviation of the logarithm of a count, where it is tried what inaccurate counters would do
 
 
 @dataclass(frozen=True)
 class Operators:
-    """What a machine makes of operators.
+    """What a machine makes of operators."""
 
-    Attributes:
-        profiles: by operator: what a regression is told.
-        times: by operator: seconds by case, of other runs.
-    """
-
-    profiles: Mapping[str, Profile]
-    times: Mapping[str, Mapping[Case, float]]
+    profiles: Mapping[str, Profile]  # by operator: what a regression is told
+    times: Mapping[str, Mapping[Case, float]]  # by operator: seconds by case, of other runs
 
     def actual(self, case: Case) -> list[float]:
         """Seconds of all in a case."""
@@ -55,15 +48,7 @@ class Operators:
 def run_all(
     machine: Saturation, works: Mapping[str, Work], samples: Sequence[Case], cases: Sequence[Case], miscount: float = 0
 ) -> Operators:
-    """Run operators on a machine.
-
-    Args:
-        machine: that runs them.
-        works: by operator.
-        samples: the cases of their profiles.
-        cases: the cases of their times.
-        miscount: standard deviation of the logarithm of each count.
-    """
+    """Run operators on a machine."""
     draws = random.Random(machine.seed)
 
     def seconds(work: Work, case: Case, run: int) -> float:
@@ -90,18 +75,7 @@ def compare_families(
     seed: int,
     miscount: float = 0.0,
 ) -> dict[str, Any]:
-    """By number of samples and family: accuracy and R2 of operators that were not trained on.
-
-    Args:
-        machine: that runs all.
-        seen: what regressions are trained on.
-        unseen: what they are tested on.
-        families: which.
-        samples: numbers of sample cases.
-        num_cases: of how many cases, evenly chosen, the times are predicted.
-        seed: of regressions.
-        miscount: as in `run_all`.
-    """
+    """By number of samples and family: accuracy and R2 of operators that were not trained on."""
     all_lanes = lanes(machine.cores)
     cases = evenly(all_lanes, num_cases)
     found = {}

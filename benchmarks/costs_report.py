@@ -7,13 +7,14 @@ from typing import Any
 from benchmarks.results import Table
 from bow.models import NETWORKS
 
+# Liu et al.: accuracy of hill climbing, by network and interval
 TABLE_V: Mapping[str, Mapping[str, float]] = {
     "resnet50": {"2": 0.9813, "4": 0.9545, "8": 0.8342, "16": 0.3112},
     "dcgan": {"2": 0.9716, "4": 0.9443, "8": 0.5154, "16": 0.1014},
     "inception": {"2": 0.9791, "4": 0.9422, "8": 0.7321, "16": 0.2121},
 }
-"""Liu et al.: accuracy of hill climbing, by network and interval."""
 
+# Liu et al.: accuracy in percent and R2, by number of samples and family
 TABLE_IV: Mapping[str, Mapping[str, tuple[int, float]]] = {
     "1": {
         "gradient boosting": (61, 0.961),
@@ -44,7 +45,6 @@ TABLE_IV: Mapping[str, Mapping[str, tuple[int, float]]] = {
         "passive aggressive": (11, 0.159),
     },
 }
-"""Liu et al.: accuracy in percent and R2, by number of samples and family."""
 
 
 _PAPERS = """\
@@ -96,17 +96,11 @@ roofline's peak and bandwidth are what all but the fastest tenth of those operat
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the page.
+    """A table of the page."""
 
-    Attributes:
-        title: above it.
-        table: the numbers.
-        remark: what they are, and why they are so; below it.
-    """
-
-    title: str
-    table: Table
-    remark: str
+    title: str  # above it
+    table: Table  # the numbers
+    remark: str  # what they are, and why they are so; below it
 
 
 def sections(values: Mapping[str, Any]) -> Iterator[Section]:

@@ -14,15 +14,6 @@ def keys_in(text: str, benchmark: str) -> Iterator[str]:
 def with_tables(text: str, benchmark: str, tables: Mapping[str, str], keys: Collection[str]) -> str:
     r"""A document with the tables that were made; the others stay as they are.
 
-    Args:
-        text: of the document.
-        benchmark: whose tables they are.
-        tables: Markdown by key.
-        keys: of all tables that there can be.
-
-    Raises:
-        SettingError: the document asks for a table that there cannot be.
-
     Example:
         >>> text = "<!-- peers: times -->\n<!-- end -->"
         >>> print(with_tables(text, "peers", {"times": "a table"}, keys=["times"]))

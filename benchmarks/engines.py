@@ -30,11 +30,7 @@ from bow.errors import SettingError
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for engines.json and engines.md")  # noqa: RUF009 - it is dataclasses.field
     models: tuple[str, ...] = setting(tuple(WORKLOADS), "models to train", choices=tuple(WORKLOADS))
@@ -140,11 +136,7 @@ def measure_group(model: str, batch_size: int, data: Data, settings: Settings) -
 def race_final(
     group: Group, contestants: Mapping[Lane, Contestant], settings: Settings
 ) -> tuple[tuple[float, ...], ...]:
-    """Let the best of PyTorch and the best of bow, still warm, race again alone.
-
-    Returns:
-        `Group.final`.
-    """
+    """Let the best of PyTorch and the best of bow, still warm, race again alone."""
     pytorch, bow = group.best_of_pytorch, group.best_of_bow
     if pytorch is None or bow is None:
         return ()

@@ -13,28 +13,16 @@ from bow.doctor.machine import inspect_machine
 
 @dataclass(frozen=True)
 class Environment:
-    """What belongs beside every measured number.
+    """What belongs beside every measured number."""
 
-    Attributes:
-        processor: its model name.
-        cores: cores that this process may use.
-        memory_gib: memory that this process may use.
-        gpus: names of the CUDA devices.
-        system: operating system and architecture.
-        python: its version.
-        torch: its version.
-        bow: its version.
-        commit: of bow's checkout, with "modified" where its package differs from that; None where there is none.
-    """
-
-    processor: str
-    cores: int
-    memory_gib: float
-    gpus: tuple[str, ...]
-    system: str
-    python: str
-    torch: str
-    bow: str
+    processor: str  # its model name
+    cores: int  # cores that this process may use
+    memory_gib: float  # memory that this process may use
+    gpus: tuple[str, ...]  # names of the CUDA devices
+    system: str  # operating system and architecture
+    python: str  # its version
+    torch: str  # its version
+    bow: str  # its version
     commit: str | None = None
 
     def __str__(self) -> str:
@@ -61,12 +49,7 @@ def inspect_environment() -> Environment:
 
 
 def find_commit(package: Path) -> str | None:
-    """The commit that a package's folder belongs to.
-
-    Returns:
-        Its short hash, with "modified" where the folder differs from it; None without git or where the folder is not
-        part of a checkout, as after an installation.
-    """
+    """The commit that a package's folder belongs to."""
     # An environment may lie inside somebody else's checkout: only one that tracks the package is its own.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None

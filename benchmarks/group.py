@@ -12,23 +12,13 @@ from benchmarks.workloads import WORKLOADS
 
 @dataclass(frozen=True)
 class Group:
-    """Everybody's measurements with one model and one batch size.
+    """Everybody's measurements with one model and one batch size."""
 
-    Attributes:
-        model: its name.
-        batch_size: per learner.
-        lanes: the contestants; those of plain PyTorch are among them.
-        notes: what was left out, and what ran as something else.
-        seconds: how long it took, compiling included.
-        final: samples per second of the best of PyTorch and of the best of bow, one for each repeat, when the two
-            raced again alone; empty where one of them is missing.
-    """
-
-    model: str
-    batch_size: int
-    lanes: tuple[Lane, ...]
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    model: str  # its name
+    batch_size: int  # per learner
+    lanes: tuple[Lane, ...]  # the contestants; those of plain PyTorch are among them
+    notes: tuple[str, ...] = ()  # what was left out, and what ran as something else
+    seconds: float = 0.0  # how long it took, compiling included
     final: tuple[tuple[float, ...], ...] = ()
 
     @property

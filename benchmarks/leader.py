@@ -32,11 +32,6 @@ class ByLeader(Engine):
     What learners contribute is there before their learning tasks; a sum that begins with a gradient begins late. The
     order of the variables is that of the backward pass, the same on all devices.
 
-    Args:
-        group: the learners of the device.
-        sync: an `SMA` of one level.
-        settings: what their learning tasks have in common.
-
     References:
         Budea, TensorBow, 2019, section 4.4.
     """

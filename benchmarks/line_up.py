@@ -9,8 +9,8 @@ from benchmarks.workloads import Workload
 from bow.engines import EngineName
 
 PLAIN, COMPILED, COMPILED_STEP = "pytorch", "compiled", "compiled_step"
+# Everything as it is; forward and backward compiled; the whole step compiled as one function
 PYTORCH = (PLAIN, COMPILED, COMPILED_STEP)
-"""Everything as it is; forward and backward compiled; the whole step compiled as one function."""
 
 EAGER, FUSED, STREAMS, GRAPH, GRAPH_COMPILED = "eager", "fused", "streams", "graph", "graph+compiled"
 BOW = (EAGER, FUSED, STREAMS, GRAPH, GRAPH_COMPILED)
@@ -20,21 +20,13 @@ RIVALS = (COMPILED, COMPILED_STEP, *BOW)
 
 @dataclass(frozen=True)
 class Lane:
-    """One contestant of a group.
+    """One contestant of a group."""
 
-    Attributes:
-        implementation: one of `PYTORCH` or `BOW`.
-        threads: torch's threads.
-        learners: of bow; None for PyTorch.
-        first_call_s: seconds to make it and to call it once, which compiles.
-        rates: samples per second, one for each repeat.
-    """
-
-    implementation: str
-    threads: int
-    learners: int | None
-    first_call_s: float = 0.0
-    rates: tuple[float, ...] = ()
+    implementation: str  # one of `PYTORCH` or `BOW`
+    threads: int  # torch's threads
+    learners: int | None  # of bow; None for PyTorch
+    first_call_s: float = 0.0  # seconds to make it and to call it once, which compiles
+    rates: tuple[float, ...] = ()  # samples per second, one for each repeat
 
     def __str__(self) -> str:
         """For people."""
@@ -73,12 +65,6 @@ def line_up(workload: Workload, rivals: Sequence[str], learners: Sequence[int], 
     """The contestants for a model.
 
     Whatever has a core for every learner runs with one thread; more threads are for what would leave cores idle.
-
-    Args:
-        workload: the model.
-        rivals: which of `RIVALS` run besides plain PyTorch.
-        learners: the numbers of learners that are allowed.
-        threads: the numbers of torch's threads that are allowed.
     """
     return [
         Lane(implementation, count_threads, count)
@@ -90,12 +76,7 @@ def line_up(workload: Workload, rivals: Sequence[str], learners: Sequence[int], 
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun.
-
-    Example:
-        >>> counted(1, "learner"), counted(2, "learner")
-        ('1 learner', '2 learners')
-    """
+    """A number with its noun."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

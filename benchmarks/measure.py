@@ -8,47 +8,29 @@ from typing import Any
 
 import torch
 
-WARMUP_CALLS = 3
-"""Before anything is timed: the first call compiles, the next ones allocate."""
+WARMUP_CALLS = 3  # Before anything is timed: the first call compiles, the next ones allocate
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something whose speed is measured.
+    """Something whose speed is measured."""
 
-    Attributes:
-        run: does a piece of work and returns how many samples that was.
-        threads: torch's threads while it runs.
-    """
-
-    run: Callable[[], int]
-    threads: int = 1
+    run: Callable[[], int]  # does a piece of work and returns how many samples that was
+    threads: int = 1  # torch's threads while it runs
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number that was measured several times.
+    """A number that was measured several times."""
 
-    Attributes:
-        median: of all measurements.
-        low: the smallest.
-        high: the largest.
-        n: how many there were.
-    """
-
-    median: float
-    low: float
-    high: float
-    n: int
+    median: float  # of all measurements
+    low: float  # the smallest
+    high: float  # the largest
+    n: int  # how many there were
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Summarise measurements, at least one.
-
-        Example:
-            >>> Spread.of([3.0, 1.0, 2.0])
-            Spread(median=2.0, low=1.0, high=3.0, n=3)
-        """
+        """Summarise measurements, at least one."""
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def scaled(self, factor: float) -> "Spread":
@@ -62,11 +44,7 @@ class Spread:
 
 
 def warm_up(contestant: Contestant, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Run a contestant a few times.
-
-    Returns:
-        Seconds of the first call, which compiles where something is compiled.
-    """
+    """Run a contestant a few times."""
     torch.set_num_threads(contestant.threads)
     began = clock()
     contestant.run()
@@ -86,15 +64,6 @@ def race(
 
     A hopelessly slow contestant (two threads on a busy machine can be a hundred times slower than one) costs one
     call a stint: when that takes longer than the stint, it is the measurement.
-
-    Args:
-        contestants: warm.
-        repeats: how often each gets its turn.
-        stint_s: seconds of a turn.
-        clock: seconds that only go up.
-
-    Returns:
-        For every contestant, its samples per second in every repeat: entries of one repeat belong together.
     """
     threads = torch.get_num_threads()
     rates: list[list[float]] = [[] for _ in contestants]

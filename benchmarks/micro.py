@@ -46,8 +46,7 @@ from bow.schedule import Topology
 
 PARTS = ("threads", "pinned", "together")
 
-PAPER_HIDDEN = 512
-"""Units of Tang et al.'s operators."""
+PAPER_HIDDEN = 512  # Units of Tang et al.'s operators
 
 FREE, PINNED = "free", "pinned"
 
@@ -56,11 +55,7 @@ ONE_AFTER_ANOTHER, SAME_CORES, HALF_EACH = "one after another", "on the same cor
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for micro.json and micro.md")  # noqa: RUF009 - it is dataclasses.field
     parts: tuple[str, ...] = setting(PARTS, "what is done", choices=PARTS)
@@ -194,15 +189,6 @@ def ways(topology: Topology) -> dict[str, list[Seat]]:
     """Executors for two operators: one for both; two on all cores; two on half of the cores each.
 
     Where cores have a second hardware thread, the second of two executors on all cores has these.
-
-    Args:
-        topology: of the machine.
-
-    Example:
-        >>> from bow.schedule.topology import server
-        >>> two = server(sockets=1, cores_per_socket=2, threads_per_core=2)
-        >>> [seat.cores for seat in ways(two)["on the same cores"]]
-        [(0, 1), (2, 3)]
     """
     first = tuple(topology.threads_of(core)[0] for core in topology.cores)
     second = tuple(topology.threads_of(core)[-1] for core in topology.cores)

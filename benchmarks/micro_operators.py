@@ -14,36 +14,24 @@ from bow.runtime import NativeTeam, native
 from bow.runtime.job import ALONE
 
 GEMM, PRODUCT = "GEMM", "element-wise product"
-FORWARD, BY_FILTER, BY_INPUT = "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"
-"""As the papers call them."""
+FORWARD, BY_FILTER, BY_INPUT = "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"  # As the papers call them
 
-ROWS = 64
-"""Samples of a batch in Tang et al.'s products."""
+ROWS = 64  # Samples of a batch in Tang et al.'s products
 
 MOST_COPIES = 1000
 
 
 @dataclass(frozen=True)
 class Call:
-    """An ATen operator on tensors of its own.
+    """An ATen operator on tensors of its own."""
 
-    Attributes:
-        kind: what the papers call it.
-        size: of what it reads, for people.
-        name: such as `aten::mm`.
-        overload: such as `Tensor`.
-        arguments: tensors and whatever else.
-        makes: which of its results is used, and of how many.
-        flops: additions and multiplications.
-    """
-
-    kind: str
-    size: str
-    name: str
-    overload: str
-    arguments: tuple[Any, ...]
-    makes: tuple[int, int]
-    flops: float
+    kind: str  # what the papers call it
+    size: str  # of what it reads, for people
+    name: str  # such as `aten::mm`
+    overload: str  # such as `Tensor`
+    arguments: tuple[Any, ...]  # tensors and whatever else
+    makes: tuple[int, int]  # which of its results is used, and of how many
+    flops: float  # additions and multiplications
 
     @property
     def title(self) -> str:
@@ -51,8 +39,7 @@ class Call:
         return f"{self.kind} {self.size}"
 
 
-Make: TypeAlias = Callable[[], Call]
-"""Makes a call; every one has tensors of its own."""
+Make: TypeAlias = Callable[[], Call]  # Makes a call; every one has tensors of its own
 
 
 def gemm(hidden: int) -> Call:
@@ -72,12 +59,6 @@ def convolution(kind: str, samples: int, pixels: int, channels: int) -> Call:
     """A line of Liu et al.'s Table II with other samples.
 
     The paper does not name the filters: here 1x1, with as many maps as channels, as in `bow.costs.evidence`.
-
-    Args:
-        kind: forward, backward by filter or by input.
-        samples: images; the paper has 32.
-        pixels: their height and width.
-        channels: of the images.
     """
     images = torch.randn(samples, channels, pixels, pixels)
     filters = torch.randn(channels, channels, 1, 1)
@@ -100,40 +81,22 @@ def convolutions(samples: int) -> list[Make]:
 
 @dataclass(frozen=True)
 class Seat:
-    """An executor.
+    """An executor."""
 
-    Attributes:
-        cores: those that its threads keep to; none: wherever the system puts them.
-        threads: of each of its operators.
-    """
-
-    cores: tuple[int, ...]
-    threads: int
+    cores: tuple[int, ...]  # those that its threads keep to; none: wherever the system puts them
+    threads: int  # of each of its operators
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What executors have done.
+    """What executors have done."""
 
-    Attributes:
-        makespan_s: seconds from the first start to the last end.
-        busy_s: by executor: seconds in operators.
-    """
-
-    makespan_s: float
-    busy_s: tuple[float, ...]
+    makespan_s: float  # seconds from the first start to the last end
+    busy_s: tuple[float, ...]  # by executor: seconds in operators
 
 
 class Probe:
-    """Executors that each run some operators one after another, all at once.
-
-    Args:
-        lanes: by executor: its operators.
-        seats: the executors.
-
-    Raises:
-        RuntimeUnavailableError: there is no native runtime.
-    """
+    """Executors that each run some operators one after another, all at once."""
 
     def __init__(self, lanes: Sequence[Sequence[Call]], seats: Sequence[Seat]) -> None:
         self._tensors: list[Tensor] = []
@@ -177,12 +140,7 @@ class Probe:
 
 
 def sample(probes: Mapping[str, Probe], turns: int) -> dict[str, list[Ran]]:
-    """Let probes take turns, every other time in reverse order, each behind a run that does not count.
-
-    Args:
-        probes: by name.
-        turns: of each.
-    """
+    """Let probes take turns, every other time in reverse order, each behind a run that does not count."""
     found: dict[str, list[Ran]] = {name: [] for name in probes}
     names = list(probes)
     for turn in range(turns):

@@ -11,19 +11,19 @@ from benchmarks.schedule_contestants import shape
 from bow.costs.evidence import SATURATION, TABLE_II
 from bow.schedule.profiler.profiling import numbers_of_threads
 
+# Tang et al.: the threads behind which performance no longer grows, on 64 cores
 FIGURE_2 = dict(zip((GEMM, PRODUCT), (threads for _, threads in SATURATION.values()), strict=True))
-"""Tang et al.: the threads behind which performance no longer grows, on 64 cores."""
 
 FIGURE_2_SIZES = ("[64, 512] x [512, 512]", "32,768")
 
+# Liu et al.: the best number of threads, and how many times as long 68 take; by operator and size of its images
 FIGURE_1 = {
     (row.kind, f"{row.size},{row.size},{row.channels}"): f"{row.threads} threads, {1 + row.variance:.2f}"
     for row in TABLE_II
 }
-"""Liu et al.: the best number of threads, and how many times as long 68 take; by operator and size of its images."""
 
+# Liu et al.: threads, seconds of a thousand runs, and speed-up, for the three ways in their order
 TABLE_III = (("68", 41.1, 1.0), ("68+68", 39.9, 1.03), ("34+34", 29.8, 1.38))
-"""Liu et al.: threads, seconds of a thousand runs, and speed-up, for the three ways in their order."""
 
 _THREADS = """\
 Microseconds of one run, median (quartiles): copies of the operator one after another on an executor that has as many
@@ -49,17 +49,11 @@ half of the cores, the gradients of filters and inputs take 1.25 and 1.17 times 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the page.
+    """A table of the page."""
 
-    Attributes:
-        title: above it.
-        table: the numbers.
-        remark: what they are.
-    """
-
-    title: str
-    table: Table
-    remark: str
+    title: str  # above it
+    table: Table  # the numbers
+    remark: str  # what they are
 
 
 def sections(values: Mapping[str, Any]) -> Iterator[Section]:

@@ -31,17 +31,13 @@ SIZES = ("paper", "large")
 
 LINKS = (DATA_SHEET, SLOW)
 
+# With it the RNNLM with a layer for each of two GPUs takes 2.4 times as long as on one, as in the paper's Table 2
 COPIES = 280.0
-"""With it the RNNLM with a layer for each of two GPUs takes 2.4 times as long as on one, as in the paper's Table 2."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for placement.json and placement.md")  # noqa: RUF009 - it is dataclasses.field
     docs: Path = setting(Path("docs"), "folder with placement.md, whose tables and pictures are replaced")  # noqa: RUF009

@@ -28,9 +28,9 @@ from bow.planning.simulator.costs import RooflineCosts
 
 DATA_SHEET, SLOW = "data_sheet", "slow"
 
-SHOWN = ("learned", "mcmc", "expert")
-"""Methods whose devices' loads are listed."""
+SHOWN = ("learned", "mcmc", "expert")  # Methods whose devices' loads are listed
 
+# Network, size, GPUs, links and method of what is drawn
 PICTURED = (
     ("rnnlm", "paper", 2, DATA_SHEET, "learned"),
     ("rnnlm", "paper", 2, SLOW, "learned"),
@@ -40,32 +40,20 @@ PICTURED = (
     ("nmt", "large", 4, DATA_SHEET, "learned"),
     ("inception", "paper", 4, DATA_SHEET, "learned"),
 )
-"""Network, size, GPUs, links and method of what is drawn."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is placed, and on what.
+    """What is placed, and on what."""
 
-    Attributes:
-        network: its name among `PLACED`.
-        size: of the network.
-        gpus: how many, beside a processor.
-        links: `data_sheet` or `slow`.
-        copies: between devices take so many times as long as by the data sheets.
-        methods: that place.
-        budget: of each search.
-        seed: of all random numbers.
-    """
-
-    network: str
-    size: str
-    gpus: int
-    links: str
-    copies: float
-    methods: tuple[str, ...]
-    budget: Budget
-    seed: int
+    network: str  # its name among `PLACED`
+    size: str  # of the network
+    gpus: int  # how many, beside a processor
+    links: str  # `data_sheet` or `slow`
+    copies: float  # between devices take so many times as long as by the data sheets
+    methods: tuple[str, ...]  # that place
+    budget: Budget  # of each search
+    seed: int  # of all random numbers
 
     @property
     def title(self) -> str:
@@ -75,24 +63,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a cell.
+    """What came of a cell."""
 
-    Attributes:
-        case: all of it, as plain values.
-        pictures: by name of a file: what is to be written into it.
-    """
-
-    case: dict[str, Any]
-    pictures: dict[str, str]
+    case: dict[str, Any]  # all of it, as plain values
+    pictures: dict[str, str]  # by name of a file: what is to be written into it
 
 
 def carry_out(cells: Sequence[Cell], workers: int) -> Iterator[Found]:
-    """Place in so many processes, each with one thread; cells in their order.
-
-    Args:
-        cells: what is placed.
-        workers: how many processes; 1: this one.
-    """
+    """Place in so many processes, each with one thread; cells in their order."""
     if workers == 1:
         yield from map(place_cell, cells)
         return
@@ -103,11 +81,7 @@ def carry_out(cells: Sequence[Cell], workers: int) -> Iterator[Found]:
 
 
 def place_cell(cell: Cell) -> Found:
-    """Place by all methods.
-
-    Args:
-        cell: what is placed.
-    """
+    """Place by all methods."""
     network = PLACED[cell.network]
     groups = _groups(cell.network, cell.size)
     memory_gib = network.memory(cell.size)
@@ -132,15 +106,7 @@ def place_cell(cell: Cell) -> Found:
 def evaluator_of(
     groups: Groups, gpus: int, memory_gib: float, copies: float, *, optimizer: float
 ) -> SimulatedEvaluator:
-    """Placements of a network's groups on a machine of the paper.
-
-    Args:
-        groups: of the network's operators.
-        gpus: how many.
-        memory_gib: of each GPU.
-        copies: take so many times as long as by the data sheets.
-        optimizer: bytes that it keeps for each byte of a weight.
-    """
+    """Placements of a network's groups on a machine of the paper."""
     machine = k80_machine(gpus, memory_gib, copies)
     costs = RooflineCosts(groups.graph, RULES, machine)
     problem = Problem(groups.graph, RULES, machine, costs, optimizer_bytes_per_weight_byte=optimizer)

@@ -16,34 +16,20 @@ from bow.planning.placement.machine import K80
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.tiles.capturing import capture_operators
 
-ADAM, RMSPROP = 2.0, 1.0
-"""Bytes that the optimizer keeps for each byte of a weight."""
+ADAM, RMSPROP = 2.0, 1.0  # Bytes that the optimizer keeps for each byte of a weight
 
 
 @dataclass(frozen=True)
 class PlacedNetwork:
-    """A network to be placed.
+    """A network to be placed."""
 
-    Attributes:
-        title: its name in reports.
-        network: its name among `bow.models.NETWORKS`, which has its model and its batches.
-        step: `step(model, batch) -> loss`.
-        paper: its size in the paper, section 4.1.
-        large: its size in section 4.3, which fits into no device; None: it has none.
-        tiny: a size for tests.
-        optimizer_bytes_per_weight_byte: of the optimizer that the paper trains it with.
-        memory_gib: of each GPU, by size; what is not named has all that a K80 has. The simulator keeps one gradient
-            of a weight, the runtime of that time one for each step of an unrolled layer until they were summed: what
-            did not fit there fits here. So that the same does not fit, GPUs get less.
-    """
-
-    title: str
-    network: str
-    step: Callable[[Any, Any], Tensor]
-    paper: Size
-    large: Size | None
-    tiny: Size
-    optimizer_bytes_per_weight_byte: float
+    title: str  # its name in reports
+    network: str  # its name among `bow.models.NETWORKS`, which has its model and its batches
+    step: Callable[[Any, Any], Tensor]  # `step(model, batch) -> loss`
+    paper: Size  # its size in the paper, section 4.1
+    large: Size | None  # its size in section 4.3, which fits into no device; None: it has none
+    tiny: Size  # a size for tests
+    optimizer_bytes_per_weight_byte: float  # of the optimizer that the paper trains it with
     memory_gib: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -53,19 +39,11 @@ class PlacedNetwork:
         return {name: size for name, size in known.items() if size is not None}
 
     def memory(self, size: str) -> float:
-        """GiB of each GPU.
-
-        Args:
-            size: of the network, by name.
-        """
+        """GiB of each GPU."""
         return self.memory_gib.get(size, K80.memory_gib)
 
     def graph(self, size: Size) -> OperatorGraph:
-        """Its step as operators; nothing is computed, and no memory taken for weights.
-
-        Args:
-            size: of the network and its batch.
-        """
+        """Its step as operators; nothing is computed, and no memory taken for weights."""
         network = NETWORKS[self.network]
         with torch.device("meta"):
             model = network.model(**size.arguments)
@@ -74,24 +52,14 @@ class PlacedNetwork:
 
 
 def language_model_step(model: RNNLanguageModel, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """A lookup, the cells, a prediction and its loss at each step, as the graphs of the paper's time have them.
-
-    Args:
-        model: RNNLM.
-        batch: tokens and targets, each `[batch, length]`.
-    """
+    """A lookup, the cells, a prediction and its loss at each step, as the graphs of the paper's time have them."""
     tokens, targets = batch
     outputs, _ = model.lstm(_looked_up(model.embedding, tokens))
     return _mean_loss([model.output(output) for output in outputs], targets)
 
 
 def translation_step(model: Translator, batch: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
-    """Lookups, cells, attention, prediction and loss at each step.
-
-    Args:
-        model: NMT.
-        batch: source and target sentences, and the targets.
-    """
+    """Lookups, cells, attention, prediction and loss at each step."""
     (source, target), targets = batch
     encoded, states = model.encoder(_looked_up(model.source_embedding, source))
     decoded, _ = model.decoder(_looked_up(model.target_embedding, target), states)
@@ -102,12 +70,7 @@ def translation_step(model: Translator, batch: tuple[tuple[Tensor, Tensor], Tens
 
 
 def image_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """A forward pass and the cross entropy.
-
-    Args:
-        model: of images.
-        batch: images and classes.
-    """
+    """A forward pass and the cross entropy."""
     images, classes = batch
     return F.cross_entropy(model(images), classes)
 
@@ -134,6 +97,7 @@ def _images(batch: int, pixels: int = 299, width: float = 1.0, classes: int = 10
     return Size({"classes": classes, "channels": 3, "width": width, "dropout": 0.2}, (3, pixels, pixels), batch)
 
 
+# By the name that the command line has for a network
 PLACED: Mapping[str, PlacedNetwork] = {
     "rnnlm": PlacedNetwork(
         "RNNLM",
@@ -159,4 +123,3 @@ PLACED: Mapping[str, PlacedNetwork] = {
         "Inception-v3", "inception", image_step, _images(32), None, _images(4, 75, 0.125, 10), RMSPROP
     ),
 }
-"""By the name that the command line has for a network."""

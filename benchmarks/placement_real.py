@@ -43,32 +43,21 @@ DEVICES = 2
 
 NETWORK = "rnnlm"
 
+# Cells of some hundred microseconds: longer than what a message takes, or nothing would be gained by two devices
 SIZE = Size({"vocabulary": 1000, "hidden": 256, "layers": 2}, (8,), 32)
-"""Cells of some hundred microseconds: longer than what a message takes, or nothing would be gained by two devices."""
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.01)
 
+# By name in the table: of `bow.planning.placement.methods`
 METHODS: Mapping[str, str] = {"single": "gpu", "expert": "expert", "mcmc": "mcmc", "learned": "learned"}
-"""By name in the table: of `bow.planning.placement.methods`."""
 
 REAL = "learned from real steps"
 
-FEW = replace(SHORT, samples=4, elites=4)
-"""Real steps are slow: each update has few of them."""
+FEW = replace(SHORT, samples=4, elites=4)  # Real steps are slow: each update has few of them
 
 
 def measure(budget: Budget, turns: int, updates: int, seed: int) -> dict[str, Any]:
-    """Place the network by each method and run it.
-
-    Args:
-        budget: of each search.
-        turns: in which each placement is run once.
-        updates: of the policy that learns from real steps; 0: it does not.
-        seed: of all random numbers.
-
-    Raises:
-        SettingError: there are fewer than two cores.
-    """
+    """Place the network by each method and run it."""
     if len(available_cores()) < DEVICES:
         raise SettingError(f"{DEVICES} devices need a core each, this process has {len(available_cores())}")
     known = read_devices("cpu", DEVICES)

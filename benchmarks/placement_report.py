@@ -11,8 +11,7 @@ from benchmarks.results import Table
 DOCUMENT = "placement.md"
 BENCHMARK = "placement"
 
-BEHIND = 1.05
-"""What is learned is to take at most so many times what the best baseline takes."""
+BEHIND = 1.05  # What is learned is to take at most so many times what the best baseline takes
 
 _SIMULATED = """\
 # Device placement
@@ -41,25 +40,15 @@ costs that were measured beforehand; each search has {budget_s:g} s. One more po
 
 @dataclass(frozen=True)
 class Section:
-    """A table.
+    """A table."""
 
-    Attributes:
-        key: by which `docs/placement.md` asks for it.
-        title: above it.
-        table: the numbers.
-    """
-
-    key: str
-    title: str
-    table: Table
+    key: str  # by which `docs/placement.md` asks for it
+    title: str  # above it
+    table: Table  # the numbers
 
 
 def sections(results: Mapping[str, Mapping[str, Any]]) -> Iterator[Section]:
-    """All tables of what there is.
-
-    Args:
-        results: by name of the result.
-    """
+    """All tables of what there is."""
     if "placement" in results:
         cases = results["placement"]["cases"]
         methods = results["placement"]["settings"]["methods"]
@@ -97,29 +86,16 @@ def real_page(values: Mapping[str, Any], environment: str) -> str:
 
 
 def replaced(text: str, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The document with the tables that these results make; those of other results stay.
-
-    Args:
-        text: of the document.
-        results: by name of the result.
-
-    Raises:
-        SettingError: it asks for a table that there is none of.
-    """
+    """The document with the tables that these results make; those of other results stay."""
     made = {each.key: each.table.markdown() for each in sections(results)}
     return with_tables(text, BENCHMARK, made, KEYS)
 
 
-KEYS = ("groups", "times", "verdicts", "where", "loads", "towers", "real", "small")
-"""Of all tables that there can be."""
+KEYS = ("groups", "times", "verdicts", "where", "loads", "towers", "real", "small")  # Of all tables that there can be
 
 
 def missed(values: Mapping[str, Any]) -> list[str]:
-    """The aims that are missed, in words.
-
-    Args:
-        values: of a result.
-    """
+    """The aims that are missed, in words."""
     found = [(case, tables.misses(case, BEHIND)) for case in values.get("cases", ())]
     return [f"{case['title']}, {case['gpus']} GPUs: {why}" for case, why in found if why is not None]
 

@@ -7,12 +7,11 @@ from typing import Any
 from benchmarks.placement_paper import OUT_OF_MEMORY, PAPER, PAPER_GROUPS, PAPER_LARGE
 from benchmarks.results import Table
 
-Case = Mapping[str, Any]
-"""What was found for a network, a size, links and a number of GPUs."""
+Case = Mapping[str, Any]  # What was found for a network, a size, links and a number of GPUs
 
-BASELINES = ("cpu", "gpu", "scotch", "mincut", "metis", "expert")
-"""Methods that look at no placement."""
+BASELINES = ("cpu", "gpu", "scotch", "mincut", "metis", "expert")  # Methods that look at no placement
 
+# By what is counted for a device: its column
 _LOADS = {
     "forward_ns": "forward",
     "backward_ns": "backward",
@@ -21,15 +20,10 @@ _LOADS = {
     "copied_from_accelerator_ns": "copies from GPUs",
     "summed_ns": "sums",
 }
-"""By what is counted for a device: its column."""
 
 
 def best_baseline(case: Case) -> tuple[str, float] | None:
-    """The fastest method that looks at no placement, and its seconds; None: none fits.
-
-    Args:
-        case: what was found.
-    """
+    """The fastest method that looks at no placement, and its seconds; None: none fits."""
     found = [(row["method"], row["seconds"]) for row in case["rows"] if row["method"] in BASELINES]
     return min((each for each in found if each[1] is not None), key=lambda each: each[1], default=None)
 
@@ -38,10 +32,6 @@ def misses(case: Case, behind: float) -> str | None:
     """Which aim is missed; None: none.
 
     What is learned is to take at most so many times what the best baseline takes, and less than it for NMT.
-
-    Args:
-        case: what was found.
-        behind: so many times.
     """
     learned, best = _seconds(case, "learned"), best_baseline(case)
     if "learned" not in {row["method"] for row in case["rows"]} or best is None:
@@ -176,12 +166,7 @@ def towers_table(cases: Sequence[Case]) -> Table:
 
 
 def small_table(rows: Sequence[Mapping[str, Any]], near: float) -> Table:
-    """How often each search came near the optimum of steps of which every placement was looked at.
-
-    Args:
-        rows: by step: times over the optimum's, by search; None: nothing that fits.
-        near: at most so many times the optimum.
-    """
+    """How often each search came near the optimum of steps of which every placement was looked at."""
     names = {"learned": "learned", "greedy": "decoded greedily", "mcmc": "mcmc", "random": "random search"}
     lines = []
     for name, title in names.items():

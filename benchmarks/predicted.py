@@ -45,11 +45,7 @@ DEVICES = 2
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for predicted.json, predicted.md and predicted.png")  # noqa: RUF009 - it is dataclasses.field
     networks: tuple[str, ...] = setting(tuple(NETWORKS), "that are trained", choices=tuple(NETWORKS))

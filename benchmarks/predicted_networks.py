@@ -16,15 +16,10 @@ from bow.planning.tiles.updating import OptimizerFactory
 
 @dataclass(frozen=True)
 class PredictedNetwork:
-    """A network in its small form.
+    """A network in its small form."""
 
-    Attributes:
-        name: of the network, as the command line has it.
-        samples: of a batch: several times the small form's, so that operators take longer than their messages.
-    """
-
-    name: str
-    samples: int
+    name: str  # of the network, as the command line has it
+    samples: int  # of a batch: several times the small form's, so that operators take longer than their messages
 
     @property
     def title(self) -> str:
@@ -44,8 +39,8 @@ class PredictedNetwork:
         return capture_operators(model, batch, step=step_from_loss(network.loss)), model, batch
 
 
+# By name
 NETWORKS: Mapping[str, PredictedNetwork] = {
     name: PredictedNetwork(name, samples)
     for name, samples in {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}.items()
 }
-"""By name."""

@@ -9,16 +9,11 @@ from bow.observe.charts import STYLE
 
 COLORS = ("#2563a8", "#d9822b", "#2a9d6f", "#8f4fa8", "#b23a48", "#5b6577")
 MARKERS = "os^Dvx"
-ROOM = 1.25
-"""The axes go so many times beyond the points."""
+ROOM = 1.25  # The axes go so many times beyond the points
 
 
 def draw(values: Mapping[str, Any], path: Path) -> None:
     """A point for each strategy; between the dashed lines the error is no larger than it may be.
-
-    Args:
-        values: as in `predicted.json`.
-        path: of the picture.
 
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Figure 11.

@@ -8,43 +8,29 @@ from typing import Any
 
 from benchmarks.results import Table
 
+# Relative errors: no prediction is to be off by more than the first, half of them by no more than the second
 LARGEST, TYPICAL = 0.30, 0.15
-"""Relative errors: no prediction is to be off by more than the first, half of them by no more than the second."""
 
+# Two strategies of a network whose measured times differ by more than this are to be put into the right order
 APART = 0.15
-"""Two strategies of a network whose measured times differ by more than this are to be put into the right order."""
 
-RIGHT = 0.95
-"""Of such pairs."""
+RIGHT = 0.95  # Of such pairs
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How good the predictions are.
+    """How good the predictions are."""
 
-    Attributes:
-        strategies: how many there are.
-        largest: of all relative errors.
-        typical: their median.
-        pairs: of strategies of a network whose measured times differ enough.
-        right: how many of them are predicted in the right order.
-        is_met: whether all aims are.
-    """
-
-    strategies: int
-    largest: float
-    typical: float
-    pairs: int
-    right: int
-    is_met: bool
+    strategies: int  # how many there are
+    largest: float  # of all relative errors
+    typical: float  # their median
+    pairs: int  # of strategies of a network whose measured times differ enough
+    right: int  # how many of them are predicted in the right order
+    is_met: bool  # whether all aims are
 
 
 def judge(networks: Mapping[str, Any]) -> Verdict:
-    """Compare predicted and measured times.
-
-    Args:
-        networks: as in `predicted.json`.
-    """
+    """Compare predicted and measured times."""
     errors = [abs(row["error"]) for network in networks.values() for row in network["strategies"]]
     pairs = [pair for network in networks.values() for pair in _pairs(network["strategies"])]
     right = sum(pairs)

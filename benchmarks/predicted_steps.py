@@ -20,14 +20,9 @@ WARM_UP = 1
 
 @dataclass(frozen=True)
 class Timed:
-    """How long steps took under a strategy.
+    """How long steps took under a strategy."""
 
-    Attributes:
-        seconds: of every step, from when all began to when the last was ready.
-        spans_ms: by device and category, what it computed and how long it waited, in a step that was recorded.
-    """
-
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # of every step, from when all began to when the last was ready
     spans_ms: dict[str, dict[str, float]]
 
 
@@ -44,16 +39,6 @@ def time_strategies(
     """Run all strategies in turns, every other turn in reverse order; of two steps in a row the second is timed.
 
     All processes of the team call this.
-
-    Args:
-        team: the processes.
-        captured: the step.
-        model: that was captured.
-        batch: of the shapes that were captured.
-        optimizer: makes an optimizer from the model's parameters.
-        strategies: by name.
-        turns: in which each is run once, behind some that do not count.
-        between: called behind every turn: whether it counts.
     """
     runtimes = {
         name: TileRuntime(captured, PlacedStrategy(captured.graph.hash, splits), model, optimizer, team)
@@ -81,11 +66,7 @@ def time_strategies(
 
 
 def spans_ms(spans: Iterable[Span]) -> dict[str, dict[str, float]]:
-    """By place and category: how many milliseconds in all.
-
-    Args:
-        spans: of a timeline.
-    """
+    """By place and category: how many milliseconds in all."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for span in spans:
         found[span.place][span.category] += span.duration_ns / 1e6

@@ -15,25 +15,15 @@ from bow.seeds import derive_seed
 
 Strategy: TypeAlias = tuple[Split, ...]
 
-SHARES = (0.05, 0.15, 0.4)
-"""Of the operators of a mixed strategy: so many are drawn at random, in turn."""
+SHARES = (0.05, 0.15, 0.4)  # Of the operators of a mixed strategy: so many are drawn at random, in turn
 
-BASES = ("data", "single", "model")
-"""The rest of a mixed strategy is one of these, in turn."""
+BASES = ("data", "single", "model")  # The rest of a mixed strategy is one of these, in turn
 
 
 def draw_strategies(
     problem: Problem, num_random: int, num_mixed: int, proposals: int, seed: int
 ) -> dict[str, Strategy]:
-    """Strategies by name, each once.
-
-    Args:
-        problem: what is planned for.
-        num_random: how many are drawn at random.
-        num_mixed: how many are baselines of which a part of the operators is drawn at random.
-        proposals: that the search looks at from each of its starts.
-        seed: of what is drawn.
-    """
+    """Strategies by name, each once."""
     found: dict[Strategy, str] = {}
     for name, splits in _all(problem, num_random, num_mixed, proposals, seed):
         found.setdefault(splits, name)
@@ -60,14 +50,7 @@ def _all(
 
 
 def mixed(splits: Sequence[Split], space: SplitSpace, share: float, source: random.Random) -> Strategy:
-    """A strategy with some operators' splits drawn at random.
-
-    Args:
-        splits: by operator.
-        space: the splits to choose from.
-        share: of the operators; at least one is drawn.
-        source: of random numbers.
-    """
+    """A strategy with some operators' splits drawn at random."""
     changed = list(splits)
     for operator in source.sample(range(len(changed)), max(1, round(share * len(changed)))):
         changed[operator] = space.draw(operator, source)

@@ -8,28 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Quartiles:
-    """A number that was measured several times.
+    """A number that was measured several times."""
 
-    Attributes:
-        median: of all measurements.
-        low: a quarter of them lie below.
-        high: a quarter of them lie above.
-        n: how many there were.
-    """
-
-    median: float
-    low: float
-    high: float
-    n: int
+    median: float  # of all measurements
+    low: float  # a quarter of them lie below
+    high: float  # a quarter of them lie above
+    n: int  # how many there were
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Quartiles":
-        """Summarise measurements, at least one.
-
-        Example:
-            >>> Quartiles.of([5.0, 1.0, 2.0, 3.0, 4.0])
-            Quartiles(median=3.0, low=2.0, high=4.0, n=5)
-        """
+        """Summarise measurements, at least one."""
         median = statistics.median(values)
         if len(values) < 2:
             return cls(median, median, median, len(values))
@@ -38,12 +26,7 @@ class Quartiles:
 
     @classmethod
     def of_ratios(cls, values: Sequence[float], others: Sequence[float]) -> "Quartiles":
-        """How many times as large as others that were measured in the same turns: what disturbs a turn disturbs both.
-
-        Example:
-            >>> Quartiles.of_ratios([2.0, 6.0], [1.0, 2.0]).median
-            2.5
-        """
+        """Ratios to what was measured in the same turns: what disturbs a turn disturbs both."""
         return cls.of([value / other for value, other in zip(values, others, strict=True)])
 
     def scaled(self, factor: float) -> "Quartiles":

@@ -23,14 +23,14 @@ from bow.models import NETWORKS
 
 BEGIN, END = "<!-- results: written by `python -m benchmarks readme` -->", "<!-- end of results -->"
 
+# Left out where there are no results yet; so are the figures
 OPTIONAL = ("peers", "allreduce", "schedule", "planner", "predicted")
-"""Left out where there are no results yet; so are the figures."""
 
+# Figures that the README quotes, and what of them
 HEADLINES = (
     ("5.8", "throughput of 2 learners over 1"),
     ("5.4", "time of bow, 3 learners and small batch, over plain with the best batch size"),
 )
-"""Figures that the README quotes, and what of them."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,7 @@ def run(settings: Settings, command: str) -> int:
 
 
 def replaced(text: str, block: str) -> str:
-    """The text with another block between the two marks.
-
-    Raises:
-        SettingError: the marks are not there.
-    """
+    """The text with another block between the two marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -15,23 +15,17 @@ from rich.table import Table as RichTable
 from benchmarks.environment import Environment
 from bow.errors import SettingError
 
+# Where results go by default: the folder that is committed, seen from the root of the repository
 RESULTS = Path("benchmarks/results")
-"""Where results go by default: the folder that is committed, seen from the root of the repository."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Text in rows and columns.
+    """Text in rows and columns."""
 
-    Args:
-        columns: their headings; the columns named in `left` are text, the others numbers.
-        rows: one text per column.
-        left: headings of the columns that are aligned to the left.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: Sequence[str] = ()
+    columns: Sequence[str]  # their headings; the columns named in `left` are text, the others numbers
+    rows: Sequence[Sequence[str]]  # one text per column
+    left: Sequence[str] = ()  # headings of the columns that are aligned to the left
 
     def markdown(self) -> str:
         """The table as GitHub shows it."""
@@ -51,23 +45,14 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Everything that one run of a benchmark found out.
+    """Everything that one run of a benchmark found out."""
 
-    Args:
-        benchmark: its name.
-        command: the command that makes it again.
-        environment: hardware and versions.
-        settings: a dataclass.
-        seconds: how long the benchmark took.
-        findings: what was measured, as plain values.
-    """
-
-    benchmark: str
-    command: str
-    environment: Environment
-    settings: Any
-    seconds: float
-    findings: Mapping[str, Any]
+    benchmark: str  # its name
+    command: str  # the command that makes it again
+    environment: Environment  # hardware and versions
+    settings: Any  # a dataclass
+    seconds: float  # how long the benchmark took
+    findings: Mapping[str, Any]  # what was measured, as plain values
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain values; `out` is left out of the settings, it changes no number."""
@@ -85,11 +70,7 @@ class Result:
 
 
 def prepare_output(folder: Path) -> None:
-    """Make the folder for the results, and find out before hours of measuring that it cannot be written.
-
-    Raises:
-        SettingError: it cannot; the message says why.
-    """
+    """Make the folder for the results, and find out before hours of measuring that it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

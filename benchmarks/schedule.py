@@ -36,23 +36,17 @@ from bow.schedule.profiler.turns import take_turns
 GRAPHI = ("lstm", "phased_lstm", "pathnet", "googlenet")
 LIU = ("resnet50", "dcgan", "inception", "alexnet")
 
+# The best policy is to be so many times as fast as the best that is sequential, on so many networks
 FASTER, FASTER_ON = 1.08, 3
-"""The best policy is to be so many times as fast as the best that is sequential, on so many networks."""
 
-NOT_SLOWER = 0.98
-"""What bow chooses is to be so many times as fast on all networks, at least."""
+NOT_SLOWER = 0.98  # What bow chooses is to be so many times as fast on all networks, at least
 
-MOST_NS = 1000.0
-"""What finding the order may cost, for each operator."""
+MOST_NS = 1000.0  # What finding the order may cost, for each operator
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for schedule.json and schedule.md")  # noqa: RUF009 - it is dataclasses.field
     networks: tuple[str, ...] = setting((*GRAPHI, *LIU), "whose steps are run", choices=tuple(NETWORKS))
@@ -80,11 +74,7 @@ class Settings:
 
 
 def run(settings: Settings, command: str) -> int:
-    """Measure, and write `schedule.json` and `schedule.md`; 1 where an aim is missed, else 0.
-
-    Raises:
-        SettingError: there is one core only.
-    """
+    """Measure, and write `schedule.json` and `schedule.md`; 1 where an aim is missed, else 0."""
     cores = len(available_cores())
     if cores < 2:
         raise SettingError("operators run side by side on 2 cores or more, got 1; run this where there are more")

@@ -21,44 +21,26 @@ from bow.schedule.profiler.subject import Executors
 from bow.schedule.profiler.turns import Contestant
 from bow.schedule.scheduler import ListScheduler
 
-PYTORCH = "PyTorch"
-"""What the names of plain PyTorch begin with."""
+PYTORCH = "PyTorch"  # What the names of plain PyTorch begin with
 
-MOST_THREADS = 2
-"""Uniform pairs are tried with up to so many threads for each core."""
+MOST_THREADS = 2  # Uniform pairs are tried with up to so many threads for each core
 
 CROWDED = f"they have more than {MOST_THREADS} threads for each core"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One who takes part.
+    """One who takes part."""
 
-    Attributes:
-        name: for people; of a policy, the policy's.
-        contestant: what runs the step.
-        is_sequential: operators run one after another in the order of capture: what policies are to beat.
-        is_side_by_side: operators may run side by side.
-        is_uniform: native executors take operators as these become ready, all with the same number of threads: what a
-            user of TensorFlow sets as inter- and intra-operator parallelism.
-    """
-
-    name: str
-    contestant: Contestant
-    is_sequential: bool = False
-    is_side_by_side: bool = False
+    name: str  # for people; of a policy, the policy's
+    contestant: Contestant  # what runs the step
+    is_sequential: bool = False  # operators run one after another in the order of capture: what policies are to beat
+    is_side_by_side: bool = False  # operators may run side by side
     is_uniform: bool = False
 
 
 class PlainStep:
-    """Forward and backward pass as anybody writes them in PyTorch.
-
-    Args:
-        model: a copy of it is run.
-        batch: inputs and targets.
-        loss: of outputs and targets.
-        threads: of every operator.
-    """
+    """Forward and backward pass as anybody writes them in PyTorch."""
 
     def __init__(self, model: nn.Module, batch: tuple[Any, Tensor], loss: Loss, threads: int) -> None:
         self.model = copy.deepcopy(model)
@@ -81,12 +63,7 @@ class PlainStep:
 
 
 class PythonQueue:
-    """Executors in Python that take operators as these become ready.
-
-    Args:
-        subject: the step.
-        executors: how many, with a core and a thread each.
-    """
+    """Executors in Python that take operators as these become ready."""
 
     def __init__(self, subject: Subject, executors: int) -> None:
         self._subject = subject
@@ -152,23 +129,13 @@ def pairs(cores: int) -> list[tuple[int, int]]:
 
 
 def left_out(cores: int) -> dict[str, str]:
-    """The uniform pairs that are left out, and why.
-
-    Example:
-        >>> list(left_out(4))
-        ['4 executors of 4 threads']
-    """
+    """The uniform pairs that are left out, and why."""
     named = [shape(*pair) for pair in _all_pairs(cores) if pair not in pairs(cores)]
     return dict.fromkeys(named, CROWDED)
 
 
 def shape(executors: int, threads: int) -> str:
-    """How policies name a number of executors and of threads.
-
-    Example:
-        >>> shape(2, 1)
-        '2 executors of 1 thread'
-    """
+    """How policies name a number of executors and of threads."""
     return f"{counted(executors, 'executor')} of {counted(threads, 'thread')}"
 
 

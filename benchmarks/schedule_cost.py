@@ -22,11 +22,7 @@ Decisions = Callable[[], Scheduler]
 
 
 class Chains(nn.Module):
-    """Chains of additions of one number to another that do not depend on each other.
-
-    Args:
-        length: additions of each chain.
-    """
+    """Chains of additions of one number to another that do not depend on each other."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -43,12 +39,7 @@ class Chains(nn.Module):
 
 
 def chains(operators: int, width: int) -> Subject:
-    """A step of some chains.
-
-    Args:
-        operators: about how many.
-        width: chains, which is how many operators are ready at once.
-    """
+    """A step of some chains."""
     model = Chains(max(1, operators // width))
     return Subject.of(model, (torch.zeros(width), torch.zeros(width)), nn.functional.mse_loss)
 
@@ -121,11 +112,7 @@ def _ends(scheduler: Scheduler, curves: Sequence[Mapping[int, int]]) -> list[tup
 
 
 class Hearing:
-    """A scheduler, and what it has heard.
-
-    Args:
-        scheduler: what decides.
-    """
+    """A scheduler, and what it has heard."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

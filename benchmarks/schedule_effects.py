@@ -22,10 +22,6 @@ def effects(race: Times, cores: int) -> dict[str, Any]:
     """How many times as fast a step is with an idea as without, by idea.
 
     Where several numbers of executors were timed, it is that with which critical path first is fastest.
-
-    Args:
-        race: of everybody.
-        cores: of the machine.
     """
     shapes = [name.removeprefix("first come, ") for name in race]
     critical = fastest(race, [f"critical path, {each}" for each in shapes])

@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 from benchmarks.quartiles import Quartiles
 from benchmarks.schedule_contestants import PYTORCH
 
-Times: TypeAlias = Mapping[str, Sequence[float]]
-"""By name: seconds of a step, in every turn."""
+Times: TypeAlias = Mapping[str, Sequence[float]]  # By name: seconds of a step, in every turn
 
+# Of those that run operators one after another, who takes no longer than so many times the best is timed again
 CLOSE = 1.1
-"""Of those that run operators one after another, who takes no longer than so many times the best is timed again."""
 
 
 @dataclass(frozen=True)
@@ -20,22 +19,14 @@ class Races:
     """All who took part, and the best of them again among themselves.
 
     The first race says who is the best; how good it is, the second says, so that luck in the first does not count.
-
-    Attributes:
-        race: of everybody.
-        sequential: names of those that policies are to beat.
-        side_by_side: names of those that run operators side by side.
-        uniform: names of those that a user could set by hand.
-        choice: what bow chose from measurements of its own.
-        final: of `finalists`; empty before they have raced.
     """
 
-    race: Times
-    sequential: Collection[str]
-    side_by_side: Collection[str]
-    uniform: Collection[str]
-    choice: str
-    final: Times = field(default_factory=dict)
+    race: Times  # of everybody
+    sequential: Collection[str]  # names of those that policies are to beat
+    side_by_side: Collection[str]  # names of those that run operators side by side
+    uniform: Collection[str]  # names of those that a user could set by hand
+    choice: str  # what bow chose from measurements of its own
+    final: Times = field(default_factory=dict)  # of `finalists`; empty before they have raced
 
     @property
     def finalists(self) -> list[str]:
@@ -105,10 +96,5 @@ class Races:
 
 
 def fastest(times: Times, names: Collection[str]) -> str:
-    """The name with the least median, of those that were timed.
-
-    Example:
-        >>> fastest({"a": [3.0, 1.0, 2.0], "b": [1.0, 1.0, 9.0]}, ["a", "b", "c"])
-        'b'
-    """
+    """The name with the least median, of those that were timed."""
     return min((name for name in times if name in names), key=lambda name: statistics.median(times[name]))

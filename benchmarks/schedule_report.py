@@ -12,16 +12,15 @@ from benchmarks.schedule_cost import AT_ONCE, BY_PRIORITY, FIRST_COME
 from benchmarks.schedule_effects import IDEAS
 from bow.models import NETWORKS
 
-Networks = Mapping[str, Mapping[str, Any]]
-"""By name: what `measure_network` has found."""
+Networks = Mapping[str, Mapping[str, Any]]  # By name: what `measure_network` has found
 
 TABLE_I_PAIRS = [(executors, threads) for executors in (1, 2, 4) for threads in (34, 68, 136)]
 
+# Liu et al.: speed-up over one executor with 68 threads, a core each, by pair
 TABLE_I: Mapping[str, Sequence[float]] = {
     "resnet50": (0.98, 1.0, 0.61, 1.27, 1.14, 0.34, 1.18, 0.45, 0.29),
     "dcgan": (1.21, 1.0, 0.50, 1.28, 1.04, 0.42, 1.21, 0.93, 0.36),
 }
-"""Liu et al.: speed-up over one executor with 68 threads, a core each, by pair."""
 
 _METHOD = """\
 All take turns within one process: {turns} turns of {stint:g} ms, every other one in reverse order, behind a step that

@@ -18,11 +18,6 @@ class SpinningStep:
 
     With several threads that is PyTorch's best case: between operators nobody has to be woken. Outside of its turns the
     process is stopped, as its threads would go on spinning on everybody's cores.
-
-    Args:
-        network: of the papers.
-        size: of it.
-        threads: of every operator.
     """
 
     def __init__(self, network: str, size: str, threads: int) -> None:

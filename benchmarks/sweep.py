@@ -23,20 +23,16 @@ from benchmarks.sweep_report import accuracy_table, best_table, draw, markdown
 from benchmarks.sweep_rule import decide
 from benchmarks.trial import MODELS, Point, Trial, train
 
+# From rates that are too small for the number of epochs up to rates that diverge
 LEARNING_RATES = {
     "lenet": (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
     "mlp": (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
 }
-"""From rates that are too small for the number of epochs up to rates that diverge."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the sweep.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the sweep."""
 
     out: Path = setting(RESULTS, "folder for sweep.json, sweep.md and sweep.png")  # noqa: RUF009 - it is dataclasses.field
     models: tuple[str, ...] = setting(tuple(MODELS), "models to train", choices=tuple(MODELS))

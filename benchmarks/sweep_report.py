@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLES = {"lenet": "LeNet", "mlp": "MLP"}
+# One for each mu; a single learner, where mu has no effect, is grey
 COLORS = ("#2563a8", "#d9822b", "#2a9d6f", "#8f4fa8", "#b23a48")
-"""One for each mu; a single learner, where mu has no effect, is grey."""
 GREY = "#5b6577"
+# Of the axis of accuracies, which is logarithmic in the errors; what is below the first one has failed
 TICKS = (0.8, 0.9, 0.95, 0.97, 0.98, 0.99)
-"""Of the axis of accuracies, which is logarithmic in the errors; what is below the first one has failed."""
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 5, "markeredgewidth": 1.4, "linestyle": ""}
+# How far, as a share of the learning rate, the lines of neighbouring mu are drawn apart, so that all can be seen
 DODGE = 0.07
-"""How far, as a share of the learning rate, the lines of neighbouring mu are drawn apart, so that all can be seen."""
 
 
 def markdown(

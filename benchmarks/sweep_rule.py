@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.trial import Trial
 
-TOLERANCE = 0.01
-"""Accuracies this close (one percentage point, 3.5 of the held-out digits) count as equal."""
+TOLERANCE = 0.01  # Accuracies this close (one percentage point, 3.5 of the held-out digits) count as equal
 
-GOAL = 0.95
-"""The accuracy that epochs are counted to."""
+GOAL = 0.95  # The accuracy that epochs are counted to
 
 RULE = (
     "Cases are the pairs of model and number of learners above 1. A learning rate is usable with some mu when its "
@@ -43,23 +41,14 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """How one mu does in one case.
+    """How one mu does in one case."""
 
-    Attributes:
-        case: model and learners.
-        mu: the momentum of the central model; None where it has no effect.
-        best_accuracy: over the learning rates, of the median over seeds.
-        best_lr: where that is.
-        usable: learning rates whose accuracy is close to the best of the case.
-        epochs_to_goal: the fewest over the learning rates, of the median over seeds; infinity if never.
-    """
-
-    case: Case
-    mu: float | None
-    best_accuracy: float
-    best_lr: float
-    usable: tuple[float, ...]
-    epochs_to_goal: float
+    case: Case  # model and learners
+    mu: float | None  # the momentum of the central model; None where it has no effect
+    best_accuracy: float  # over the learning rates, of the median over seeds
+    best_lr: float  # where that is
+    usable: tuple[float, ...]  # learning rates whose accuracy is close to the best of the case
+    epochs_to_goal: float  # the fewest over the learning rates, of the median over seeds; infinity if never
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain values."""
@@ -75,36 +64,22 @@ class Record:
 
 @dataclass(frozen=True)
 class Score:
-    """How one mu does in all cases.
+    """How one mu does in all cases."""
 
-    Attributes:
-        mu: the momentum of the central model.
-        admitted: whether it has a usable learning rate in every case.
-        usable: learning rates that are usable, over all cases.
-        epochs_to_goal: mean over the cases.
-    """
-
-    mu: float
-    admitted: bool
-    usable: int
-    epochs_to_goal: float
+    mu: float  # the momentum of the central model
+    admitted: bool  # whether it has a usable learning rate in every case
+    usable: int  # learning rates that are usable, over all cases
+    epochs_to_goal: float  # mean over the cases
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from the sweep.
+    """What follows from the sweep."""
 
-    Attributes:
-        mu: the value that wins.
-        scores: of every mu.
-        records: of every mu in every case, one learner included.
-        rule: how `mu` follows from the scores.
-    """
-
-    mu: float
-    scores: tuple[Score, ...]
-    records: tuple[Record, ...]
-    rule: str = RULE
+    mu: float  # the value that wins
+    scores: tuple[Score, ...]  # of every mu
+    records: tuple[Record, ...]  # of every mu in every case, one learner included
+    rule: str = RULE  # how `mu` follows from the scores
 
     def __str__(self) -> str:
         """The outcome in a sentence."""

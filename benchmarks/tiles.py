@@ -47,17 +47,13 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 FOUND, DATA, ONE = "found", "data parallel", "one device"
 
+# By how much of its value a loss may differ from that on one device, over the whole training
 OFF = {"float32": 1e-3, "float64": 1e-9}
-"""By how much of its value a loss may differ from that on one device, over the whole training."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for tiles.json and tiles.md")  # noqa: RUF009 - it is dataclasses.field
     hidden: int = setting(512, "units of each LSTM layer")
@@ -88,17 +84,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """What is trained."""
 
-    Attributes:
-        model: RNNLM.
-        data: sequences of characters, and what follows each character.
-        settings: of the benchmark.
-    """
-
-    model: nn.Module
-    data: tuple[Tensor, Tensor]
-    settings: Settings
+    model: nn.Module  # RNNLM
+    data: tuple[Tensor, Tensor]  # sequences of characters, and what follows each character
+    settings: Settings  # of the benchmark
 
     @classmethod
     def of(cls, settings: Settings) -> "Task":

@@ -5,8 +5,8 @@ from typing import Any
 
 from benchmarks.results import Table
 
+# The strategy that was found may take at most so many times what data parallelism takes: turns differ by as much
 SLOWER = 1.05
-"""The strategy that was found may take at most so many times what data parallelism takes: turns differ by as much."""
 
 
 def table(values: Mapping[str, Any]) -> Table:
@@ -53,12 +53,7 @@ def told(values: Mapping[str, Any]) -> str:
 
 
 def misses(values: Mapping[str, Any], off: Mapping[str, float]) -> bool:
-    """Whether losses differ by more than rounding, or the strategy found is slower than data parallelism.
-
-    Args:
-        values: of `tiles.json`.
-        off: by precision: how far losses may be off.
-    """
+    """Whether losses differ by more than rounding, or the strategy found is slower than data parallelism."""
     trainings = values["trainings"]
     differ = any(row["loss_off"] > off[precision] for precision in trainings for row in trainings[precision].values())
     found, data = (trainings["float32"][name]["step_ms"]["median"] for name in ("found", "data parallel"))

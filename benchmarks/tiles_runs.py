@@ -18,23 +18,16 @@ from bow.planning.problem.plan_strategy import PlacedStrategy
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
 
-WARM_UP = 10
-"""Steps whose time does not count, or half of a training that is shorter."""
+WARM_UP = 10  # Steps whose time does not count, or half of a training that is shorter
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a training went.
+    """How a training went."""
 
-    Attributes:
-        losses: of all steps.
-        steps_ms: milliseconds of each step behind the warm-up.
-        weights: of the trained model, in a row.
-    """
-
-    losses: Sequence[float]
-    steps_ms: Sequence[float]
-    weights: Tensor = field(repr=False)
+    losses: Sequence[float]  # of all steps
+    steps_ms: Sequence[float]  # milliseconds of each step behind the warm-up
+    weights: Tensor = field(repr=False)  # of the trained model, in a row
 
     def loss_off(self, other: "Training") -> float:
         """The largest difference of two trainings' losses, relative to the loss."""
@@ -61,16 +54,7 @@ class Watch(bow.Callback):
 def train(
     model: nn.Module, data: tuple[Tensor, Tensor], strategy: PlacedStrategy, devices: int, batch: int, steps: int
 ) -> Training:
-    """Train a language model by a strategy.
-
-    Args:
-        model: as it begins; it is not changed.
-        data: sequences of tokens, and what follows each token.
-        strategy: for batches of the given size.
-        devices: processes.
-        batch: sequences of a batch.
-        steps: how many.
-    """
+    """Train a language model by a strategy."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         result = bow.train(

@@ -20,8 +20,7 @@ from bow.training.evaluation import Evaluator
 
 BATCH_SIZE = 16
 MOMENTUM = 0.9
-LAST_EPOCHS = 3
-"""The accuracy of a training is the median of so many epochs at its end."""
+LAST_EPOCHS = 3  # The accuracy of a training is the median of so many epochs at its end
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet": functools.partial(LeNet, classes=10, channels=1, size=8),
@@ -31,40 +30,24 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """What is varied: one training.
+    """What is varied: one training."""
 
-    Attributes:
-        model: a name in `MODELS`.
-        learners: how many train side by side.
-        mu: momentum of the central model; None with one learner, where it has no effect.
-        lr: learning rate.
-        seed: of initialisation and shuffling.
-    """
-
-    model: str
-    learners: int
-    mu: float | None
-    lr: float
-    seed: int
+    model: str  # a name in `MODELS`
+    learners: int  # how many train side by side
+    mu: float | None  # momentum of the central model; None with one learner, where it has no effect
+    lr: float  # learning rate
+    seed: int  # of initialisation and shuffling
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came out of a training.
+    """What came out of a training."""
 
-    Attributes:
-        point: what was trained.
-        accuracies: of the central model, after each epoch, as shares; fewer than epochs when it diverged.
-        diverged: whether training ended with a `DivergenceError`.
-        restarts: how often a single learner diverged and started again from the central model.
-        seconds: how long it took.
-    """
-
-    point: Point
+    point: Point  # what was trained
     accuracies: tuple[float, ...]
-    diverged: bool
-    restarts: int
-    seconds: float
+    diverged: bool  # whether training ended with a `DivergenceError`
+    restarts: int  # how often a single learner diverged and started again from the central model
+    seconds: float  # how long it took
 
     @property
     def accuracy(self) -> float:

@@ -15,29 +15,19 @@ from bow.models import MLP, LeNet, LogisticRegression, LSTMLanguageModel, ResNet
 CLASSES = 10
 VOCABULARY, LENGTH = 65, 20
 
-Data: TypeAlias = tuple[Tensor, Tensor]
-"""Inputs and targets, `[samples, ...]` each."""
+Data: TypeAlias = tuple[Tensor, Tensor]  # Inputs and targets, `[samples, ...]` each
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and what it is trained on.
+    """A model and what it is trained on."""
 
-    Attributes:
-        title: its name, for people.
-        build: makes the model.
-        make_data: makes so many samples.
-        loss: of outputs and targets.
-        learners: how many are tried where they run at the same time.
-        fused: how many are tried where they run as one; every number is compiled anew, so it is one number.
-    """
-
-    title: str
-    build: Callable[[], nn.Module]
-    make_data: Callable[[int], Data]
-    loss: Loss = cross_entropy
-    learners: tuple[int, ...] = (1, 2, 4, 8)
-    fused: int = 4
+    title: str  # its name, for people
+    build: Callable[[], nn.Module]  # makes the model
+    make_data: Callable[[int], Data]  # makes so many samples
+    loss: Loss = cross_entropy  # of outputs and targets
+    learners: tuple[int, ...] = (1, 2, 4, 8)  # how many are tried where they run at the same time
+    fused: int = 4  # how many are tried where they run as one; every number is compiled anew, so it is one number
 
 
 def noise_images(samples: int, channels: int, size: int, seed: int = 0) -> Data:

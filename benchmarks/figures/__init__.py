@@ -17,10 +17,6 @@ from benchmarks.figures.settings import Settings as Settings
 
 
 def run(settings: Settings, command: str) -> int:
-    """Measure the figures that were asked for; 1 where one of several could not be measured, else 0.
-
-    Raises:
-        BowError: none of them could be.
-    """
+    """Measure the figures that were asked for; 1 where one of several could not be measured, else 0."""
     status: int = importlib.import_module("benchmarks.figures.program").run(settings, command)
     return status

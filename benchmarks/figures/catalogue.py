@@ -17,60 +17,39 @@ from benchmarks.figures.settings import TABLE
 from benchmarks.figures.throughput import Measured, measure_throughput
 from benchmarks.workloads import Workload
 
-BATCH_SIZE = 32
-"""Of the figures that do not vary it."""
+BATCH_SIZE = 32  # Of the figures that do not vary it
 
 LOGISTIC_BATCH_SIZE = 16
 
-MOST_DEVICES = 2
-"""Of figure 5.13."""
+MOST_DEVICES = 2  # Of figure 5.13
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What figures are measured with.
+    """What figures are measured with."""
 
-    Attributes:
-        form: which models, data and amounts.
-        device: where everything runs that runs on one.
-        school: does the trainings that several figures share.
-    """
-
-    form: Form
-    device: torch.device
-    school: School
+    form: Form  # which models, data and amounts
+    device: torch.device  # where everything runs that runs on one
+    school: School  # does the trainings that several figures share
 
 
 @dataclass(frozen=True)
 class View:
-    """How a figure is drawn: boxes side by side, or curves over time.
+    """How a figure is drawn: boxes side by side, or curves over time."""
 
-    Attributes:
-        x: what is along the axis: a field of the rows, or `"entry"`.
-        series: fields that tell colours apart.
-        measure: what is up the axis.
-        curves: the accuracy of each training over time instead.
-    """
-
-    x: str = "learners"
-    series: tuple[str, ...] = ()
-    measure: Measure = "samples_per_s"
-    curves: bool = False
+    x: str = "learners"  # what is along the axis: a field of the rows, or `"entry"`
+    series: tuple[str, ...] = ()  # fields that tell colours apart
+    measure: Measure = "samples_per_s"  # what is up the axis
+    curves: bool = False  # the accuracy of each training over time instead
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper.
+    """A figure of the paper."""
 
-    Attributes:
-        title: what it shows.
-        measure: measures it.
-        view: how it is drawn; None: a table only.
-    """
-
-    title: str
-    measure: Callable[[Bench], dict[str, Any]]
-    view: View | None = View()
+    title: str  # what it shows
+    measure: Callable[[Bench], dict[str, Any]]  # measures it
+    view: View | None = View()  # how it is drawn; None: a table only
 
 
 def _rates(

@@ -13,17 +13,16 @@ from benchmarks.figures.forms import RESNET32, Form, Lesson
 from benchmarks.workloads import WORKLOADS, Workload
 from bow.graph import capture
 
-BATCH_SIZE = 16
-"""Of the step that is captured; the number of operators does not depend on it."""
+BATCH_SIZE = 16  # Of the step that is captured; the number of operators does not depend on it
 
 FLOAT_BYTES = 4
 
+# The paper's: the row of Table 5.1, our model, its data set, and the training images in that
 MODELS = (
     ("Logistic regression", WORKLOADS["logistic_regression"], "MNIST", 60_000),
     ("LeNet", WORKLOADS["lenet"], "MNIST", 60_000),
     ("ResNet-32", RESNET32, "CIFAR-10", 50_000),
 )
-"""The paper's: the row of Table 5.1, our model, its data set, and the training images in that."""
 
 FIXED = (
     "a data set is its training images as float32, in units of 2^20 bytes, and a model its parameters as float32, in "

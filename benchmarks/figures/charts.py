@@ -16,44 +16,30 @@ if TYPE_CHECKING:
 COLORS = ("#2563a8", "#d9822b", "#2a9d6f", "#8f4fa8", "#b23a48", "#0f7f8c")
 INK = "#5b6577"
 DASHED: dict[str, Any] = {"color": INK, "linewidth": 1.3, "linestyle": (0, (4, 3))}
-TICKS = (0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
-"""Of the axis of shares."""
+TICKS = (0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)  # Of the axis of shares
 
-LEAST = 0.002
-"""A share that lacks less is drawn there, since the axis has no place for what lacks nothing."""
+LEAST = 0.002  # A share that lacks less is drawn there, since the axis has no place for what lacks nothing
 
-NOTE_ROOM = 1.45
-"""The height of the axis, in highest boxes, where a note may stand above one."""
+NOTE_ROOM = 1.45  # The height of the axis, in highest boxes, where a note may stand above one
 
-LETTERS_PER_INCH, HANDLE_LETTERS = 14, 7
-"""Of the legend."""
+LETTERS_PER_INCH, HANDLE_LETTERS = 14, 7  # Of the legend
 
 MIN_WIDTH = 4.6
-WIDTH = 0.8
-"""Of all boxes at one place of the axis, whose places are 1 apart."""
+WIDTH = 0.8  # Of all boxes at one place of the axis, whose places are 1 apart
 
-WIDEST = 0.45
-"""Of a single one."""
+WIDEST = 0.45  # Of a single one
 
-GAP = 0.12
-"""Between two of them, as a share of a box."""
+GAP = 0.12  # Between two of them, as a share of a box
 
 
 @dataclass(frozen=True)
 class Box:
-    """One box.
+    """One box."""
 
-    Attributes:
-        place: on the horizontal axis.
-        series: which colour it has; empty where there is only one.
-        values: what it is drawn from; none where there is only a note.
-        note: stands where the box would, or above it.
-    """
-
-    place: str
-    series: str
-    values: Sequence[float]
-    note: str = ""
+    place: str  # on the horizontal axis
+    series: str  # which colour it has; empty where there is only one
+    values: Sequence[float]  # what it is drawn from; none where there is only a note
+    note: str = ""  # stands where the box would, or above it
 
 
 @dataclass(frozen=True)
@@ -74,15 +60,7 @@ class Curve:
 
 
 def draw_boxes(path: Path, boxes: Sequence[Box], x: str, y: str, level: Level | None = None) -> None:
-    """Draw boxes: quartiles, a line at the median, whiskers to 1.5 times the interquartile range, points beyond.
-
-    Args:
-        path: of the PNG file.
-        boxes: in the order of their places.
-        x: label of the horizontal axis.
-        y: label of the vertical axis, which begins at 0.
-        level: what the boxes are to be seen against.
-    """
+    """Draw boxes: quartiles, a line at the median, whiskers to 1.5 times the interquartile range, points beyond."""
     places, series = _distinct(box.place for box in boxes), _distinct(box.series for box in boxes)
     with _picture(path, max(MIN_WIDTH, 1.4 + 0.5 * (len(places) + len(boxes)))) as axes:
         if level is not None:
@@ -104,15 +82,7 @@ def draw_boxes(path: Path, boxes: Sequence[Box], x: str, y: str, level: Level | 
 
 
 def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, target: float) -> None:
-    """Draw shares over time, on an axis that is logarithmic in what they lack, and the target as a dashed line.
-
-    Args:
-        path: of the PNG file.
-        curves: those of one series have one colour.
-        x: label of the horizontal axis, which begins at 0.
-        y: label of the vertical axis.
-        target: a share.
-    """
+    """Draw shares over time, on an axis that is logarithmic in what they lack, and the target as a dashed line."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     series = _distinct(curve.series for curve in curves)

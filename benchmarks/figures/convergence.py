@@ -17,8 +17,7 @@ from benchmarks.figures.training import Course, Training, accuracy_of, make_trai
 from bow.data import DataSplits
 from bow.errors import DivergenceError
 
-LAST_EPOCHS = 5
-"""Accuracy is the median over so many epochs."""
+LAST_EPOCHS = 5  # Accuracy is the median over so many epochs
 
 METRIC = (
     f"Accuracy after epoch e is the median of the test accuracies after epochs max(1, e - {LAST_EPOCHS - 1}) to e; the "
@@ -29,29 +28,17 @@ METRIC = (
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """One training."""
 
-    Attributes:
-        entry: what was trained.
-        seed: of initial weights and of the order of samples.
-        threads: torch's threads, of those that were tried the fastest.
-        engine: of bow, after any fallback.
-        accuracies: on the test data, after each epoch.
-        times_s: training seconds up to the end of each epoch.
-        samples: that were trained on in that time.
-        diverged: whether training ended with a `DivergenceError`.
-        wall_s: how long everything took.
-    """
-
-    entry: Entry
-    seed: int
-    threads: int
-    engine: str | None
-    accuracies: tuple[float, ...]
-    times_s: tuple[float, ...]
-    samples: int
-    diverged: bool
-    wall_s: float
+    entry: Entry  # what was trained
+    seed: int  # of initial weights and of the order of samples
+    threads: int  # torch's threads, of those that were tried the fastest
+    engine: str | None  # of bow, after any fallback
+    accuracies: tuple[float, ...]  # on the test data, after each epoch
+    times_s: tuple[float, ...]  # training seconds up to the end of each epoch
+    samples: int  # that were trained on in that time
+    diverged: bool  # whether training ended with a `DivergenceError`
+    wall_s: float  # how long everything took
 
     def as_dict(self, target: float) -> dict[str, Any]:
         """The training, and when it reached the target, as plain values."""
@@ -102,13 +89,7 @@ def best_batch_size(rows: Sequence[Row]) -> int:
 
 
 class School:
-    """Trains what figures ask for; what two of them ask for is trained once.
-
-    Args:
-        device: where.
-        root: folder of the data sets' files.
-        tell: is told a line about each training.
-    """
+    """Trains what figures ask for; what two of them ask for is trained once."""
 
     def __init__(self, device: torch.device, root: str, tell: Callable[[str], None]) -> None:
         self._device = device
@@ -119,11 +100,7 @@ class School:
         self._runs: dict[tuple[Lesson, Entry, int], Run] = {}
 
     def data(self, lesson: Lesson) -> DataSplits:
-        """What is trained and tested on.
-
-        Raises:
-            DataError: its files are missing or damaged.
-        """
+        """What is trained and tested on."""
         if lesson not in self._data:
             self._data[lesson] = lesson.load(self._root)
         return self._data[lesson]
@@ -197,12 +174,7 @@ def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor
 
 
 class TimedEpochs:
-    """Trains epoch by epoch and counts seconds and samples, those of the first piece of work left out.
-
-    Args:
-        training: what is trained.
-        device: where.
-    """
+    """Trains epoch by epoch and counts seconds and samples, those of the first piece of work left out."""
 
     def __init__(self, training: Training, device: torch.device) -> None:
         self.seconds = 0.0

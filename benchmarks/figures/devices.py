@@ -17,19 +17,14 @@ from benchmarks.workloads import Workload
 from bow.errors import BowError
 from bow.training import Result, train
 
-MIN_ROUNDS = 40
-"""Of a training, since its throughput may leave out the first 20."""
+MIN_ROUNDS = 40  # Of a training, since its throughput may leave out the first 20
 
 
 @dataclass
 class Attempts(Runs):
-    """Trainings of one entry by `bow.train`: rates, or the sentence with which bow refuses them.
+    """Trainings of one entry by `bow.train`: rates, or the sentence with which bow refuses them."""
 
-    Attributes:
-        refused: why there are no rates.
-    """
-
-    refused: str | None = None
+    refused: str | None = None  # why there are no rates
 
     def train_once(self, course: Course, rounds: int) -> None:
         """One more training; none where bow has refused one."""
@@ -55,14 +50,7 @@ class Attempts(Runs):
 
 
 def measure_devices(workload: Workload, entries: Sequence[Entry], form: Form, device: torch.device) -> list[Measured]:
-    """Let plain PyTorch on one device and trainings by `bow.train` take turns.
-
-    Args:
-        workload: what is trained.
-        entries: of plain PyTorch the first one, of bow the others.
-        form: how often and for how long.
-        device: of plain PyTorch.
-    """
+    """Let plain PyTorch on one device and trainings by `bow.train` take turns."""
     first, *others = entries
     course = course_of(workload, form, device)
     plain = Runs(first, fastest_threads(course, first))
@@ -75,11 +63,7 @@ def measure_devices(workload: Workload, entries: Sequence[Entry], form: Form, de
 
 
 def train_on(entry: Entry, course: Course, rounds: int) -> Result:
-    """Train by `bow.train` on as many devices as the entry says: the one place that asks for several.
-
-    Raises:
-        BowError: this version, or this machine, cannot.
-    """
+    """Train by `bow.train` on as many devices as the entry says: the one place that asks for several."""
     assert entry.learners is not None
     with tempfile.TemporaryDirectory() as folder:
         return train(

@@ -14,25 +14,17 @@ INDEPENDENT, AVERAGED = "independent", "SMA"
 SYNCS: dict[str, Callable[[], Synchroniser]] = {INDEPENDENT: Independent, AVERAGED: SMA}
 SYNC_TITLES = {INDEPENDENT: "no synchronisation", AVERAGED: "SMA"}
 
-Row = Mapping[str, Any]
-"""What was measured of an entry, as plain values, the fields of `Entry` among them."""
+Row = Mapping[str, Any]  # What was measured of an entry, as plain values, the fields of `Entry` among them
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        batch_size: samples per batch; for bow, per learner.
-        learners: of bow, on each device; None for plain PyTorch.
-        sync: what keeps the learners together, a name in `SYNCS`; None for plain PyTorch.
-        devices: how many train.
-    """
-
-    batch_size: int
-    learners: int | None = None
-    sync: str | None = None
-    devices: int = 1
+    batch_size: int  # samples per batch; for bow, per learner
+    learners: int | None = None  # of bow, on each device; None for plain PyTorch
+    sync: str | None = None  # what keeps the learners together, a name in `SYNCS`; None for plain PyTorch
+    devices: int = 1  # how many train
 
     @property
     def system(self) -> str:
@@ -57,12 +49,7 @@ def bow_entries(
 
 
 def title(row: Row) -> str:
-    """Plain PyTorch, or bow with its learners.
-
-    Example:
-        >>> title(Entry(16, 2, "SMA").as_dict())
-        'bow, 2 learners'
-    """
+    """Plain PyTorch, or bow with its learners."""
     return PLAIN_TITLE if row["system"] == PYTORCH else f"bow, {counted(row['learners'], 'learner')}"
 
 

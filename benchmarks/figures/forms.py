@@ -23,31 +23,18 @@ RESNET32 = Workload("ResNet-32", functools.partial(ResNet, 32, CLASSES), COLOR)
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a figure about convergence trains: a model on real data, up to a target.
+    """What a figure about convergence trains: a model on real data, up to a target."""
 
-    Attributes:
-        model: its name, for people.
-        build: makes it.
-        data: the data set's name, for people.
-        load: reads it from a folder.
-        target: accuracy to be reached, as a share.
-        epochs: after which a training ends.
-        lr: learning rate, the same for every batch size and number of learners.
-        weight_decay: of SGD.
-        batch_sizes: that are tried in plain PyTorch.
-        stops: whether a training ends when it has reached the target.
-    """
-
-    model: str
-    build: Callable[[], nn.Module]
-    data: str
-    load: Callable[[str], DataSplits]
-    target: float
-    epochs: int
-    lr: float
-    weight_decay: float
-    batch_sizes: tuple[int, ...]
-    stops: bool
+    model: str  # its name, for people
+    build: Callable[[], nn.Module]  # makes it
+    data: str  # the data set's name, for people
+    load: Callable[[str], DataSplits]  # reads it from a folder
+    target: float  # accuracy to be reached, as a share
+    epochs: int  # after which a training ends
+    lr: float  # learning rate, the same for every batch size and number of learners
+    weight_decay: float  # of SGD
+    batch_sizes: tuple[int, ...]  # that are tried in plain PyTorch
+    stops: bool  # whether a training ends when it has reached the target
 
     @property
     def fixed(self) -> str:
@@ -62,41 +49,23 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Form:
-    """One form of all figures.
+    """One form of all figures."""
 
-    Attributes:
-        logistic: model of figure 5.6.
-        lenet: model of figures 5.8 and 5.11.
-        resnet: model of figures 5.7, 5.9, 5.10, 5.12 and 5.13.
-        lenet_lesson: what figures 5.3 to 5.5 train.
-        resnet_lesson: what figures 5.1 and 5.2 train.
-        small_batch: of figures 5.4 and 5.5.
-        learners: of figures 5.7, 5.11 and 5.12.
-        many_learners: of figures 5.6 and 5.8, whose models are smaller.
-        converging_learners: of figures 5.4 and 5.5, beside one.
-        batch_sizes: of figure 5.10.
-        devices: of figure 5.9; figure 5.13 takes those up to 2.
-        seeds: trainings of each kind.
-        runs: of each contestant, every one a new training; that is values in a box.
-        stint_s: for which a run is timed.
-        samples: in memory, for throughput.
-    """
-
-    logistic: Workload
-    lenet: Workload
-    resnet: Workload
-    lenet_lesson: Lesson
-    resnet_lesson: Lesson
-    small_batch: int
-    learners: tuple[int, ...]
-    many_learners: tuple[int, ...]
-    converging_learners: tuple[int, ...]
-    batch_sizes: tuple[int, ...]
-    devices: tuple[int, ...]
-    seeds: int
-    runs: int
-    stint_s: float
-    samples: int
+    logistic: Workload  # model of figure 5.6
+    lenet: Workload  # model of figures 5.8 and 5.11
+    resnet: Workload  # model of figures 5.7, 5.9, 5.10, 5.12 and 5.13
+    lenet_lesson: Lesson  # what figures 5.3 to 5.5 train
+    resnet_lesson: Lesson  # what figures 5.1 and 5.2 train
+    small_batch: int  # of figures 5.4 and 5.5
+    learners: tuple[int, ...]  # of figures 5.7, 5.11 and 5.12
+    many_learners: tuple[int, ...]  # of figures 5.6 and 5.8, whose models are smaller
+    converging_learners: tuple[int, ...]  # of figures 5.4 and 5.5, beside one
+    batch_sizes: tuple[int, ...]  # of figure 5.10
+    devices: tuple[int, ...]  # of figure 5.9; figure 5.13 takes those up to 2
+    seeds: int  # trainings of each kind
+    runs: int  # of each contestant, every one a new training; that is values in a box
+    stint_s: float  # for which a run is timed
+    samples: int  # in memory, for throughput
 
 
 def _digits(_: str) -> DataSplits:

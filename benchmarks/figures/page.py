@@ -49,12 +49,7 @@ RATES_ARE_OURS = (
 
 
 def stem(name: str) -> str:
-    """The name of a figure's files, without what they end in.
-
-    Example:
-        >>> stem("5.6"), stem("table5.1")
-        ('figure_5.6', 'table_5.1')
-    """
+    """The name of a figure's files, without what they end in."""
     return "table_5.1" if name == TABLE else f"figure_{name}"
 
 
@@ -106,12 +101,12 @@ def _other_lenet() -> str:
     return f"Not the paper's LeNet, but a smaller one for its images, 28x28: {_sizes('LeNet')}."
 
 
+# What else of a figure is not the paper's, whatever the form
 DIFFERENCES: dict[str, Callable[[], str]] = {
     **{name: lambda: RATES_ARE_OURS for name in ("5.1", "5.2")},
     **{name: lambda: f"{_other_lenet()} {RATES_ARE_OURS}" for name in ("5.3", "5.4", "5.5")},
     **{name: _other_lenet for name in ("5.8", "5.11")},
 }
-"""What else of a figure is not the paper's, whatever the form."""
 
 
 def _setup(values: Mapping[str, Any]) -> str:

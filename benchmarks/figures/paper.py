@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeAlias
 
 Measure: TypeAlias = Literal["samples_per_s", "time_s", "epochs"]
 
+# Which of our measurements: values of its fields. A batch size may be a word: the "best" one, "half" of that, or the
+# "small" one
 Pick: TypeAlias = Mapping[str, Any]
-"""Which of our measurements: values of its fields. A batch size may be a word: the "best" one, "half" of that, or the
-"small" one."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,17 @@ class Range:
     high: int
 
 
+# What of ours stands beside a statement
 Question: TypeAlias = Ratio | Range | Literal["best batch size", "reached", "never reached"]
-"""What of ours stands beside a statement."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One thing that the paper says.
+    """One thing that the paper says."""
 
-    Attributes:
-        what: was measured, in the words of this project.
-        value: as the paper gives it.
-        ours: what stands beside it; None where there is no counterpart.
-    """
-
-    what: str
-    value: str
-    ours: Question | None = None
+    what: str  # was measured, in the words of this project
+    value: str  # as the paper gives it
+    ours: Question | None = None  # what stands beside it; None where there is no counterpart
 
 
 @dataclass(frozen=True)
@@ -259,9 +253,9 @@ STATEMENTS: dict[str, tuple[Statement, ...]] = {
     ),
 }
 
+# Table 5.1
 CHARACTERISTICS = (
     Characteristics("Logistic regression", "MNIST", 179.45, 0.0314, 65),
     Characteristics("LeNet", "MNIST", 179.45, 4.24, 169),
     Characteristics("ResNet-32", "CIFAR-10", 703.12, 1.79, 2748),
 )
-"""Table 5.1."""

@@ -20,14 +20,7 @@ PAGE = "figures.md"
 
 
 def run(settings: Settings, command: str) -> int:
-    """Measure, and write JSON, picture and page behind every figure.
-
-    Returns:
-        0, or 1 where some figures could not be measured.
-
-    Raises:
-        BowError: none of them could be.
-    """
+    """Measure, and write JSON, picture and page behind every figure."""
     prepare_output(settings.out)
     device = resolve_device("auto")
     bench = Bench(FORMS[settings.form], device, School(device, settings.root, _tell))

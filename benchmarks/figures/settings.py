@@ -9,8 +9,7 @@ from bow.errors import SettingError
 
 FIGURES = tuple(f"5.{number}" for number in range(1, 14))
 TABLE = "table5.1"
-NAMES = (*FIGURES, TABLE)
-"""In the order in which they are measured and shown."""
+NAMES = (*FIGURES, TABLE)  # In the order in which they are measured and shown
 
 ALL = "all"
 QUICK = "quick"
@@ -19,11 +18,7 @@ SIZES = ("small", "full")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: settings that have no effect together, or no figure.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS / "figures", "folder for the JSON files, pictures and figures.md")  # noqa: RUF009
     figure: tuple[str, ...] = setting((ALL,), "figures, such as 5.6,5.7 or table5.1", choices=(ALL, *NAMES))

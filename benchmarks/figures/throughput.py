@@ -17,11 +17,9 @@ from benchmarks.measure import Contestant, race, warm_up
 from benchmarks.workloads import Workload
 from bow.devices.cores import available_cores
 
-CALLS_CUDA = 32
-"""Pieces of work that are issued to a GPU before it is waited for."""
+CALLS_CUDA = 32  # Pieces of work that are issued to a GPU before it is waited for
 
-TRIAL_REPEATS, TRIAL_STINT_S = 3, 0.1
-"""Of the race between numbers of threads, before anything is measured."""
+TRIAL_REPEATS, TRIAL_STINT_S = 3, 0.1  # Of the race between numbers of threads, before anything is measured
 
 FIXED = (
     f"fused SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, float32, noise with random labels in "
@@ -31,21 +29,13 @@ FIXED = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out for an entry.
+    """What came out for an entry."""
 
-    Attributes:
-        entry: what was measured.
-        rates: samples per second, one for each run; empty where it was refused.
-        threads: torch's threads, of those that were tried the fastest.
-        engine: of bow, after any fallback.
-        refused: the sentence with which bow refused it.
-    """
-
-    entry: Entry
-    rates: tuple[float, ...] = ()
-    threads: int | None = None
-    engine: str | None = None
-    refused: str | None = None
+    entry: Entry  # what was measured
+    rates: tuple[float, ...] = ()  # samples per second, one for each run; empty where it was refused
+    threads: int | None = None  # torch's threads, of those that were tried the fastest
+    engine: str | None = None  # of bow, after any fallback
+    refused: str | None = None  # the sentence with which bow refused it
 
     def as_dict(self) -> dict[str, Any]:
         """The entry and its measurements as plain values."""
@@ -56,19 +46,12 @@ class Measured:
 
 @dataclass
 class Runs:
-    """The runs of one entry: every one is a new training, with a seed of its own.
+    """The runs of one entry: every one is a new training, with a seed of its own."""
 
-    Attributes:
-        entry: what is measured.
-        threads: torch's threads meanwhile.
-        rates: samples per second, one for each run.
-        engine: of bow, after any fallback.
-    """
-
-    entry: Entry
-    threads: int
-    rates: list[float] = field(default_factory=list)
-    engine: str | None = None
+    entry: Entry  # what is measured
+    threads: int  # torch's threads meanwhile
+    rates: list[float] = field(default_factory=list)  # samples per second, one for each run
+    engine: str | None = None  # of bow, after any fallback
 
     def run_once(self, course: Course, stint_s: float) -> None:
         """One more run: make the training anew, warm it up, time it, close it."""

@@ -15,32 +15,21 @@ from bow.engines import EngineName, Stacked
 from bow.replicas import OptimizerFactory
 from bow.training import Accuracy, Replicas
 
-ENGINE: EngineName = "graph"
-"""Of bow: the native runtime on a CPU, CUDA graphs on a GPU."""
+ENGINE: EngineName = "graph"  # Of bow: the native runtime on a CPU, CUDA graphs on a GPU
 
-MOST_ROUNDS = 64
-"""That are issued at once, if the engine takes so many."""
+MOST_ROUNDS = 64  # That are issued at once, if the engine takes so many
 
 
 @dataclass(frozen=True)
 class Course:
-    """What is trained, and on what.
+    """What is trained, and on what."""
 
-    Attributes:
-        build: makes the model.
-        data: inputs and targets, in the memory of the host.
-        optimizer: makes the optimizer.
-        device: where.
-        epochs: after which the data end; None: never.
-        seed: of initial weights and of the order of samples.
-    """
-
-    build: Callable[[], nn.Module]
-    data: tuple[Tensor, Tensor]
-    optimizer: OptimizerFactory
-    device: torch.device
-    epochs: int | None = None
-    seed: int = 0
+    build: Callable[[], nn.Module]  # makes the model
+    data: tuple[Tensor, Tensor]  # inputs and targets, in the memory of the host
+    optimizer: OptimizerFactory  # makes the optimizer
+    device: torch.device  # where
+    epochs: int | None = None  # after which the data end; None: never
+    seed: int = 0  # of initial weights and of the order of samples
 
     def model(self) -> nn.Module:
         """The model, the same one for everybody."""
@@ -56,15 +45,10 @@ class Course:
 
 
 class Stretch(NamedTuple):
-    """A piece of training.
+    """A piece of training."""
 
-    Attributes:
-        num_samples: in all batches together.
-        epochs: completed since training began.
-    """
-
-    num_samples: int
-    epochs: int
+    num_samples: int  # in all batches together
+    epochs: int  # completed since training began
 
 
 class Training(Protocol):
@@ -90,12 +74,7 @@ class Training(Protocol):
 
 
 class PlainTraining:
-    """Plain PyTorch: one model, one batch at a time, from samples in the device's memory.
-
-    Args:
-        course: what is trained.
-        batch_size: samples in a batch.
-    """
+    """Plain PyTorch: one model, one batch at a time, from samples in the device's memory."""
 
     engine = None
 
@@ -126,12 +105,7 @@ class PlainTraining:
 
 
 class BowTraining:
-    """bow: several learners on one device.
-
-    Args:
-        course: what is trained.
-        entry: how many learners, with what batch size, kept together by what.
-    """
+    """bow: several learners on one device."""
 
     def __init__(self, course: Course, entry: Entry) -> None:
         assert entry.learners is not None

@@ -17,8 +17,7 @@ from bow.devices import TorchKernels
 from bow.engines import EngineName
 
 KERNELS = ("sma_round", "sgd_round", "sma_center")
-COLUMNS = (431_080, 464_154, LARGE)
-"""Parameters of LeNet and of ResNet-32, and many."""
+COLUMNS = (431_080, 464_154, LARGE)  # Parameters of LeNet and of ResNet-32, and many
 
 KERNEL_TOLERANCE = 1e-5
 ENGINE_TOLERANCE = 1e-4

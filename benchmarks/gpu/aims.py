@@ -7,14 +7,13 @@ from benchmarks.measure import ratios
 
 MET, MISSED, OPEN = "met", "missed", "not measured"
 
+# Best of bow over one graphed learner
 SPEED_UPS = {"throughput_lenet_16": ("LeNet, batch 16", 5.0), "throughput_resnet32_32": ("ResNet-32, batch 32", 1.8)}
-"""Best of bow over one graphed learner."""
 
+# Percent that averaging may cost
 OVERHEADS = {"averaging_lenet_16": ("LeNet, batch 16", 5.0), "averaging_resnet32_32": ("ResNet-32, batch 32", 2.0)}
-"""Percent that averaging may cost."""
 
-BANDWIDTH = 0.8
-"""Share of a copy's bandwidth that kernels over rows should reach, on rows that do not fit into a cache."""
+BANDWIDTH = 0.8  # Share of a copy's bandwidth that kernels over rows should reach, on rows that do not fit into a cache
 
 LARGE = "25 million"
 

@@ -18,33 +18,25 @@ LARGE = 25_000_000
 BATCH = 16
 IMAGES = 16384
 
+# lr, momentum, weight_decay, nesterov, alpha, mu: nothing grows, however often a kernel runs
 NUMBERS = (0.001, 0.9, 1e-4, 0.0, 0.05, 0.5)
-"""lr, momentum, weight_decay, nesterov, alpha, mu: nothing grows, however often a kernel runs."""
 
 BYTES_IN_A_GRAPH = 2**31
+# Launches that are captured as one graph, so that the host does not show; fewer where each takes long
 MOST_LAUNCHES = 40
-"""Launches that are captured as one graph, so that the host does not show; fewer where each takes long."""
 
 FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel on some tensors.
+    """A kernel on some tensors."""
 
-    Attributes:
-        kernel: its name.
-        size: of what: a model, or the images of a batch.
-        learners: how many rows.
-        num_bytes: that it has to read and write.
-        launch: runs it once.
-    """
-
-    kernel: str
-    size: str
-    learners: int
-    num_bytes: int
-    launch: Callable[[], None]
+    kernel: str  # its name
+    size: str  # of what: a model, or the images of a batch
+    learners: int  # how many rows
+    num_bytes: int  # that it has to read and write
+    launch: Callable[[], None]  # runs it once
 
 
 def measure(context: Context) -> None:
@@ -114,13 +106,7 @@ def row_cases(machine: Machine, size: str, columns: int, learners: int) -> Itera
 
 
 class Rows:
-    """Rows of learners and of the central model, padded as the replica matrix is.
-
-    Args:
-        machine: where.
-        columns: parameters.
-        learners: how many.
-    """
+    """Rows of learners and of the central model, padded as the replica matrix is."""
 
     def __init__(self, machine: Machine, columns: int, learners: int) -> None:
         where = machine.device.torch_device

@@ -14,24 +14,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-"""The checkout."""
+ROOT = Path(__file__).parents[2]  # The checkout
 
-ANNOTATIONS = "jaxtyping"
-"""Only names shapes; modules that are imported later name some, too."""
+ANNOTATIONS = "jaxtyping"  # Only names shapes; modules that are imported later name some, too
 
-SPARED = ("rich", "safetensors", "yaml")
-"""Imported by modules of bow for what is not done here."""
+SPARED = ("rich", "safetensors", "yaml")  # Imported by modules of bow for what is not done here
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def prepare() -> list[str]:
-    """See to it that all modules that are measured can be imported, and import them.
-
-    Returns:
-        The packages that are missing and were stood in for.
-    """
+    """See to it that all modules that are measured can be imported, and import them."""
     # Read when CUDA starts. With the default of 8 hardware queues, streams beyond that wait for each other.
     os.environ.setdefault(CONNECTIONS, "32")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -98,11 +91,7 @@ class _StandIn(ModuleType):
 
 
 class _StandIns:
-    """Finds stand-ins.
-
-    Args:
-        names: of the packages.
-    """
+    """Finds stand-ins."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = set(names)

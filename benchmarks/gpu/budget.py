@@ -9,15 +9,10 @@ Clock = Callable[[], float]
 
 @dataclass
 class Allotment:
-    """Time that a part may take.
+    """Time that a part may take."""
 
-    Args:
-        seconds: how much, from now on.
-        clock: seconds that only go up.
-    """
-
-    seconds: float
-    clock: Clock = time.monotonic
+    seconds: float  # how much, from now on
+    clock: Clock = time.monotonic  # seconds that only go up
     deadline: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -51,11 +51,7 @@ def main(words: str) -> int:
 
 
 def measure(part: Part, settings: Settings, time_left: Allotment, peers: Mapping[str, str], open_machine: Any) -> bool:
-    """Measure a part; whatever it has found is in its file, and why it ended early.
-
-    Returns:
-        Whether it came to its end.
-    """
+    """Measure a part; whatever it has found is in its file, and why it ended early."""
     path = file_of(settings.out, part)
 
     def save(findings: Findings) -> None:

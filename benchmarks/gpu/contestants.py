@@ -21,25 +21,15 @@ from bow.training import Replicas
 
 WARM_UP = 3
 
-MOST_ROUNDS = 64
-"""That are issued at once, if the engine takes so many."""
+MOST_ROUNDS = 64  # That are issued at once, if the engine takes so many
 
-ENDLESS = 2**40
-"""Rounds that a stream is told will be taken."""
+ENDLESS = 2**40  # Rounds that a stream is told will be taken
 
 Mode: TypeAlias = Literal["default", "reduce-overhead"]
 
 
 class PlainTraining:
-    """PyTorch: one model, one batch at a time.
-
-    Args:
-        device: where, on the stream that is current.
-        workload: what is trained.
-        data: on what.
-        batch_size: samples in a batch.
-        compile: how forward and backward are compiled; None: not.
-    """
+    """PyTorch: one model, one batch at a time."""
 
     def __init__(
         self, device: StreamDevice, workload: Workload, data: Data, batch_size: int, compile: Mode | None = None
@@ -72,15 +62,7 @@ class PlainTraining:
 
 
 class GraphedTraining:
-    """PyTorch as an expert writes it for small models: the whole step as one CUDA graph, from gathering to SGD.
-
-    Args:
-        machine: where.
-        workload: what is trained.
-        data: on what.
-        batch_size: samples in a batch.
-        compile: whether forward and backward are compiled before they are captured.
-    """
+    """PyTorch as an expert writes it for small models: the whole step as one CUDA graph, from gathering to SGD."""
 
     def __init__(
         self, machine: Machine, workload: Workload, data: Data, batch_size: int, compile: bool = False
@@ -120,22 +102,7 @@ class GraphedTraining:
 
 
 class BowTraining:
-    """bow: several learners, averaged in every round.
-
-    Args:
-        device: where.
-        workload: what is trained.
-        data: on what.
-        batch_size: samples per learner and round.
-        learners: how many.
-        engine: what runs them.
-        sync: what keeps them together.
-        compile: whether the learning task is compiled.
-        schedule: which streams run the operators of a learning task; None: one.
-        gathers: whether learning tasks begin by gathering their batch, as they do in `bow.train` where the samples fit
-            on the device; otherwise they are given it. Engine `eager` is always given it.
-        most_rounds: that are issued at once.
-    """
+    """bow: several learners, averaged in every round."""
 
     def __init__(
         self,
@@ -212,13 +179,7 @@ class Training(Protocol):
 
 
 class Contestant:
-    """A training that takes turns with others on one machine; it is warm once it is made.
-
-    Args:
-        machine: whose clock it is.
-        make: makes the training.
-        device: that the training runs on, if it is not the machine's own.
-    """
+    """A training that takes turns with others on one machine; it is warm once it is made."""
 
     def __init__(self, machine: Machine, make: Callable[[], Training], device: StreamDevice | None = None) -> None:
         self._machine = machine

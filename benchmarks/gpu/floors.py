@@ -15,12 +15,11 @@ import bow
 from benchmarks.gpu.parts import PARTS, Context
 from benchmarks.gpu.workloads import workload
 
+# From one kernel of a CUDA graph to the next on an H100, as others have published; where nothing was measured
 CHAIN_US = 1.3
-"""From one kernel of a CUDA graph to the next on an H100, as others have published; where nothing was measured."""
 
 COPY_BYTES_PER_S = 3.0e12
-PEAK_FLOPS = 67e12
-"""Of an H100; where nothing was measured."""
+PEAK_FLOPS = 67e12  # Of an H100; where nothing was measured
 
 UPDATE_KERNELS = 1
 
@@ -53,12 +52,7 @@ def step_costs(model: str, batch_size: int, fake: bool) -> dict[str, Any]:
 
 
 class Floors:
-    """The floors of all rounds, from the results of several parts.
-
-    Args:
-        parts: findings by the name of their part.
-        machine: facts about it.
-    """
+    """The floors of all rounds, from the results of several parts."""
 
     def __init__(self, parts: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any]) -> None:
         self._steps = {(row["model"], row["batch_size"]): row for row in parts.get("floors", {}).get("rows", ())}

@@ -18,18 +18,11 @@ NODES = 200
 STREAMS = (1, 2, 4, 8, 16, 32)
 TURN_S = 0.03
 MOST_CALLS = 200
-QUEUED = 4
-"""Launches in a row whose cost to the host is taken: so few that the host never waits."""
+QUEUED = 4  # Launches in a row whose cost to the host is taken: so few that the host never waits
 
 
 class Chains:
-    """Dependent tiny kernels on streams of their own, as one graph each, and as the branches of one graph.
-
-    Args:
-        machine: where.
-        count: how many streams.
-        nodes: kernels on each.
-    """
+    """Dependent tiny kernels on streams of their own, as one graph each, and as the branches of one graph."""
 
     def __init__(self, machine: Machine, count: int, nodes: int) -> None:
         device = self._device = machine.device

@@ -9,11 +9,10 @@ COMPILED = "pytorch compiled"
 REDUCED = "pytorch compiled, reduce-overhead"
 COMPILED_GRAPHED = "pytorch compiled, whole step as a CUDA graph"
 
+# One graphed learner: the fastest of these is what several are held against
 ONE_GRAPHED = (GRAPHED, "graph, 1", "whole_round, 1")
-"""One graphed learner: the fastest of these is what several are held against."""
 
-Row = Mapping[str, Any]
-"""What was measured of a contestant, as plain values."""
+Row = Mapping[str, Any]  # What was measured of a contestant, as plain values
 
 
 def bow_name(engine: str, learners: int) -> str:

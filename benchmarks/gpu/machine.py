@@ -24,11 +24,11 @@ from bow.devices import CudaDevice, Kernels, Stream, StreamDevice, available_cor
 from bow.errors import SettingError
 from bow.testing import FakeDevice
 
+# Devices on which all learners share a stream and so its memory; and whose host threads may run on any core
 ONE_STREAM, UNPINNED = "one stream", "unpinned"
-"""Devices on which all learners share a stream and so its memory; and whose host threads may run on any core."""
 
+# Float32 multiply-adds per cycle, by compute capability; newer ones have 128
 LANES_PER_MULTIPROCESSOR = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
-"""Float32 multiply-adds per cycle, by compute capability; newer ones have 128."""
 
 SMI_FIELDS = (
     "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu,compute_mode,"
@@ -38,12 +38,7 @@ ENVIRONMENT = (CONNECTIONS, "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_CUDA_ALLO
 
 
 class Machine(abc.ABC):
-    """What is measured on, with its clock.
-
-    Args:
-        device: where contestants run.
-        warm_up: calls behind the first one until a contestant is warm.
-    """
+    """What is measured on, with its clock."""
 
     def __init__(self, device: StreamDevice, warm_up: int = 3) -> None:
         self.device = device
@@ -125,12 +120,7 @@ class Machine(abc.ABC):
 
 
 class CudaMachine(Machine):
-    """One GPU.
-
-    Args:
-        tf32: whether matrix products and convolutions of float32 may round their inputs to 10 bits.
-        device: with streams of its own; None: the one that all of bow uses.
-    """
+    """One GPU."""
 
     def __init__(self, tf32: bool = False, device: CudaDevice | None = None) -> None:
         super().__init__(cuda_device(torch.device("cuda", 0)) if device is None else device)
@@ -288,11 +278,7 @@ class _UnpinnedCuda(CudaDevice):
 
 
 def open_machine(fake: bool, tf32: bool = False) -> Machine:
-    """The machine to measure on.
-
-    Raises:
-        SettingError: there is no GPU.
-    """
+    """The machine to measure on."""
     if fake:
         return FakeMachine()
     check_gpu()
@@ -300,11 +286,7 @@ def open_machine(fake: bool, tf32: bool = False) -> Machine:
 
 
 def check_gpu() -> None:
-    """Refuse a machine without a GPU; nothing of this process is on the GPU afterwards.
-
-    Raises:
-        SettingError: there is none.
-    """
+    """Refuse a machine without a GPU; nothing of this process is on the GPU afterwards."""
     if not torch.cuda.is_available():
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
         raise SettingError(

@@ -11,29 +11,19 @@ if TYPE_CHECKING:
     from benchmarks.gpu.machine import Machine
     from benchmarks.gpu.settings import Settings
 
-Findings: TypeAlias = dict[str, Any]
-"""Plain values, as they go into the JSON."""
+Findings: TypeAlias = dict[str, Any]  # Plain values, as they go into the JSON
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that is measured in a process of its own.
+    """Something that is measured in a process of its own."""
 
-    Attributes:
-        name: of its file.
-        module: of `benchmarks.gpu`; its `measure(context, **arguments)` records findings.
-        weight: how much of the time it may take, as against the other parts; seconds where there are eight minutes.
-        arguments: for `measure`.
-        environment: variables of its process.
-        is_timed: whether nothing else may run meanwhile.
-    """
-
-    name: str
-    module: str
-    weight: float
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    is_timed: bool = True
+    name: str  # of its file
+    module: str  # of `benchmarks.gpu`; its `measure(context, **arguments)` records findings
+    weight: float  # how much of the time it may take, as against the other parts; seconds where there are eight minutes
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # for `measure`
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables of its process
+    is_timed: bool = True  # whether nothing else may run meanwhile
 
     def measure(self) -> Callable[..., None]:
         """Of its module."""
@@ -81,25 +71,15 @@ QUICK_PARTS = ("launches", "floors", "agreement", "throughput_lenet_16")
 
 @dataclass
 class Context:
-    """What a part is given.
+    """What a part is given."""
 
-    Attributes:
-        machine: what it runs on.
-        settings: of the benchmark.
-        time: what it may take.
-        peers: addresses of contestants in other processes, by name.
-        out: its folder.
-        save: keeps findings, which may be cut off from here on.
-        findings: of the part so far.
-    """
-
-    machine: "Machine"
-    settings: "Settings"
-    time: "Allotment"
-    peers: Mapping[str, str]
-    out: Path
-    save: Callable[[Findings], None]
-    findings: Findings = field(default_factory=dict)
+    machine: "Machine"  # what it runs on
+    settings: "Settings"  # of the benchmark
+    time: "Allotment"  # what it may take
+    peers: Mapping[str, str]  # addresses of contestants in other processes, by name
+    out: Path  # its folder
+    save: Callable[[Findings], None]  # keeps findings, which may be cut off from here on
+    findings: Findings = field(default_factory=dict)  # of the part so far
 
     def record(self, **values: Any) -> None:
         """Add findings and keep all of them."""

@@ -21,35 +21,24 @@ from benchmarks.gpu.budget import Allotment
 from bow.devices.memory import host_memory
 
 READY_POLL_S = 0.2
-REPLY_S = 60.0
-"""A peer that does not answer for so long is left out."""
+REPLY_S = 60.0  # A peer that does not answer for so long is left out
 
 MEMORY_BYTES = 3 * 2**30
+# What a process with PyTorch, CUDA and a compiler takes of the host's memory, and how much of that all may take
 MEMORY_SHARE = 0.6
-"""What a process with PyTorch, CUDA and a compiler takes of the host's memory, and how much of that all may take."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a peer is made of; see `contestants`.
+    """What a peer is made of; see `contestants`."""
 
-    Attributes:
-        name: of the contestant, unique.
-        part: the part in which it takes turns.
-        kind: `"plain"`, `"graphed"` or `"bow"`.
-        model: a workload's name.
-        batch_size: samples per learner.
-        settings: further arguments of the training.
-        environment: variables of its process.
-    """
-
-    name: str
-    part: str
-    kind: str
-    model: str
-    batch_size: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    name: str  # of the contestant, unique
+    part: str  # the part in which it takes turns
+    kind: str  # `"plain"`, `"graphed"` or `"bow"`
+    model: str  # a workload's name
+    batch_size: int  # samples per learner
+    settings: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the training
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables of its process
 
 
 class PeerError(RuntimeError):
@@ -57,15 +46,7 @@ class PeerError(RuntimeError):
 
 
 class Peer:
-    """A contestant in another process, seen from the one that measures.
-
-    Args:
-        address: where it waits.
-        time_left: how long to wait until it is ready.
-
-    Raises:
-        PeerError: it has failed, or is not ready in time; the message says why.
-    """
+    """A contestant in another process, seen from the one that measures."""
 
     def __init__(self, address: str, time_left: Allotment) -> None:
         self._failure = Path(f"{address}.failed")
@@ -109,15 +90,7 @@ class Peer:
 
 
 class Peers:
-    """The processes of peers, all started at once, so that they compile at the same time.
-
-    Args:
-        specs: the most important ones first.
-        folder: for addresses, short enough for one.
-        logs: for what they print.
-        common: what all of them are told: `fake`, `tf32`, `samples`.
-        most: how many there is room for.
-    """
+    """The processes of peers, all started at once, so that they compile at the same time."""
 
     def __init__(self, specs: Sequence[Spec], folder: Path, logs: Path, common: Mapping[str, Any], most: int) -> None:
         self._specs = list(specs)

@@ -24,22 +24,15 @@ from benchmarks.gpu.report import markdown
 from benchmarks.gpu.settings import Settings
 from benchmarks.results import Result, prepare_output, write_json, write_text
 
-COMPILING_S = 110.0
-"""So long everything waits at most for what compiles."""
+COMPILING_S = 110.0  # So long everything waits at most for what compiles
 
-COMPILING_SHARE = 0.25
-"""And no more than this of the time."""
+COMPILING_SHARE = 0.25  # And no more than this of the time
 
-GRACE_S = 15.0
-"""A part that goes on for so long behind its time is ended."""
+GRACE_S = 15.0  # A part that goes on for so long behind its time is ended
 
 
 def run(settings: Settings, command: str) -> int:
-    """Measure, print what came of it, and write it down behind every part.
-
-    Returns:
-        0, or 1 where an aim was missed.
-    """
+    """Measure, print what came of it, and write it down behind every part."""
     settings = settings.reduced()
     for folder in (settings.out, settings.out / "parts", settings.out / "logs"):
         prepare_output(folder)
@@ -60,12 +53,7 @@ def _checked(settings: Settings) -> Settings:
 
 
 class Program:
-    """One run of the benchmark.
-
-    Args:
-        settings: of the benchmark.
-        command: the command that makes it again.
-    """
+    """One run of the benchmark."""
 
     def __init__(self, settings: Settings, command: str) -> None:
         self._settings = settings

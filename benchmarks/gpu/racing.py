@@ -41,17 +41,11 @@ class Runner(Protocol):
 
 @dataclass
 class Race:
-    """Contestants on one model and batch size.
+    """Contestants on one model and batch size."""
 
-    Args:
-        context: of the part.
-        subject: what is trained.
-        batch_size: per learner.
-    """
-
-    context: Context
-    subject: Workload
-    batch_size: int
+    context: Context  # of the part
+    subject: Workload  # what is trained
+    batch_size: int  # per learner
     runners: dict[str, Runner] = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     data: Data = field(init=False)
@@ -86,12 +80,7 @@ class Race:
         self._enter(name, learners, make)
 
     def peers(self, most_s: float, learners: Mapping[str, int | None]) -> None:
-        """Let those of other processes take part that are ready by then.
-
-        Args:
-            most_s: seconds to wait for all of them.
-            learners: how many they have, by name.
-        """
+        """Let those of other processes take part that are ready by then."""
         waiting = Allotment(min(most_s, self.context.time.left))
         for name, address in self.context.peers.items():
             try:

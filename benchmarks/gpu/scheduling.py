@@ -24,8 +24,7 @@ from bow.schedule.scheduler import critical_path
 
 BATCH = 16
 MOST_LEARNERS = 4
-LEARNERS_S = 10.0
-"""Less time than this is not enough for learners: capturing their steps takes most of it."""
+LEARNERS_S = 10.0  # Less time than this is not enough for learners: capturing their steps takes most of it
 
 
 def measure(context: Context, network: str) -> None:

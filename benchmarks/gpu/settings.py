@@ -10,11 +10,7 @@ from bow.errors import SettingError
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(Path("benchmarks/results/gpu"), "folder for gpu.json, gpu.md and what they are made of")  # noqa: RUF009
     budget_s: float = setting(480.0, "seconds for everything; parts are cut short, or left out with a note")

@@ -25,17 +25,7 @@ WARM_UP = 3
 
 
 class SpreadTraining:
-    """One learner whose operators go to several streams by a schedule; SGD behind them, on the first one.
-
-    Args:
-        machine: where.
-        subject: what is trained.
-        data: on what.
-        batch_size: samples in a batch.
-        graph: the step on such a batch.
-        schedule: of its operators.
-        captured: as one CUDA graph with branches; otherwise operator by operator, as TensorFlow did.
-    """
+    """One learner whose operators go to several streams by a schedule; SGD behind them, on the first one."""
 
     def __init__(
         self,

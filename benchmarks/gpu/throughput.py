@@ -18,6 +18,7 @@ from benchmarks.gpu.racing import Race
 from benchmarks.gpu.settings import Settings
 from bow.engines import EngineName
 
+# Each number is compiled by itself, which takes most of a minute
 FUSED_LEARNERS = {
     "throughput_lenet_16": (8, 16, 4, 2, 1),
     "throughput_resnet32_32": (4, 8, 2),
@@ -25,10 +26,8 @@ FUSED_LEARNERS = {
     "throughput_resnet32_16": (4,),
     "throughput_resnet32_64": (4,),
 }
-"""Each number is compiled by itself, which takes most of a minute."""
 
-PEERS_S = 10.0
-"""So long a part waits for contestants in other processes, which have been given their time before."""
+PEERS_S = 10.0  # So long a part waits for contestants in other processes, which have been given their time before
 
 
 def measure(context: Context, model: str, batch_size: int) -> None:

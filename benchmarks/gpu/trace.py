@@ -8,43 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""What the profiler calls the work of a GPU."""
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # What the profiler calls the work of a GPU
 
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One kernel's run.
+    """One kernel's run."""
 
-    Attributes:
-        name: of the kernel.
-        stream: the number under which the profiler knows its stream.
-        begin: microseconds.
-        end: microseconds.
-    """
-
-    name: str
-    stream: int
-    begin: float
-    end: float
+    name: str  # of the kernel
+    stream: int  # the number under which the profiler knows its stream
+    begin: float  # microseconds
+    end: float  # microseconds
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much of the time several kernels ran.
+    """How much of the time several kernels ran."""
 
-    Attributes:
-        busy_us: microseconds in which at least one ran.
-        shared_us: microseconds in which kernels of at least two streams ran.
-        together_us: microseconds in which at least two ran, whatever their streams: the branches of a graph may have
-            been put down to the stream that it was launched on.
-        most: the largest number of kernels at the same time.
-    """
-
-    busy_us: float
-    shared_us: float
-    together_us: float
-    most: int
+    busy_us: float  # microseconds in which at least one ran
+    shared_us: float  # microseconds in which kernels of at least two streams ran
+    together_us: float  # microseconds in which at least two ran, whatever their streams
+    most: int  # the largest number of kernels at the same time
 
     @property
     def share(self) -> float:
@@ -53,11 +37,7 @@ class Overlap:
 
 
 def kernel_runs(trace: dict[str, Any]) -> list[KernelRun]:
-    """The kernels of a trace in Chrome's format, by their beginning.
-
-    Args:
-        trace: as `torch.profiler` exports it.
-    """
+    """The kernels of a trace in Chrome's format, by their beginning."""
     runs = [
         KernelRun(
             str(event["name"]),

@@ -18,37 +18,25 @@ from bow.models.sequence_loss import sequence_cross_entropy
 
 CLASSES = 10
 VOCABULARY, TEXT_LENGTH = 1000, 8
-LEARNING_RATE, MOMENTUM = 0.001, 0.9
-"""So small that the weights hardly move, however long the measurement takes."""
+LEARNING_RATE, MOMENTUM = 0.001, 0.9  # So small that the weights hardly move, however long the measurement takes
 
+# Fused for everybody: one kernel for all parameters
 SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
-"""Fused for everybody: one kernel for all parameters."""
 
-Data: TypeAlias = tuple[Tensor, Tensor]
-"""Inputs and targets, `[samples, ...]` each."""
+Data: TypeAlias = tuple[Tensor, Tensor]  # Inputs and targets, `[samples, ...]` each
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and the shape of what it is trained on.
+    """A model and the shape of what it is trained on."""
 
-    Attributes:
-        name: as settings have it.
-        title: for people.
-        build: makes the model.
-        shape: of a sample; of texts, their length.
-        loss: of outputs and targets.
-        vocabulary: of texts, whose every token has a target; None: samples are images with a class each.
-        most_samples: that are made, because they are large.
-    """
-
-    name: str
-    title: str
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    loss: Loss = cross_entropy
-    vocabulary: int | None = None
-    most_samples: int | None = None
+    name: str  # as settings have it
+    title: str  # for people
+    build: Callable[[], nn.Module]  # makes the model
+    shape: tuple[int, ...]  # of a sample; of texts, their length
+    loss: Loss = cross_entropy  # of outputs and targets
+    vocabulary: int | None = None  # of texts, whose every token has a target; None
+    most_samples: int | None = None  # that are made, because they are large
 
     def data(self, samples: int) -> Data:
         """Noise with random labels, in the memory of the host: nothing to learn, so nothing fades out."""
@@ -99,6 +87,7 @@ def _tiny_branches() -> nn.Module:
     return nn.Sequential(Branches([ConvNorm(3, 2, 1), long]), nn.Flatten(), nn.Linear(64, CLASSES))
 
 
+# Of the same names, for the fake device
 TINY = {
     "logistic": Workload("logistic", "logistic regression", lambda: LogisticRegression(16, CLASSES), (1, 4, 4)),
     "lenet": Workload("lenet", "LeNet", lambda: LeNet(CLASSES, size=4), (1, 4, 4)),
@@ -107,7 +96,6 @@ TINY = {
     "inception": Workload("inception", "Inception-v3", _tiny_branches, (3, 4, 4)),
     "lstm": Workload("lstm", "LSTM", lambda: RNNLanguageModel(5, hidden=4, layers=2), (2,), sequence_cross_entropy, 5),
 }
-"""Of the same names, for the fake device."""
 
 
 def workload(name: str, fake: bool) -> Workload:
@@ -116,13 +104,7 @@ def workload(name: str, fake: bool) -> Workload:
 
 
 class Feed:
-    """Endless batches of data that lies on the device, in an order that is drawn anew each epoch, for all the same.
-
-    Args:
-        device: where, on the stream that is current when it is made and when it is asked.
-        data: inputs and targets in the memory of the host.
-        batch_size: samples in a batch.
-    """
+    """Endless batches of data that lies on the device, in an order that is drawn anew each epoch, for all the same."""
 
     def __init__(self, device: StreamDevice, data: Data, batch_size: int) -> None:
         self._device = device.torch_device

@@ -16,34 +16,24 @@ from bow.models import NETWORKS
 
 Verdict: TypeAlias = Literal["yes", "in part", "no"]
 
+# A best speed-up, or a time over that with a queue, counts as the paper's if it is so close to the paper's range
 CLOSE = 0.05
-"""A best speed-up, or a time over that with a queue, counts as the paper's if it is so close to the paper's range."""
 
-POINTS = 0.02
-"""A gain counts as the paper's if it is so close to it: 1.13 to 1.12."""
+POINTS = 0.02  # A gain counts as the paper's if it is so close to it: 1.13 to 1.12
 
-LEAST = 1.005
-"""Below this a gain is none."""
+LEAST = 1.005  # Below this a gain is none
 
-STRAIGHT = 0.99
-"""Cells lie on diagonals where the correlation is at least this."""
+STRAIGHT = 0.99  # Cells lie on diagonals where the correlation is at least this
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a paper says.
+    """Something that a paper says."""
 
-    Attributes:
-        what: it says.
-        paper: its numbers.
-        here: the same here.
-        verdict: whether they agree; in part: the same direction, another amount.
-    """
-
-    what: str
-    paper: str
-    here: str
-    verdict: Verdict
+    what: str  # it says
+    paper: str  # its numbers
+    here: str  # the same here
+    verdict: Verdict  # whether they agree; in part: the same direction, another amount
 
 
 def claims_section(graphi: Mapping[str, Any], liu: Mapping[str, Any], detail: str) -> Section:

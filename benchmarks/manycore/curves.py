@@ -9,32 +9,19 @@ from benchmarks.manycore.steps import Step
 from bow.costs import Case, Curve, HillClimb, Saturation, Work, lanes
 from bow.schedule.scheduler import CacheTimes, Start
 
-Times: TypeAlias = dict[int, int]
-"""Of one operator, by number of threads: nanoseconds."""
+Times: TypeAlias = dict[int, int]  # Of one operator, by number of threads: nanoseconds
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Times of a step's operators, with and without shared caches.
+    """Times of a step's operators, with and without shared caches."""
 
-    Attributes:
-        predicted: what the scheduler is told.
-        actual: what operators take.
-    """
-
-    predicted: CacheTimes
-    actual: CacheTimes
+    predicted: CacheTimes  # what the scheduler is told
+    actual: CacheTimes  # what operators take
 
 
 def learn(machine: Saturation, step: Step, noise: float, interval: int, seed: int) -> Curves:
     """Climb on noisy times of every operator, and keep what the climbs predict.
-
-    Args:
-        machine: what operators take.
-        step: the step.
-        noise: of what is measured: standard deviation of the logarithm.
-        interval: of the climb.
-        seed: of the noise.
 
     References:
         Liu et al., 2019, section III-C.
@@ -69,11 +56,6 @@ class Teams:
     A core's team stays as long as what the core is the first of has as many threads as what it was the first of
     before. An operator's team stays as long as the last operator of its type had as many. Where it does not,
     `change_ns` is added. Whoever asks does so as operators start.
-
-    Args:
-        times: nanoseconds by operator, by number of threads, or by the cores that it has.
-        change_ns: for each change.
-        kinds: by operator: its type; None: teams belong to cores.
 
     Example:
         >>> teams = Teams([{2: 50, 4: 30}], change_ns=5)

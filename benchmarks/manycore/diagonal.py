@@ -14,31 +14,22 @@ from bow.schedule import Span, Timeline
 from bow.schedule.scheduler import Scheduler, Start
 from bow.schedule.simulator import simulate_operators
 
-Cell: TypeAlias = tuple[int, int]
-"""Layer and step in time."""
+Cell: TypeAlias = tuple[int, int]  # Layer and step in time
 
-CELLS = "lstm.cells."
-"""What the modules of cells are called, in front of the number of the layer."""
+CELLS = "lstm.cells."  # What the modules of cells are called, in front of the number of the layer
 
-PRODUCTS = 2
-"""Of a cell: its input and its state, each with a matrix."""
+PRODUCTS = 2  # Of a cell: its input and its state, each with a matrix
 
 CRITICAL, FIRST, RANDOM = "critical path first", "first come, first served", "any ready operator"
 
 
 @dataclass(frozen=True)
 class Diagonal:
-    """How the cells of a forward pass ran.
+    """How the cells of a forward pass ran."""
 
-    Attributes:
-        correlation: of the time at which a cell begins with layer + step; 1 where diagonals run one after another.
-        ahead: by how many steps the layer below is ahead when a cell begins, on average; 1 on a diagonal.
-        most_ahead: the same, at most.
-    """
-
-    correlation: float
-    ahead: float
-    most_ahead: int
+    correlation: float  # of the time at which a cell begins with layer + step; 1 where diagonals run one after another
+    ahead: float  # by how many steps the layer below is ahead when a cell begins, on average; 1 on a diagonal
+    most_ahead: int  # the same, at most
 
 
 def cells_of(step: Step) -> dict[Cell, list[int]]:
@@ -104,14 +95,7 @@ def diagonal_of(begins: Mapping[Cell, int]) -> Diagonal:
 def compare_diagonals(
     machine: Saturation, step: Step, tried: Sequence[tuple[int, int]], seeds: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[tuple[int, str], Timeline]]:
-    """By shape and scheduler: how diagonal the cells are; and the timelines of the cells.
-
-    Args:
-        machine: what operators take.
-        step: of an unrolled LSTM.
-        tried: shapes.
-        seeds: of schedulers that take any ready operator; the timeline is that of the first.
-    """
+    """By shape and scheduler: how diagonal the cells are; and the timelines of the cells."""
     cells = cells_of(step)
     rows: list[dict[str, Any]] = []
     timelines: dict[tuple[int, str], Timeline] = {}

@@ -10,17 +10,12 @@ from bow.costs import Saturation
 from bow.schedule.scheduler import ListScheduler, Scheduler, Start, critical_path
 from bow.schedule.simulator import simulate_operators
 
+# Executors, and threads of each, that the paper tries with one network only: as many as operators run in parallel
 EXTRA = {"pathnet": (6, 10), "googlenet": (3, 10)}
-"""Executors, and threads of each, that the paper tries with one network only: as many as operators run in parallel."""
 
 
 def shapes(network: str) -> list[tuple[int, int]]:
-    """Numbers of executors, and threads of each, that Figure 6 has.
-
-    Example:
-        >>> shapes("pathnet")
-        [(2, 32), (4, 16), (6, 10), (8, 8), (16, 4), (32, 2)]
-    """
+    """Numbers of executors, and threads of each, that Figure 6 has."""
     uniform = [(count, TEAM_CORES // count) for count in (2, 4, 8, 16, 32)]
     return sorted([*uniform, EXTRA[network]] if network in EXTRA else uniform)
 
@@ -47,14 +42,7 @@ def at_random(step: Step, executors: int, seed: int) -> ListScheduler:
 
 
 def simulated_ns(scheduler: Scheduler, times: Sequence[int], dispatch_ns: int = 0, polling: int = 1) -> int:
-    """How long a step takes.
-
-    Args:
-        scheduler: what decides.
-        times: by operator: nanoseconds.
-        dispatch_ns: as in `simulate_operators`.
-        polling: as in `simulate_operators`.
-    """
+    """How long a step takes."""
 
     def duration(start: Start) -> int:
         return times[start.operator]

@@ -34,30 +34,20 @@ from bow.schedule.scheduler import critical_path
 
 MACHINE = Saturation()
 
-Cells: TypeAlias = dict[tuple[int, str], Timeline]
-"""By number of executors and scheduler: when cells ran."""
+Cells: TypeAlias = dict[tuple[int, str], Timeline]  # By number of executors and scheduler: when cells ran
 
-Counts: TypeAlias = dict[str, list[int]]
-"""By plan: how many operators ran behind each event."""
+Counts: TypeAlias = dict[str, list[int]]  # By plan: how many operators ran behind each event
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job.
+    """What came of a job."""
 
-    Attributes:
-        network: whose.
-        size: of it.
-        found: plain values.
-        cells: timelines of the cells of an LSTM, to be drawn.
-        counts: of a network of Liu et al., to be drawn.
-    """
-
-    network: str
-    size: str
-    found: dict[str, Any]
-    cells: Cells
-    counts: Counts
+    network: str  # whose
+    size: str  # of it
+    found: dict[str, Any]  # plain values
+    cells: Cells  # timelines of the cells of an LSTM, to be drawn
+    counts: Counts  # of a network of Liu et al., to be drawn
 
 
 def all_jobs(settings: Settings) -> list[Callable[[], Done]]:

@@ -9,14 +9,12 @@ from bow.costs import Case, Saturation, Scaling, Work
 from bow.costs.evidence import standalone
 from bow.costs.scaling import Sort
 
-CORES = 68
-"""Of a Xeon Phi 7250; every two share a cache."""
+CORES = 68  # Of a Xeon Phi 7250; every two share a cache
 
-CACHES = tuple(core // 2 for core in range(CORES))
-"""By core: which."""
+CACHES = tuple(core // 2 for core in range(CORES))  # By core: which
 
+# Shared out among executors in Tang et al., 2018, section 7.3; the scheduler and the light executor have one each
 TEAM_CORES = 64
-"""Shared out among executors in Tang et al., 2018, section 7.3; the scheduler and the light executor have one each."""
 
 CONVOLUTIONS: tuple[Sort, ...] = ("convolution", "input gradient", "weight gradient")
 
@@ -41,16 +39,16 @@ def share_of_memory(machine: Saturation, executors: int) -> Saturation:
 
 
 TEAMS_STAY, AS_IN_TENSORFLOW = "teams that stay", "convolutions as in TensorFlow"
+# For Tang et al.; the first one is meant where none is named
 GRAPHI_MACHINES: Mapping[str, Callable[[Saturation], Saturation]] = MappingProxyType(
     {TEAMS_STAY: teams_that_stay, AS_IN_TENSORFLOW: lambda machine: machine}
 )
-"""For Tang et al.; the first one is meant where none is named."""
 
 IN_A_STEP, BY_ITSELF = "as in a step", "as in Table II"
+# For Liu et al., whose Table II has milliseconds of every convolution that do not scale: left out, or counted
 LIU_MACHINES: Mapping[str, Callable[[Saturation], Saturation]] = MappingProxyType(
     {IN_A_STEP: lambda machine: machine, BY_ITSELF: standalone}
 )
-"""For Liu et al., whose Table II has milliseconds of every convolution that do not scale: left out, or counted."""
 
 
 def _scaled(change: Callable[[Scaling, float], Scaling]) -> Callable[[Saturation, float], Saturation]:
@@ -61,6 +59,7 @@ def _scaled(change: Callable[[Scaling, float], Scaling]) -> Callable[[Saturation
     return varied
 
 
+# What of a machine can be multiplied by a factor, one at a time
 VARIATIONS: Mapping[str, Callable[[Saturation, float], Saturation]] = MappingProxyType(
     {
         "launch": lambda machine, factor: replace(machine, launch_s=factor * machine.launch_s),
@@ -76,7 +75,6 @@ VARIATIONS: Mapping[str, Callable[[Saturation, float], Saturation]] = MappingPro
         ),
     }
 )
-"""What of a machine can be multiplied by a factor, one at a time."""
 
 
 def team(threads: int) -> Case:

@@ -10,29 +10,21 @@ from bow.costs import Saturation, sort_of
 from bow.schedule.scheduler import ListScheduler, Start, classes_by_scaling, critical_path
 from bow.schedule.simulator import simulate_operators
 
+# Executors of three sizes, as in the paper's example, which share out all cores
 TEAMS = ((32, 16, 8, 8), (16, 16, 8, 8, 4, 4, 4, 4))
-"""Executors of three sizes, as in the paper's example, which share out all cores."""
 
+# What an operator that finds its input in its executor's cache takes, over what it takes otherwise: a parameter. The
+# paper found a modest gain for element-wise operators, and none for products
 KEPT = (0.9, 0.8)
-"""What an operator that finds its input in its executor's cache takes, over what it takes otherwise: a parameter. The
-paper found a modest gain for element-wise operators, and none for products."""
 
-HANDOVER_NS = (0, 1000, 5000)
-"""Nanoseconds that it takes to hand an operator to another executor: a parameter."""
+HANDOVER_NS = (0, 1000, 5000)  # Nanoseconds that it takes to hand an operator to another executor: a parameter
 
+# Milliseconds of context switches where the number of executors changes, from and to (section 6)
 CHANGE_MS = (10.0, 30.0)
-"""Milliseconds of context switches where the number of executors changes, from and to (section 6)."""
 
 
 def try_options(machine: Saturation, step: Step, shape: tuple[int, int], counts: Sequence[int]) -> dict[str, Any]:
-    """The effect of each option on a step with critical path first.
-
-    Args:
-        machine: what operators take.
-        step: the step.
-        shape: the executors and threads that are compared with, the best symmetric ones.
-        counts: numbers of executors that a pass may have.
-    """
+    """The effect of each option on a step with critical path first."""
     return {
         "executors": shape[0],
         "threads": shape[1],

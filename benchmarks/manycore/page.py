@@ -37,11 +37,7 @@ runtime is driven by, and the rest is simulated. [scheduling.md](../../docs/sche
 
 
 def replaced(text: str, values: Mapping[str, Any]) -> str:
-    """The document with the tables that these values make.
-
-    Raises:
-        SettingError: it asks for a table that there is none of.
-    """
+    """The document with the tables that these values make."""
     tables = {each.key: each.table.markdown() for each in sections(values)}
     return with_tables(text, BENCHMARK, tables, keys=tables)
 

@@ -19,15 +19,6 @@ def compare_queues(
 
     An executor that polls a queue keeps it from all others for `dispatch_ns`, so that giving out an operator costs that
     for every executor there is; the central scheduler is alone with its own.
-
-    Args:
-        machine: what operators take.
-        step: the step.
-        dispatch_ns: nanoseconds, several values; 0 is a queue that costs nothing.
-        seeds: of queues that give out any ready operator.
-
-    Returns:
-        By shape: `queue`, ratios by `dispatch_ns`; and `random`, ratios of the queues without order, at no cost.
     """
     rows = []
     for executors, threads in TABLE_2_SHAPES:

@@ -10,8 +10,7 @@ from benchmarks.manycore.section import Section
 from benchmarks.results import Table
 from bow.models import NETWORKS
 
-Found = Mapping[str, Mapping[str, Any]]
-"""By network, by size."""
+Found = Mapping[str, Mapping[str, Any]]  # By network, by size
 
 _FIGURE_6 = """\
 Speed-up over one executor with 64 threads, critical path first; in bold the best. Parallel: the time of all operators

@@ -10,8 +10,7 @@ from benchmarks.manycore.strategies import SHARED
 from benchmarks.results import Table
 from bow.models import NETWORKS
 
-Found = Mapping[str, Mapping[str, Any]]
-"""By network."""
+Found = Mapping[str, Mapping[str, Any]]  # By network
 
 _FIGURE_3 = f"""\
 Speed-ups: strategies 1, and 1 and 2, over the recommendation (68 threads, one operator after another); strategy 3 over
@@ -159,12 +158,7 @@ def _table_6(found: Found) -> Table:
 
 
 def short(kind: str) -> str:
-    """The name of an operator without what all have.
-
-    Example:
-        >>> short("aten.convolution_backward.default weight")
-        'convolution_backward weight'
-    """
+    """The name of an operator without what all have."""
     return kind.removeprefix("aten.").replace(".default", "")
 
 

@@ -8,12 +8,7 @@ from bow.schedule.scheduler import ListScheduler, Start
 
 
 def fit(executors: int, threads: int, cores: int) -> bool:
-    """Whether so many executors find seats: on cores, and then on the second hardware threads of cores.
-
-    Example:
-        >>> fit(2, 68, cores=68), fit(3, 44, cores=68)
-        (True, False)
-    """
+    """Whether so many executors find seats: on cores, and then on the second hardware threads of cores."""
     return executors <= 2 * (cores // threads)
 
 
@@ -22,14 +17,6 @@ class Seated:
 
     Executors sit side by side. Those that find no cores any more sit on the second hardware threads, beside the first.
     What runs there at the same time slows each other down, as the simulator is told.
-
-    Args:
-        scheduler: of executors without cores.
-        threads: of each executor.
-        cores: of the machine.
-
-    Raises:
-        SettingError: there are no seats for so many.
 
     Example:
         >>> seated = Seated(ListScheduler([(), ()], executors=2), threads=2, cores=3)

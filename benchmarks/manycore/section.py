@@ -7,16 +7,9 @@ from benchmarks.results import Table
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the page.
+    """A table of the page."""
 
-    Attributes:
-        key: by which `docs/scheduling.md` asks for it.
-        title: above it.
-        table: the numbers.
-        remark: what they are.
-    """
-
-    key: str
-    title: str
-    table: Table
-    remark: str
+    key: str  # by which `docs/scheduling.md` asks for it
+    title: str  # above it
+    table: Table  # the numbers
+    remark: str  # what they are

@@ -10,8 +10,7 @@ from benchmarks.manycore.steps import Step
 from benchmarks.manycore.strategies import Plan, recommended, simulate_plan, try_pairs
 from bow.costs import Saturation
 
-USUAL_PAIRS = ((1, 34), (2, 34), (3, 22), (4, 16))
-"""Those that the manual optimum is chosen from here."""
+USUAL_PAIRS = ((1, 34), (2, 34), (3, 22), (4, 16))  # Those that the manual optimum is chosen from here
 
 
 def machines(machine: Saturation, factors: Sequence[float]) -> Iterator[tuple[str, float, Saturation]]:
@@ -29,15 +28,7 @@ def of_executors(
     tried: Sequence[tuple[int, int]],
     factors: Sequence[float],
 ) -> list[dict[str, Any]]:
-    """The best speed-up over sequential execution, with which executors, and critical path first over first come.
-
-    Args:
-        machine: whose parameters are varied.
-        adapt: what is made of it afterwards.
-        step: the step.
-        tried: shapes.
-        factors: that each parameter is multiplied by.
-    """
+    """The best speed-up over sequential execution, with which executors, and critical path first over first come."""
     rows = []
     for parameter, factor, varied in machines(machine, factors):
         own = adapt(varied)
@@ -66,16 +57,7 @@ def of_executors(
 def of_strategies(
     machine: Saturation, step: Step, noise: float, interval: int, seed: int, factors: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """What the strategies bring, one on top of the other, and the best of a few uniform pairs, as speed-ups.
-
-    Args:
-        machine: whose parameters are varied.
-        step: the step.
-        noise: as in `learn`.
-        interval: as in `learn`.
-        seed: as in `learn`.
-        factors: that each parameter is multiplied by.
-    """
+    """What the strategies bring, one on top of the other, and the best of a few uniform pairs, as speed-ups."""
     rows = []
     for parameter, factor, own in machines(machine, factors):
         curves = learn(own, step, noise, interval, seed)

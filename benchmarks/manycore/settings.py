@@ -14,11 +14,7 @@ LIU = ("resnet50", "dcgan", "inception")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for manycore.json and manycore.md")  # noqa: RUF009 - it is dataclasses.field
     docs: Path = setting(Path("docs"), "folder with scheduling.md, whose tables and pictures are replaced")  # noqa: RUF009

@@ -14,19 +14,12 @@ from bow.models import NETWORKS
 
 @dataclass(frozen=True)
 class Step:
-    """The operators of a training step that take time, numbered in the order of capture.
+    """The operators of a training step that take time, numbered in the order of capture."""
 
-    Attributes:
-        works: by operator: what it has to do.
-        dependencies: by operator: those whose results it reads, directly or through views.
-        modules: by operator: the module that called it, or whose backward it belongs to.
-        forward: by operator: whether it belongs to the forward pass.
-    """
-
-    works: tuple[Work, ...]
-    dependencies: tuple[frozenset[int], ...]
-    modules: tuple[str, ...]
-    forward: tuple[bool, ...]
+    works: tuple[Work, ...]  # by operator: what it has to do
+    dependencies: tuple[frozenset[int], ...]  # by operator: those whose results it reads, directly or through views
+    modules: tuple[str, ...]  # by operator: the module that called it, or whose backward it belongs to
+    forward: tuple[bool, ...]  # by operator: whether it belongs to the forward pass
 
     def __len__(self) -> int:
         return len(self.works)
@@ -41,13 +34,6 @@ def capture_step(network: str, size: str) -> Step:
     """The training step of a network, forward and backward, without the optimizer.
 
     Nothing is computed, and no weights take memory.
-
-    Args:
-        network: one of `bow.models.NETWORKS`.
-        size: of the network.
-
-    Raises:
-        SettingError: it has no such size.
     """
     chosen = NETWORKS[network]
     with torch.device("meta"):
@@ -59,12 +45,6 @@ def step_of(graph: StepGraph) -> Step:
     """A step graph without what takes no time: views, updates, and operators that only allocate memory.
 
     What reads the result of such an operator depends on those that the operator depends on.
-
-    Example:
-        >>> batch = torch.randn(4, 3), torch.randn(4, 1)
-        >>> graph = bow.capture(torch.nn.Linear(3, 1), batch, torch.nn.functional.mse_loss)
-        >>> step_of(graph).kinds[:2]
-        ['aten.addmm.default', 'aten.mse_loss.default']
     """
     kept = [operator for operator in graph.operators if is_worth_measuring(operator)]
     numbers = {operator.index: number for number, operator in enumerate(kept)}

@@ -20,40 +20,34 @@ from bow.schedule.scheduler.corun import Strategy
 from bow.schedule.scheduler.threads_of import threads_by_kind
 from bow.schedule.simulator import simulate_operators
 
-HARDWARE_THREADS = 4
-"""Of a core."""
+HARDWARE_THREADS = 4  # Of a core
 
+# Times as long as alone an operator takes while it shares its cores with another (Liu et al., Table III: two that
+# have all cores each, on hyper-threads, are 1.03 times as fast as one after the other)
 SHARED = 2 / 1.03
-"""Times as long as alone an operator takes while it shares its cores with another (Liu et al., Table III: two that have
-all cores each, on hyper-threads, are 1.03 times as fast as one after the other)."""
 
+# Factors that are tried: the paper has none for a small operator beside a large one
 SHARINGS = (1.0, 1.1, 1.25, 1.5, SHARED)
-"""Factors that are tried: the paper has none for a small operator beside a large one."""
 
+# What it may cost that a number of threads changes; the paper has no number
 CHANGES_NS = (0, 10_000, 30_000, 100_000, 300_000)
-"""What it may cost that a number of threads changes; the paper has no number."""
 
+# Whose number of threads a change is one of: two ways to read the reason for strategy 2
 OF_A_CORE, OF_A_TYPE = "of a core", "of a type"
-"""Whose number of threads a change is one of: two ways to read the reason for strategy 2."""
 
 INTER = (1, 2, 3, 4, 5, 6, 8)
+# Pairs of inter-op and intra-op parallelism of Table I that two hardware threads of each core are enough for
 TABLE_I = ((1, 34), (1, 68), (2, 34), (2, 68), (4, 34))
-"""Pairs of inter-op and intra-op parallelism of Table I that two hardware threads of each core are enough for."""
 
 TOP = 10
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to apply the strategies.
+    """One way to apply the strategies."""
 
-    Attributes:
-        strategy: the last that is applied.
-        narrow: bow's addition to strategy 3.
-    """
-
-    strategy: Strategy
-    narrow: bool = False
+    strategy: Strategy  # the last that is applied
+    narrow: bool = False  # bow's addition to strategy 3
 
     @property
     def name(self) -> str:

@@ -8,41 +8,25 @@ from typing import Literal
 
 from benchmarks.peers.task import Job
 
+# torch's compiler, which everybody needs: torch.optim imports a part of it, which takes seconds
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
-"""torch's compiler, which everybody needs: torch.optim imports a part of it, which takes seconds."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to train.
+    """One way to train."""
 
-    Attributes:
-        title: its name, for people.
-        home: the module, in this package, that has it.
-        about: what it is, a sentence for the page.
-        threads: how many of torch's threads a process has: the number of the settings with which it is `"fastest"`,
-            `"one"`, or `"all"` that there are.
-        package: what has to be installed besides bow.
-        devices: where it runs.
-        processes: how many train together.
-        imports: modules that it would import in the course of training, besides `COMPILER`.
-        base: whose setting it takes; None: what is best for itself.
-        environment: variables that its processes get besides what torch has by default.
-        function: its name in the module: called with a job, it trains until the referee ends that, and returns a few
-            words on what ran, or None where that goes without saying.
-    """
-
-    title: str
-    home: str
-    about: str
-    threads: Literal["fastest", "one", "all"] = "fastest"
-    package: str | None = None
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    processes: int = 1
-    imports: tuple[str, ...] = ()
-    base: str | None = "pytorch"
+    title: str  # its name, for people
+    home: str  # the module, in this package, that has it
+    about: str  # what it is, a sentence for the page
+    threads: Literal["fastest", "one", "all"] = "fastest"  # how many of torch's threads a process has
+    package: str | None = None  # what has to be installed besides bow
+    devices: tuple[str, ...] = ("cpu", "cuda")  # where it runs
+    processes: int = 1  # how many train together
+    imports: tuple[str, ...] = ()  # modules that it would import in the course of training, besides `COMPILER`
+    base: str | None = "pytorch"  # whose setting it takes; None: what is best for itself
     environment: Mapping[str, str] = field(default_factory=dict)
-    function: str = "train"
+    function: str = "train"  # its name in the module
 
     def missing(self, device: str) -> str | None:
         """Why it cannot take part on a device; None where it can."""
@@ -63,8 +47,8 @@ class Contestant:
 
 PYTORCH, LARGE_BATCH, BOW, GOODPUT = "pytorch", "large_batch", "bow", "bow_goodput"
 
+# What the command `bow` sets for its users: torch's idle threads sleep instead of spinning
 AS_BOW_SETS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""What the command `bow` sets for its users: torch's idle threads sleep instead of spinning."""
 
 CONTESTANTS: dict[str, Contestant] = {
     PYTORCH: Contestant(

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from benchmarks.peers.task import Job
 
-WARM_UP_STEPS = 3
-"""Steps as usual before the capture, on a stream of their own; they train as well."""
+WARM_UP_STEPS = 3  # Steps as usual before the capture, on a stream of their own; they train as well
 
 
 def train(job: Job) -> None:

@@ -4,8 +4,7 @@ import torch
 
 from benchmarks.peers.task import Job
 
-STEPS = 8
-"""Between two averagings, as in accelerate's guide."""
+STEPS = 8  # Between two averagings, as in accelerate's guide
 
 
 def train(job: Job) -> str:

@@ -9,8 +9,7 @@ from bow.observe.charts import BLUE, GREY, ORANGE, STYLE
 
 COLORS = {BOW: BLUE, GOODPUT: "#2a9d6f", PYTORCH: ORANGE}
 OTHERS = ("#8f4fa8", "#b23a48", "#5b6577", "#b8a12e", "#4fa3a8", "#8b6b4a", "#d98cb3")
-HEADROOM = 0.1
-"""Of accuracies, what is this far below the target is not drawn."""
+HEADROOM = 0.1  # Of accuracies, what is this far below the target is not drawn
 
 
 def draw(finals: Sequence[Training], target: float, path: Path) -> None:

@@ -19,14 +19,7 @@ def run(
     forward: Callable[..., Any] | None = None,
     rate: Callable[[int], float] | None = None,
 ) -> None:
-    """The loop.
-
-    Args:
-        job: what is trained.
-        model: the model, as it is evaluated.
-        forward: the model as it is trained, where that is another one.
-        rate: the learning rate after so many samples, where it is not constant.
-    """
+    """The loop."""
     optimizer = job.make_optimizer(model.parameters())
     forward = model if forward is None else forward
     samples = 0

@@ -19,11 +19,10 @@ from benchmarks.peers.task import Job, Task
 from benchmarks.peers.training import DIVERGED, FAILED, Choice, Training
 from bow.errors import DivergenceError
 
-PATIENCE_S = 600.0
-"""For everything in a process besides training: starting, compiling, evaluating. Then it hangs."""
+PATIENCE_S = 600.0  # For everything in a process besides training: starting, compiling, evaluating. Then it hangs
 
+# For the other processes once that of rank 0 has ended well: its result is there, and they may hang in their end
 GRACE_S = 5.0
-"""For the other processes once that of rank 0 has ended well: its result is there, and they may hang in their end."""
 
 POLL_S = 0.05
 
@@ -32,10 +31,6 @@ def train_apart(task: Task, environment: Mapping[str, str] | None = None) -> Tra
     """Train in a process of its own, or in several that train together, and wait for it.
 
     A process that fails or hangs is a training that failed.
-
-    Args:
-        task: what is asked for.
-        environment: variables that every contestant's processes get.
     """
     count = CONTESTANTS[task.choice.contestant].processes
     with tempfile.TemporaryDirectory() as folder:
@@ -59,11 +54,7 @@ def train_apart(task: Task, environment: Mapping[str, str] | None = None) -> Tra
 
 
 def main(arguments: Sequence[str]) -> None:
-    """What a process runs: the task is JSON on standard input, the training becomes a file.
-
-    Args:
-        arguments: that file, and the rank of the process.
-    """
+    """What a process runs: the task is JSON on standard input, the training becomes a file."""
     task, path, rank = Task.from_dict(json.load(sys.stdin)), Path(arguments[0]), int(arguments[1])
     torch.set_num_threads(task.choice.threads)
     path.write_text(json.dumps(train(task, rank).as_dict()))
@@ -126,11 +117,7 @@ def _start(task: Task, path: Path, rank: int, environment: Mapping[str, str]) ->
 
 
 def _wait(processes: Sequence["subprocess.Popen[str]"], seconds: float) -> list[int] | None:
-    """Wait until that of rank 0 has ended well, or one has failed, for which the others would wait.
-
-    Returns:
-        The ranks of those that have failed; None where that took longer.
-    """
+    """Wait until that of rank 0 has ended well, or one has failed, for which the others would wait."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         states = [process.poll() for process in processes]

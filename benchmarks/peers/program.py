@@ -26,40 +26,27 @@ from benchmarks.results import Result, console, prepare_output, write_json, writ
 from bow.data import DataSplits
 from bow.errors import SettingError
 
-SWEEP_SEED = 0
-"""Of the sweep; those of the finals begin behind it, so that the luck of the sweep does not count."""
+SWEEP_SEED = 0  # Of the sweep; those of the finals begin behind it, so that the luck of the sweep does not count
 
+# A rehearsal is short, but has four evaluations, from the first to the last of which its throughput is measured
 REHEARSED_EPOCHS = 0.1
-"""A rehearsal is short, but has four evaluations, from the first to the last of which its throughput is measured."""
 
-REHEARSALS = 3
-"""With every number of threads, where there are several to choose from: a single one may be disturbed."""
+REHEARSALS = 3  # With every number of threads, where there are several to choose from: a single one may be disturbed
 
+# Settings that plain PyTorch and bow have in the finals: one seed of the sweep does not tell them well apart
 FINALISTS = 2
-"""Settings that plain PyTorch and bow have in the finals: one seed of the sweep does not tell them well apart."""
 
 
 @dataclass
 class Program:
-    """Both stages.
+    """Both stages."""
 
-    Args:
-        settings: of the benchmark.
-        train: carries a training out.
-        say: is told every line of the protocol.
-
-    Attributes:
-        trainings: all of them, in their order.
-        left_out: who did not take part, and why.
-        entries: what everybody does in the finals, the best first.
-    """
-
-    settings: Settings
-    train: Callable[[Task], Training]
-    say: Callable[[str], object]
-    trainings: list[Training] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    entries: dict[str, list[Choice]] = field(default_factory=dict)
+    settings: Settings  # of the benchmark
+    train: Callable[[Task], Training]  # carries a training out
+    say: Callable[[str], object]  # is told every line of the protocol
+    trainings: list[Training] = field(default_factory=list)  # all of them, in their order
+    left_out: dict[str, str] = field(default_factory=dict)  # who did not take part, and why
+    entries: dict[str, list[Choice]] = field(default_factory=dict)  # what everybody does in the finals, the best first
     _rehearsals: dict[tuple[str, int], Training] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -225,12 +212,7 @@ def run(settings: Settings, command: str) -> int:
 
 
 def check(settings: Settings) -> DataSplits:
-    """Find out before the first training what none of them could do; returns the data.
-
-    Raises:
-        SettingError: there is no such device, or nothing is left to run.
-        DataError: the data are not there.
-    """
+    """Find out before the first training what none of them could do; returns the data."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise SettingError("device=cuda needs a CUDA device, and torch sees none; use device=cpu")
     absent = missing(settings)

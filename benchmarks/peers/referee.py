@@ -11,21 +11,11 @@ from benchmarks.peers.training import DIVERGED, EPOCHS, REACHED, TIME, Look
 from bow.data import evaluation_batches
 from bow.training import Accuracy
 
-Predict = Callable[[Tensor], Tensor]
-"""From images to what the classes are ranked by."""
+Predict = Callable[[Tensor], Tensor]  # From images to what the classes are ranked by
 
 
 class Referee:
-    """Stops the clock, evaluates, and says when a training ends.
-
-    Args:
-        validation: images and labels.
-        every: samples between evaluations.
-        target: the accuracy at which the training ends.
-        most_samples: after so many it ends.
-        limit_s: after so many seconds it ends; looked at when it is evaluated.
-        clock: seconds that only go up.
-    """
+    """Stops the clock, evaluates, and says when a training ends."""
 
     def __init__(
         self,
@@ -65,15 +55,7 @@ class Referee:
         return samples >= self._next
 
     def ends(self, predict: Predict, samples: int) -> bool:
-        """Evaluate if that is due, with the clock stopped.
-
-        Args:
-            predict: the model as it is now.
-            samples: seen so far.
-
-        Returns:
-            Whether the training is to end.
-        """
+        """Evaluate if that is due, with the clock stopped."""
         return self.is_due(samples) and self.look(predict, samples)
 
     def look(self, predict: Predict, samples: int) -> bool:

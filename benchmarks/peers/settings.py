@@ -9,17 +9,13 @@ from benchmarks.peers.task import DATA, MODELS
 from benchmarks.results import RESULTS
 from bow.errors import SettingError
 
+# Where results of `quick` go by default, so that they do not replace those that are committed
 QUICK = Path("build/quick")
-"""Where results of `quick` go by default, so that they do not replace those that are committed."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for peers.json, peers.md and peers.png; quick: build/quick")  # noqa: RUF009 - it is dataclasses.field
     contestants: tuple[str, ...] = setting(tuple(CONTESTANTS), "who takes part", choices=tuple(CONTESTANTS))

@@ -5,8 +5,7 @@ from typing import TypeAlias
 
 from benchmarks.peers.training import DIVERGED, FAILED, Training, by_choice
 
-MARGIN = 1.25
-"""A setting that takes longer than this times the shortest time so far is given up."""
+MARGIN = 1.25  # A setting that takes longer than this times the shortest time so far is given up
 
 RULE = (
     "from the middle of the learning rates it goes up one by one while that is better, and then likewise down; so it "
@@ -15,8 +14,7 @@ RULE = (
     f"than {MARGIN:g} times the shortest time so far to the target"
 )
 
-Score: TypeAlias = tuple[int, float]
-"""The lower, the better."""
+Score: TypeAlias = tuple[int, float]  # The lower, the better
 
 
 def score(training: Training) -> Score:
@@ -51,14 +49,6 @@ def fastest(rehearsals: Sequence[Training]) -> Training:
 def climb(count: int, start: int, score_at: Callable[[int], Score]) -> int:
     """Go up while it gets better, then down likewise.
 
-    Args:
-        count: how many places there are.
-        start: where to begin.
-        score_at: the score of a place; the lower, the better. It is asked again for places that it was asked for.
-
-    Returns:
-        The best place that was seen.
-
     Example:
         >>> climb(6, 2, lambda place: (0, abs(place - 4)))
         4
@@ -76,17 +66,7 @@ def sweep(
     limit_s: float,
     train: Callable[[int, float, float], Training],
 ) -> Training:
-    """Find a batch size and a learning rate.
-
-    Args:
-        batch_sizes: the grid, in rising order.
-        lrs: likewise.
-        limit_s: seconds after which any training ends.
-        train: trains with a batch size and a learning rate for at most so many seconds.
-
-    Returns:
-        The best training; where nothing did better, it may have diverged or failed.
-    """
+    """Find a batch size and a learning rate."""
     seen: dict[tuple[int, int], Training] = {}
     best_rates: dict[int, int] = {}
 

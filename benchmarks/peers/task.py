@@ -23,35 +23,20 @@ Samples: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """A training that is asked for.
+    """A training that is asked for."""
 
-    Attributes:
-        choice: what is tuned.
-        seed: of weights and shuffling.
-        stage: `"rehearsal"`, `"sweep"` or `"final"`.
-        model: a key of `MODELS`.
-        data: a key of `DATA`.
-        root: folder of its files; empty: where they usually are.
-        device: `"cpu"` or `"cuda"`.
-        target: the accuracy at which the training ends.
-        epochs: passes over the data that it is announced to take.
-        until: epochs after which it ends: all of them, or fewer in a rehearsal.
-        limit_s: seconds after which it ends.
-        evaluate_every: epochs between evaluations.
-    """
-
-    choice: Choice
-    seed: int
-    stage: str
-    model: str
-    data: str
-    root: str
-    device: str
-    target: float
-    epochs: int
-    until: float
-    limit_s: float
-    evaluate_every: float
+    choice: Choice  # what is tuned
+    seed: int  # of weights and shuffling
+    stage: str  # `"rehearsal"`, `"sweep"` or `"final"`
+    model: str  # a key of `MODELS`
+    data: str  # a key of `DATA`
+    root: str  # folder of its files; empty: where they usually are
+    device: str  # `"cpu"` or `"cuda"`
+    target: float  # the accuracy at which the training ends
+    epochs: int  # passes over the data that it is announced to take
+    until: float  # epochs after which it ends: all of them, or fewer in a rehearsal
+    limit_s: float  # seconds after which it ends
+    evaluate_every: float  # epochs between evaluations
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Task":
@@ -67,19 +52,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """What a contestant gets.
+    """What a contestant gets."""
 
-    Attributes:
-        task: what is asked for.
-        data: on the device.
-        referee: has the clock, evaluates, and says when to end.
-        rank: of this process, where a contestant has several.
-    """
-
-    task: Task
-    data: DataSplits
-    referee: Referee
-    rank: int = 0
+    task: Task  # what is asked for
+    data: DataSplits  # on the device
+    referee: Referee  # has the clock, evaluates, and says when to end
+    rank: int = 0  # of this process, where a contestant has several
 
     @property
     def choice(self) -> Choice:
@@ -110,13 +88,7 @@ class Job:
 
 
 class Batches:
-    """Endless batches of data in memory: one `index_select` per tensor, in an order that is drawn anew each epoch.
-
-    Args:
-        data: inputs and targets.
-        batch_size: samples in a batch; what is left of an epoch is left out.
-        seed: of the order.
-    """
+    """Endless batches of data in memory: one `index_select` per tensor, in an order that is drawn anew each epoch."""
 
     def __init__(self, data: Samples, batch_size: int, seed: int) -> None:
         self._inputs, self._targets = data

@@ -6,28 +6,20 @@ from typing import Any, NamedTuple
 
 from benchmarks.line_up import counted
 
+# How a training ends
 REACHED, EPOCHS, TIME, DIVERGED, FAILED = "reached", "epochs used up", "time used up", "diverged", "failed"
-"""How a training ends."""
 
-REHEARSAL, SWEEP, FINAL = "rehearsal", "sweep", "final"
-"""What it is for."""
+REHEARSAL, SWEEP, FINAL = "rehearsal", "sweep", "final"  # What it is for
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is tuned.
+    """What is tuned."""
 
-    Attributes:
-        contestant: who trains, a key of `CONTESTANTS`.
-        batch_size: samples in a step; of each learner, process or model where there are several.
-        lr: learning rate.
-        threads: torch's, of each process.
-    """
-
-    contestant: str
-    batch_size: int
-    lr: float
-    threads: int
+    contestant: str  # who trains, a key of `CONTESTANTS`
+    batch_size: int  # samples in a step; of each learner, process or model where there are several
+    lr: float  # learning rate
+    threads: int  # torch's, of each process
 
     def __str__(self) -> str:
         """For people."""
@@ -35,42 +27,25 @@ class Choice:
 
 
 class Look(NamedTuple):
-    """One evaluation.
+    """One evaluation."""
 
-    Attributes:
-        seconds: of training until then.
-        samples: seen until then, by all learners or processes together; of an ensemble, by each model.
-        accuracy: on the test images, as a share.
-    """
-
-    seconds: float
-    samples: int
-    accuracy: float
+    seconds: float  # of training until then
+    samples: int  # seen until then, by all learners or processes together; of an ensemble, by each model
+    accuracy: float  # on the test images, as a share
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training.
+    """One training."""
 
-    Attributes:
-        choice: what was tuned.
-        seed: of weights and shuffling.
-        stage: what it was for.
-        ending: how it ended.
-        looks: its evaluations, in their order.
-        ran_as: what ran, where that does not follow from the choice.
-        why: why it failed.
-        limit_s: seconds after which it would have ended.
-    """
-
-    choice: Choice
-    seed: int
-    stage: str
-    ending: str
-    looks: tuple[Look, ...] = ()
-    ran_as: str | None = None
-    why: str | None = None
-    limit_s: float | None = None
+    choice: Choice  # what was tuned
+    seed: int  # of weights and shuffling
+    stage: str  # what it was for
+    ending: str  # how it ended
+    looks: tuple[Look, ...] = ()  # its evaluations, in their order
+    ran_as: str | None = None  # what ran, where that does not follow from the choice
+    why: str | None = None  # why it failed
+    limit_s: float | None = None  # seconds after which it would have ended
 
     @property
     def time_s(self) -> float | None:

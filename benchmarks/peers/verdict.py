@@ -11,8 +11,7 @@ from benchmarks.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
 from benchmarks.peers.training import Choice, Training, by_choice
 
 LIMIT = 0.7
-LEAST_SEEDS = 3
-"""With fewer of them there is no verdict."""
+LEAST_SEEDS = 3  # With fewer of them there is no verdict
 
 CLAIM = f"bow reaches the target in at most {LIMIT:g} of the time of the best setting of plain PyTorch"
 
@@ -22,14 +21,10 @@ class Duel:
     """bow and plain PyTorch with the same seed, both at the target.
 
     The ratio of times is that of samples by that of throughputs, and the rest: above all what setting up takes.
-
-    Attributes:
-        bow: its training.
-        plain: that of plain PyTorch.
     """
 
-    bow: Training
-    plain: Training
+    bow: Training  # its training
+    plain: Training  # that of plain PyTorch
 
     @property
     def ratio(self) -> float:
@@ -59,15 +54,10 @@ class Duel:
 
 @dataclass(frozen=True)
 class Peer:
-    """The fastest of all peers, plain PyTorch included.
+    """The fastest of all peers, plain PyTorch included."""
 
-    Attributes:
-        choice: what it does.
-        ratio: of the times, bow's by its, over the seeds with which both reached the target.
-    """
-
-    choice: Choice
-    ratio: Spread
+    choice: Choice  # what it does
+    ratio: Spread  # of the times, bow's by its, over the seeds with which both reached the target
 
     def __str__(self) -> str:
         """For people."""
@@ -81,17 +71,11 @@ class Peer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the finals say about the claim.
+    """What the finals say about the claim."""
 
-    Attributes:
-        duels: of the seeds with which both reached the target.
-        missed: who did not reach it, with which seed.
-        best_peer: the fastest of all that are not bow; None where bow met none of them at the target.
-    """
-
-    duels: tuple[Duel, ...]
-    missed: tuple[tuple[str, int], ...]
-    best_peer: Peer | None = None
+    duels: tuple[Duel, ...]  # of the seeds with which both reached the target
+    missed: tuple[tuple[str, int], ...]  # who did not reach it, with which seed
+    best_peer: Peer | None = None  # the fastest of all that are not bow; None where bow met none of them at the target
 
     @property
     def ratio(self) -> Spread | None:

@@ -15,8 +15,7 @@ from bow.planning.search.starts import baseline
 from bow.planning.simulator.simulation_result import SimulationResult
 from bow.planning.simulator.tasks import TaskKind
 
-STARTS = ("data", "expert", "single", "single")
-"""What searches start from: the paper's, and one device."""
+STARTS = ("data", "expert", "single", "single")  # What searches start from: the paper's, and one device
 
 
 BASELINES = ("single", "data", "expert")
@@ -30,18 +29,7 @@ def compare_strategies(
     seed: int,
     with_optcnn: bool = False,
 ) -> tuple[dict[str, Any], tuple[Split, ...]]:
-    """What a step takes with data parallelism, the experts' strategy, the one that is found, and OptCNN's.
-
-    Args:
-        graph: of a step.
-        topology: the devices.
-        seconds: of the search.
-        seed: of it.
-        with_optcnn: whether OptCNN's strategy is looked for; it takes minutes with many devices.
-
-    Returns:
-        Plain values by strategy, and the splits of the one that was found.
-    """
+    """What a step takes with data parallelism, the experts' strategy, the one that is found, and OptCNN's."""
     problem = problem_of(graph, topology)
     rows = without_search(problem, (*BASELINES, *(("optcnn",) if with_optcnn else ())))
     starts = (*STARTS, *(("optcnn",) if with_optcnn else ()))
@@ -58,12 +46,7 @@ def compare_strategies(
 
 
 def without_search(problem: Problem, names: Sequence[str] = BASELINES) -> dict[str, Any]:
-    """By name: a strategy that needs no search, simulated, or why there is none.
-
-    Args:
-        problem: what is planned for.
-        names: of the strategies.
-    """
+    """By name: a strategy that needs no search, simulated, or why there is none."""
     rows: dict[str, Any] = {}
     for name in names:
         try:

@@ -19,29 +19,20 @@ from bow.planning.simulator.native_simulator import Algorithm
 
 CURVES: tuple[Algorithm, ...] = ("delta", "full")
 
-P100S = 16
-"""The cluster has so many."""
+P100S = 16  # The cluster has so many
 
-STRUCTURES = ("inception", "nmt")
-"""Networks whose strategies for four P100 are drawn."""
+STRUCTURES = ("inception", "nmt")  # Networks whose strategies for four P100 are drawn
 
-OPTCNN = ("P100", 16)
-"""The cluster on which the paper compares with OptCNN, and how much of it."""
+OPTCNN = ("P100", 16)  # The cluster on which the paper compares with OptCNN, and how much of it
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job.
+    """What came of a job."""
 
-    Attributes:
-        key: part, and what it is about.
-        found: plain values.
-        splits: a strategy that is to be drawn.
-    """
-
-    key: tuple[str, ...]
-    found: dict[str, Any]
-    splits: tuple[Split, ...] = ()
+    key: tuple[str, ...]  # part, and what it is about
+    found: dict[str, Any]  # plain values
+    splits: tuple[Split, ...] = ()  # a strategy that is to be drawn
 
 
 Job: TypeAlias = Callable[[], Done]

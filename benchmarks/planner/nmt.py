@@ -16,11 +16,10 @@ from bow.planning.search.starts import baseline
 from bow.planning.simulator.native_simulator import Algorithm
 from bow.seeds import derive_seed
 
+# Sixteen walks from one device, eight in each of two processes; the best one of each process goes on
 STARTS = ("single",) * 16
-"""Sixteen walks from one device, eight in each of two processes; the best one of each process goes on."""
 
-POINTS = 60
-"""A curve has so many points at most."""
+POINTS = 60  # A curve has so many points at most
 
 
 def best_over_time(
@@ -29,13 +28,6 @@ def best_over_time(
     """How the best time falls on a walk with the paper's proposals and those of families, from data parallelism.
 
     With the same seed walks with all algorithms are the same, only sooner or later.
-
-    Args:
-        graph: of a step.
-        topology: the devices.
-        algorithm: how proposals are simulated.
-        seconds: of the walk.
-        seed: of it.
     """
     problem = problem_of(graph, topology, algorithm)
     splits = baseline(problem, "data")
@@ -54,15 +46,7 @@ def best_over_time(
 def of_seed(
     graph: OperatorGraph, topology: DeviceTopology, *, seconds: float, seed: int, processes: int
 ) -> dict[str, Any]:
-    """What a search with a seed finds.
-
-    Args:
-        graph: of a step.
-        topology: the devices.
-        seconds: of the search.
-        seed: of it.
-        processes: that search.
-    """
+    """What a search with a seed finds."""
     settings = SearchSettings(budget_s=seconds, seed=seed, processes=processes, starts=STARTS)
     found = search(problem_of(graph, topology), settings)
     return {

@@ -18,8 +18,8 @@ from benchmarks.planner.tables import (
 )
 
 DOCUMENT = "planning.md"
+# Of all tables that there can be
 KEYS = ("optimum", "neighbours", "simulators", "curve", "seeds", "speed-up P100", "speed-up K80", "volume", "optcnn")
-"""Of all tables that there can be."""
 
 BENCHMARK = "planner"
 
@@ -60,10 +60,6 @@ searches were measured. [planning.md](../../docs/planning.md) says what to make 
 
 
 def replaced(text: str, values: Mapping[str, Any]) -> str:
-    """The document with the tables that these values make; a table of a part that was not made stays as it is.
-
-    Raises:
-        SettingError: it asks for a table that there is none of.
-    """
+    """The document with the tables that these values make; a table of a part that was not made stays as it is."""
     tables = {each.key: f"{each.remark}\n\n{each.table.markdown()}" for each in sections(values)}
     return with_tables(text, BENCHMARK, tables, KEYS)

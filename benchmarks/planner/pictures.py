@@ -21,14 +21,7 @@ def draw(
     graphs: Mapping[str, OperatorGraph],
     folder: Path,
 ) -> list[str]:
-    """Draw all that there is; the names of the files.
-
-    Args:
-        values: of the report.
-        found: by network: the strategy for four P100.
-        graphs: by network.
-        folder: for the pictures.
-    """
+    """Draw all that there is; the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     devices = [device.name for device in cluster("P100", 4).devices]

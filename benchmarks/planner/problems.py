@@ -18,6 +18,7 @@ from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.tiles import capture_operators
 
+# The paper's networks (Table 3), in the order of its Table 4
 TITLES: Mapping[str, str] = {
     "alexnet": "AlexNet",
     "resnet101": "ResNet-101",
@@ -26,22 +27,15 @@ TITLES: Mapping[str, str] = {
     "rnnlm": "RNNLM",
     "nmt": "NMT",
 }
-"""The paper's networks (Table 3), in the order of its Table 4."""
 
+# By GPU: the topology of its cluster (Figure 6), and how many a machine has
 CLUSTERS: Mapping[str, tuple[str, int]] = {"P100": ("p100_cluster", 4), "K80": ("k80_cluster", 4)}
-"""By GPU: the topology of its cluster (Figure 6), and how many a machine has."""
 
-PAPER_SIZES = ("flexflow", "paper")
-"""The paper's size of a network has the first of these names that there is."""
+PAPER_SIZES = ("flexflow", "paper")  # The paper's size of a network has the first of these names that there is
 
 
 def graph_of(network: str, size: str) -> OperatorGraph:
-    """The operators of a network's step; nothing is computed, and no memory taken.
-
-    Args:
-        network: one of `TITLES`.
-        size: `"paper"` or `"tiny"`.
-    """
+    """The operators of a network's step; nothing is computed, and no memory taken."""
     chosen = NETWORKS[network]
     name = next(each for each in PAPER_SIZES if each in chosen.sizes) if size == "paper" else size
     described = chosen.size(name)
@@ -58,12 +52,7 @@ def lenet(batch: int = 64) -> OperatorGraph:
 
 
 def short_language_model(size_name: str = "paper", steps: int = 2) -> OperatorGraph:
-    """RNNLM of two steps (section 8.4).
-
-    Args:
-        size_name: of the rest of it, `"paper"` or `"tiny"`.
-        steps: how many.
-    """
+    """RNNLM of two steps (section 8.4)."""
     whole = NETWORKS["rnnlm"].size(size_name)
     size = Size(whole.arguments, (steps,), whole.batch)
     with torch.device("meta"):
@@ -72,23 +61,12 @@ def short_language_model(size_name: str = "paper", steps: int = 2) -> OperatorGr
 
 
 def cluster(gpu: str, devices: int) -> DeviceTopology:
-    """The first devices of a cluster, which has as many machines as they need.
-
-    Args:
-        gpu: one of `CLUSTERS`.
-        devices: how many.
-    """
+    """The first devices of a cluster, which has as many machines as they need."""
     name, per_node = CLUSTERS[gpu]
     whole = load_topology(name, -(-devices // per_node))
     return whole if whole.num_devices == devices else whole.restricted(range(devices))
 
 
 def problem_of(graph: OperatorGraph, topology: DeviceTopology, algorithm: Algorithm = "incremental") -> Problem:
-    """What is planned for, with costs by roofline, and SGD with momentum.
-
-    Args:
-        graph: of a step.
-        topology: the devices.
-        algorithm: how proposals are simulated.
-    """
+    """What is planned for, with costs by roofline, and SGD with momentum."""
     return Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology), algorithm=algorithm)

@@ -15,8 +15,8 @@ from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.starts import baseline
 from bow.planning.simulator.simulated import Evaluator
 
+# What the search that is compared with the proof starts from; the best of all goes on
 STARTS = ("single", "data", "expert", "random", "random", "random")
-"""What the search that is compared with the proof starts from; the best of all goes on."""
 
 
 def prove(
@@ -25,13 +25,6 @@ def prove(
     """What the search finds, and what looking at all strategies shows about it.
 
     As in the paper, tiles of an operator have equal sizes; its devices are any, in any order, without repetition.
-
-    Args:
-        graph: of a step.
-        topology: the devices.
-        search_s: seconds of the search.
-        proof_s: seconds for the proof.
-        seed: of the search.
     """
     problem = problem_of(graph, topology)
     settings = SearchSettings(budget_s=search_s, patience=None, even=True, seed=seed, starts=STARTS)
@@ -62,12 +55,6 @@ def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s
     """What the search finds, improved until no neighbour is better, and all of its neighbours anew.
 
     All three choose from the same splits: those of the search's own space, tiles of unequal sizes among them.
-
-    Args:
-        graph: of a step.
-        topology: the devices.
-        search_s: seconds of the search, without the way down.
-        seed: of the search.
     """
     problem = problem_of(graph, topology)
     settings = SearchSettings(budget_s=search_s, seed=seed, starts=("single", "data"), descend=False)

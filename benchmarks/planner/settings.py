@@ -14,11 +14,7 @@ PROOFS = ("lenet", "rnnlm")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for planner.json and planner.md; parts left out stay as they are there")  # noqa: RUF009 - it is dataclasses.field
     docs: Path = setting(Path("docs"), "folder with planning.md, whose tables and pictures are replaced")  # noqa: RUF009

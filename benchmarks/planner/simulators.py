@@ -21,8 +21,7 @@ from bow.planning.simulator.native_simulator import ALGORITHMS, Algorithm
 from bow.planning.simulator.simulation import Simulation
 from bow.seeds import derive_seed
 
-LEAST = 3
-"""So many proposals are replayed however long they take."""
+LEAST = 3  # So many proposals are replayed however long they take
 
 
 def compare_simulators(
@@ -34,13 +33,6 @@ def compare_simulators(
     nothing. Every algorithm replays the same proposals, from the first one on, until its time is over, and accepts and
     undoes as the search did. Times are of those that all of them have replayed, without what splits need of rules and
     costs: a search works that out once.
-
-    Args:
-        graph: of a step.
-        topology: the devices.
-        recorded_s: seconds of the search at most.
-        replayed_s: seconds of a replay.
-        seed: of the search.
     """
     problem = problem_of(graph, topology)
     splits = baseline(problem, "data")

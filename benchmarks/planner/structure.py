@@ -11,8 +11,8 @@ from bow.schedule.svg import COLOURS, WIDTH, legend, svg
 LEFT, TOP = 170, 56
 ROW, GAP = 30, 6
 
+# Kinds of operators without weights that are drawn; normalisation follows its convolution and is left out
 SHOWN = frozenset({"max_pool2d", "avg_pool2d", "concat"})
-"""Kinds of operators without weights that are drawn; normalisation follows its convolution and is left out."""
 
 HIDDEN = frozenset({"batch_norm"})
 
@@ -24,13 +24,6 @@ def strategy_svg(
 
     Within a box, the vertical direction is the batch, and the horizontal one everything else that is split. A box
     tells its operator and degrees when pointed at. The steps of an unrolled layer stand side by side.
-
-    Args:
-        graph: whose operators are split.
-        rules: that are known.
-        splits: by operator.
-        devices: their names.
-        title: above the picture.
 
     References:
         Jia, Zaharia, Aiken, 2018, figures 13 and 14.

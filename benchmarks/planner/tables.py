@@ -9,11 +9,10 @@ from benchmarks.planner.problems import TITLES
 from benchmarks.planner.section import Section
 from benchmarks.results import Table
 
+# Parts of the time of a search at which the curve's table shows the best step
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Parts of the time of a search at which the curve's table shows the best step."""
 
-SEEDS_AIM = 0.05
-"""So far at most a search may be behind what is found in ten times its time."""
+SEEDS_AIM = 0.05  # So far at most a search may be behind what is found in ten times its time
 
 NAMES = {"single": "one device", "data": "data parallel", "expert": "expert", "optcnn": "OptCNN", "found": "found"}
 

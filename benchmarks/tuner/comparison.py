@@ -27,14 +27,11 @@ from bow.training.trials import COMPILED, Trials
 from bow.training.tuning import Tuned, make_request, tune
 from bow.tuner import Setting, Tuner
 
-TARGET_RATIO = 0.95
-"""Throughput of the choice over that of the best, at least."""
+TARGET_RATIO = 0.95  # Throughput of the choice over that of the best, at least
 
-TARGET_SHARE = 0.05
-"""The part of the run that calibration takes, at most."""
+TARGET_SHARE = 0.05  # The part of the run that calibration takes, at most
 
-FINALISTS = 5
-"""The fastest of the exhaustive trial, which take turns with the choice."""
+FINALISTS = 5  # The fastest of the exhaustive trial, which take turns with the choice
 
 Verdict: TypeAlias = Literal["reached", "undecided", "missed"]
 
@@ -43,69 +40,40 @@ SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM, fu
 
 @dataclass(frozen=True)
 class Task:
-    """What a process is told.
+    """What a process is told."""
 
-    Attributes:
-        pair: a name in `PAIRS`.
-        run_s: how long the training would take, roughly.
-        passes: over what comes close to the fastest in the exhaustive trial, the first pass included.
-        first_s: seconds of a setting in the first pass.
-        stint_s: seconds of a measurement after that.
-        compile_s: as in `try_all`.
-        turns: of the choice and the finalists.
-        threads: torch's threads.
-        most: learners that are tried at most.
-        cache: a folder for compiled code, empty but for the native runtime; None: where it usually is.
-    """
-
-    pair: str
-    run_s: float
-    passes: int
-    first_s: float
-    stint_s: float
-    compile_s: float
-    turns: int
-    threads: int
-    most: int
-    cache: str | None
+    pair: str  # a name in `PAIRS`
+    run_s: float  # how long the training would take, roughly
+    passes: int  # over what comes close to the fastest in the exhaustive trial, the first pass included
+    first_s: float  # seconds of a setting in the first pass
+    stint_s: float  # seconds of a measurement after that
+    compile_s: float  # as in `try_all`
+    turns: int  # of the choice and the finalists
+    threads: int  # torch's threads
+    most: int  # learners that are tried at most
+    cache: str | None  # a folder for compiled code, empty but for the native runtime; None: where it usually is
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What the tuner found.
+    """What the tuner found."""
 
-    Attributes:
-        choice: the setting; None where it measured nothing and left all to the rule of thumb.
-        seconds: everything that tuning took, from its beginning to its end.
-        summary: what the log says.
-        rows: the decision table.
-    """
-
-    choice: Setting | None
-    seconds: float
-    summary: str
-    rows: Sequence[Mapping[str, Any]]
+    choice: Setting | None  # the setting; None where it measured nothing and left all to the rule of thumb
+    seconds: float  # everything that tuning took, from its beginning to its end
+    summary: str  # what the log says
+    rows: Sequence[Mapping[str, Any]]  # the decision table
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a pair.
+    """What came of a pair."""
 
-    Attributes:
-        pair: its name.
-        run_s: how long the training would take with the best of the exhaustive trial.
-        tried: the exhaustive trial.
-        calibrated: the tuner's choice and what it cost.
-        turns: samples per second, an entry per turn, of the finalists and the choice.
-        dropped: finalists that failed there, and why.
-    """
-
-    pair: str
-    run_s: float
-    tried: Tried
-    calibrated: Calibrated
-    turns: Mapping[Setting, Sequence[float]]
-    dropped: Mapping[Setting, str]
+    pair: str  # its name
+    run_s: float  # how long the training would take with the best of the exhaustive trial
+    tried: Tried  # the exhaustive trial
+    calibrated: Calibrated  # the tuner's choice and what it cost
+    turns: Mapping[Setting, Sequence[float]]  # samples per second, an entry per turn, of the finalists and the choice
+    dropped: Mapping[Setting, str]  # finalists that failed there, and why
 
     @property
     def choice(self) -> Setting | None:
@@ -177,11 +145,7 @@ class Comparison:
 
 
 def compare(task: Task) -> Comparison:
-    """Try everything, tune in a process of its own, and let the choice and the fastest take turns.
-
-    Raises:
-        SettingError: the data of the pair leave room for one number of learners only.
-    """
+    """Try everything, tune in a process of its own, and let the choice and the fastest take turns."""
     _begin(task)
     pair = PAIRS[task.pair]
     blueprint, opened = _prepare(pair)

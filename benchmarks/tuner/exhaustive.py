@@ -11,29 +11,21 @@ from bow.training.lanes import ENGINES_CPU
 from bow.training.trials import COMPILED, Trials, split
 from bow.tuner import Setting, Trial
 
-COUNTS = (1, 2, 3, 4, 6, 8)
-"""Numbers of learners, besides the largest possible one."""
+COUNTS = (1, 2, 3, 4, 6, 8)  # Numbers of learners, besides the largest possible one
 
-CLOSE = 0.75
-"""What has at least this part of the highest throughput in the first pass is measured further."""
+CLOSE = 0.75  # What has at least this part of the highest throughput in the first pass is measured further
 
+# Measurements of a setting in the first pass; the faster one counts there, since a disturbance only makes slower
 PARTS = 2
-"""Measurements of a setting in the first pass; the faster one counts there, since a disturbance only makes slower."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of an exhaustive trial.
+    """What came of an exhaustive trial."""
 
-    Attributes:
-        rates: samples per second by setting, of the first pass and of further ones.
-        failures: settings that did not run, and why.
-        left_out: settings that were not tried, and why.
-    """
-
-    rates: Mapping[Setting, Sequence[float]]
-    failures: Mapping[Setting, str]
-    left_out: Mapping[Setting, str]
+    rates: Mapping[Setting, Sequence[float]]  # samples per second by setting, of the first pass and of further ones
+    failures: Mapping[Setting, str]  # settings that did not run, and why
+    left_out: Mapping[Setting, str]  # settings that were not tried, and why
 
     @property
     def by_speed(self) -> list[Setting]:
@@ -46,14 +38,6 @@ def everything(most: int, threads: int, cores: int | None = None) -> list[Settin
 
     Only what would be measured twice is left out: engine `graph` gives each learner its share of the threads, and with
     as many learners as cores that is one thread, however many there are.
-
-    Args:
-        most: learners at most.
-        threads: torch's threads; one is tried as well.
-        cores: of the machine; None: they are counted.
-
-    Raises:
-        SettingError: no more than one number of learners is possible, so that nothing could be compared.
 
     Example:
         >>> [str(setting) for setting in everything(most=2, threads=2, cores=2) if setting.engine == "graph"]
@@ -76,16 +60,7 @@ def everything(most: int, threads: int, cores: int | None = None) -> list[Settin
 def try_all(
     trials: Trials, settings: Sequence[Setting], *, passes: int, first_s: float, stint_s: float, compile_s: float
 ) -> Tried:
-    """Try all settings for a moment, and those that come close to the fastest of them further times.
-
-    Args:
-        trials: carries them out.
-        settings: all of them.
-        passes: over those that come close, the first pass included.
-        first_s: seconds of a setting in the first pass.
-        stint_s: seconds of a setting in any other.
-        compile_s: where every number of learners is compiled for itself, no further one is once that took so long.
-    """
+    """Try all settings for a moment, and those that come close to the fastest of them further times."""
     rates: dict[Setting, list[float]] = {}
     failures: dict[Setting, str] = {}
     left_out: dict[Setting, str] = {}

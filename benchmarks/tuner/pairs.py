@@ -7,22 +7,17 @@ from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Data, Workload
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.models import LogisticRegression
 
+# In memory, for each pair, and more where these would leave no room for so many learners: with the number of learners
+# left open, every one has a number of batches an epoch at least. They are noise, see `benchmarks.workloads`
 SAMPLES, MOST_LEARNERS = 4096, 8
-"""In memory, for each pair, and more where these would leave no room for so many learners: with the number of learners
-left open, every one has a number of batches an epoch at least. They are noise, see `benchmarks.workloads`."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and a batch size.
+    """A model and a batch size."""
 
-    Attributes:
-        workload: the model and its data.
-        batch_size: samples per learner and round.
-    """
-
-    workload: Workload
-    batch_size: int
+    workload: Workload  # the model and its data
+    batch_size: int  # samples per learner and round
 
     @property
     def num_samples(self) -> int:
@@ -34,6 +29,7 @@ class Pair:
         return self.workload.make_data(self.num_samples)
 
 
+# By name; in the last two, one learner is expected to be best, which the results show or refute
 PAIRS: dict[str, Pair] = {
     "logistic_regression_16": Pair(WORKLOADS["logistic_regression"], 16),
     "mlp_16": Pair(WORKLOADS["mlp"], 16),
@@ -47,4 +43,3 @@ PAIRS: dict[str, Pair] = {
         Workload("logistic regression, color", functools.partial(LogisticRegression, 3 * 32 * 32, CLASSES), COLOR), 64
     ),
 }
-"""By name; in the last two, one learner is expected to be best, which the results show or refute."""

@@ -21,11 +21,7 @@ from bow.runtime import native
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the benchmark.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+    """Settings of the benchmark."""
 
     out: Path = setting(RESULTS, "folder for tuner.json and tuner.md")  # noqa: RUF009 - it is dataclasses.field
     pairs: tuple[str, ...] = setting(tuple(PAIRS), "models and batch sizes", choices=tuple(PAIRS))

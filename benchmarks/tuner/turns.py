@@ -12,21 +12,13 @@ from bow.tuner import Setting, Trial
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and what is known of it.
+    """A median and what is known of it."""
 
-    Attributes:
-        median: of the measurements.
-        low: lower end of the interval.
-        high: upper end.
-        n: measurements.
-        confidence: the probability that such an interval holds the true median.
-    """
-
-    median: float
-    low: float
-    high: float
-    n: int
-    confidence: float
+    median: float  # of the measurements
+    low: float  # lower end of the interval
+    high: float  # upper end
+    n: int  # measurements
+    confidence: float  # the probability that such an interval holds the true median
 
     def __str__(self) -> str:
         return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -42,11 +34,6 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
 
     The number of measurements below the true median is binomial, whatever their distribution:
     from the k-th lowest to the k-th highest, the probability is `1 - 2 P(Binomial(n, 1/2) < k)`.
-
-    Args:
-        values: independent measurements, at least one.
-        confidence: the probability; with fewer than 6 measurements 0.95 is out of reach, and the interval is from
-            the lowest to the highest.
 
     Example:
         >>> found = median_interval([float(value) for value in range(1, 21)])
@@ -70,11 +57,7 @@ def ratio(rates: Sequence[float], others: Sequence[float]) -> Interval:
 def take_turns(
     trials: Trials, settings: Sequence[Setting], *, turns: int, stint_s: float
 ) -> tuple[Mapping[Setting, Sequence[float]], Mapping[Setting, str]]:
-    """Let all settings run once in every turn, one behind the other, every other turn in reverse order.
-
-    Returns:
-        Samples per second, an entry per turn, of the settings that ran to the end; why the others did not.
-    """
+    """Let all settings run once in every turn, one behind the other, every other turn in reverse order."""
     rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
     failures: dict[Setting, str] = {}
     for turn in range(turns):
