@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.tiles import CapturedStep, Team, TileRuntime
 from bow.planning.tiles.updating import OptimizerFactory
@@ -41,7 +41,7 @@ def time_strategies(
     All processes of the team call this.
     """
     runtimes = {
-        name: TileRuntime(captured, PlacedStrategy(captured.graph.hash, splits), model, optimizer, team)
+        name: TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, team)
         for name, splits in strategies.items()
     }
     own: dict[str, list[float]] = defaultdict(list)

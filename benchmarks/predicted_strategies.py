@@ -39,7 +39,7 @@ def _all(
         except BowError:  # not every one is for every network
             continue
     settings = SearchSettings(budget_s=None, proposals=proposals, patience=None, descend=False, seed=seed)
-    yield "search", search(problem, settings).strategy.splits
+    yield "search", search(problem, settings).partition.splits
     space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices)
     source = random.Random(derive_seed(seed, 0))
     for number in range(num_mixed):

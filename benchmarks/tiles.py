@@ -28,7 +28,7 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
 from bow.models.rnn_language_model import RNNLanguageModel
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
@@ -119,7 +119,7 @@ def run(settings: Settings, command: str) -> int:
     console().print("planning ...", highlight=False)
     problem, found = _planned(task)
     strategies = {
-        FOUND: found.strategy.splits,
+        FOUND: found.partition.splits,
         DATA: data_parallel(task.captured.graph, RULES, DEVICES),
         ONE: everything_on(task.captured.graph),
     }
@@ -130,7 +130,7 @@ def run(settings: Settings, command: str) -> int:
         "operators": len(task.captured.graph.operators),
         "parameters": sum(parameter.numel() for parameter in task.model.parameters()),
         "evaluated": found.evaluated,
-        "strategy": found.strategy.to_json(),
+        "strategy": found.partition.to_json(),
         "predicted_ms": {name: problem.simulate(splits).makespan_ns / 1e6 for name, splits in strategies.items()},
         "trainings": {precision: _row(of_all) for precision, of_all in trainings.items()},
     }
@@ -177,7 +177,7 @@ def _trainings(task: Task, strategies: Mapping[str, Sequence[Split]], precision:
         for name, splits in strategies.items():
             if is_leader():
                 console().print(f"{precision}, turn {turn + 1}: {name} ...", highlight=False)
-            strategy = PlacedStrategy(graph.hash, tuple(splits))
+            strategy = Partition(graph.hash, tuple(splits))
             found[name].append(train(model, task.data, strategy, DEVICES, task.settings.batch, task.settings.steps))
     return found
 

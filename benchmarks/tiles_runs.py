@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.models import sequence_cross_entropy
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
 
@@ -52,7 +52,7 @@ class Watch(bow.Callback):
 
 
 def train(
-    model: nn.Module, data: tuple[Tensor, Tensor], strategy: PlacedStrategy, devices: int, batch: int, steps: int
+    model: nn.Module, data: tuple[Tensor, Tensor], strategy: Partition, devices: int, batch: int, steps: int
 ) -> Training:
     """Train a language model by a strategy."""
     watch = Watch()

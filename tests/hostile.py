@@ -166,7 +166,7 @@ DAMAGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 def strategy() -> Any:
-    return bow.plan(**BATCH, budget_s=None, proposals=1, progress=False).strategy
+    return bow.plan(**BATCH, budget_s=None, proposals=1, progress=False).partition
 
 
 def damaged(kind: str, place: int, value: Any) -> Any:

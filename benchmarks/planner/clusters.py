@@ -34,7 +34,7 @@ def compare_strategies(
     rows = without_search(problem, (*BASELINES, *(("optcnn",) if with_optcnn else ())))
     starts = (*STARTS, *(("optcnn",) if with_optcnn else ()))
     found = search(problem, SearchSettings(budget_s=seconds, seed=seed, starts=starts))
-    rows["found"] = _described(problem.simulate(found.strategy.splits))
+    rows["found"] = _described(problem.simulate(found.partition.splits))
     values = {
         "devices": topology.num_devices,
         "strategies": rows,
@@ -42,7 +42,7 @@ def compare_strategies(
         "evaluated": found.evaluated,
         "search_s": round(found.seconds, 1),
     }
-    return values, found.strategy.splits
+    return values, found.partition.splits
 
 
 def without_search(problem: Problem, names: Sequence[str] = BASELINES) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from benchmarks.planner.problems import problem_of
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Best, metropolis
+from bow.planning.search.metropolis import Improvement, metropolis
 from bow.planning.search.moves import SplitSpace
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search import search
@@ -58,7 +58,7 @@ def of_seed(
     }
 
 
-def _thinned(bests: tuple[Best, ...]) -> list[Best]:
+def _thinned(bests: tuple[Improvement, ...]) -> list[Improvement]:
     """The first, the last, and some in between."""
     step = max(1, -(-len(bests) // POINTS))
     return [*bests[:-1:step], bests[-1]]

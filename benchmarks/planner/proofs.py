@@ -13,7 +13,7 @@ from bow.planning.search.neighbours import descend, try_neighbours
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.starts import baseline
-from bow.planning.simulator.simulated import Evaluator
+from bow.planning.simulator.simulated import IncrementalEvaluator
 
 # What the search that is compared with the proof starts from; the best of all goes on
 STARTS = ("single", "data", "expert", "random", "random", "random")
@@ -29,10 +29,10 @@ def prove(
     problem = problem_of(graph, topology)
     settings = SearchSettings(budget_s=search_s, patience=None, even=True, seed=seed, starts=STARTS)
     found = search(problem, settings)
-    splits = found.strategy.splits
+    splits = found.partition.splits
     space = SplitSpace(graph, problem.rules, topology.num_devices, even=True, including=[splits])
     simulation = problem.simulation(splits)
-    proof = exhaustive(simulation.model, space, Evaluator(simulation, splits), start=splits, budget_s=proof_s)
+    proof = exhaustive(simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits, budget_s=proof_s)
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,
@@ -59,7 +59,7 @@ def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s
     problem = problem_of(graph, topology)
     settings = SearchSettings(budget_s=search_s, seed=seed, starts=("single", "data"), descend=False)
     found = search(problem, settings)
-    begun, splits = time.perf_counter(), found.strategy.splits
+    begun, splits = time.perf_counter(), found.partition.splits
     space = SplitSpace(
         graph,
         problem.rules,

@@ -13,7 +13,7 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.split import Split
 from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Proposed, metropolis
+from bow.planning.search.metropolis import RecordedProposal, metropolis
 from bow.planning.search.moves import SplitSpace
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.starts import baseline
@@ -79,7 +79,7 @@ def _replay(
     graph: OperatorGraph,
     topology: DeviceTopology,
     splits: Sequence[Split],
-    recorded: Sequence[Proposed],
+    recorded: Sequence[RecordedProposal],
     algorithm: Algorithm,
     replayed_s: float,
 ) -> _Replay:
@@ -104,7 +104,7 @@ def _replay(
     return replay
 
 
-def _prepare(simulation: Simulation, recorded: Sequence[Proposed], seconds: float) -> int:
+def _prepare(simulation: Simulation, recorded: Sequence[RecordedProposal], seconds: float) -> int:
     """Has what splits need of rules and costs worked out, once and for all algorithms alike; of how many proposals."""
     begun = time.perf_counter()
     for number, proposed in enumerate(recorded):

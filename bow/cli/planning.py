@@ -8,13 +8,13 @@ from rich.console import Console
 
 from bow.cli.planning_files import load, save
 from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, told_towers
-from bow.cli.planning_settings import Settings, read
+from bow.cli.planning_settings import PlanSettings, read
 from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
 from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, reason
 from bow.observe.search_bar import measuring
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies
 from bow.planning.search.chains import spaces_of
 from bow.planning.search.explain import explain
@@ -108,7 +108,7 @@ def usage() -> str:
     )
 
 
-def _problem(console: Console, settings: Settings, topology: DeviceTopology) -> Problem:
+def _problem(console: Console, settings: PlanSettings, topology: DeviceTopology) -> Problem:
     model, batch, step, optimizer = parts(settings.network, settings.size, settings.others)
     console.print(_subject(settings, batch, topology), markup=False)
     captured = capture_operators(model, batch, step=step)
@@ -119,7 +119,7 @@ def _problem(console: Console, settings: Settings, topology: DeviceTopology) -> 
     return problem_of(captured.graph, topology, costs=costs, optimizer=optimizer)
 
 
-def _subject(settings: Settings, batch: Any, topology: DeviceTopology) -> str:
+def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> str:
     """What is planned for, in a line."""
     network = f"network={settings.network} size={settings.size or SIZE}"
     what = network if settings.network else " ".join(settings.others) or "the default recipe"
@@ -129,71 +129,71 @@ def _subject(settings: Settings, batch: Any, topology: DeviceTopology) -> str:
     )
 
 
-def _plan(console: Console, problem: Problem, settings: Settings) -> None:
+def _plan(console: Console, problem: Problem, settings: PlanSettings) -> None:
     found = find(problem, settings.method, settings.search, console)
     if found.how:
         console.print(found.how)
-    strategy = found.strategy
-    result = problem.simulate(strategy.splits, strategy.learners)
+    partition = found.partition
+    result = problem.simulate(partition.splits, partition.learners)
     if result.refusal is not None:
         raise SettingError(f"method={settings.method} gives a strategy that does not fit: {result.refusal}")
-    console.print(told(strategy, result))
+    console.print(told(partition, result))
     plain = _simulated(problem, "data")
     if isinstance(plain, SimulationResult):
-        ratio = plain.makespan_ns / (result.makespan_ns / strategy.learners)
+        ratio = plain.makespan_ns / (result.makespan_ns / partition.learners)
         console.print(f"data parallelism: {plain.makespan_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
     if settings.dry_run:
         console.print("dry run: nothing is written")
     else:
-        written = save(settings, strategy, result, problem.topology)
+        written = save(settings, partition, result, problem.topology)
         console.print(f"files: {', '.join(map(str, written))}")
 
 
-def _compare(console: Console, problem: Problem, settings: Settings) -> None:
+def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None:
     rows = comparison()
     plain = _simulated(problem, "data")
     base = plain.makespan_ns if isinstance(plain, SimulationResult) else None
     for method in settings.methods or compared_methods():
         try:
-            strategy = find(problem, method, settings.search, console).strategy
-            result: SimulationResult | str = problem.simulate(strategy.splits, strategy.learners)
+            partition = find(problem, method, settings.search, console).partition
+            result: SimulationResult | str = problem.simulate(partition.splits, partition.learners)
         except BowError as error:
             add_result(rows, method, reason(error), 1, base)
             continue
-        name = method if strategy.learners == 1 else f"{method}, {strategy.learners} learners"
-        add_result(rows, name, result, strategy.learners, base)
+        name = method if partition.learners == 1 else f"{method}, {strategy.learners} learners"
+        add_result(rows, name, result, partition.learners, base)
     console.print(rows)
     for sentence in told_towers(problem):
         console.print(sentence)
 
 
-def _tell(console: Console, file: str, settings: Settings, action: str) -> None:
+def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> None:
     loaded = load(given_path("the file of a strategy", file), settings)
     topology = loaded.topology or topology_of(loaded.settings.topology, settings.devices)
-    problem, strategy = _problem(console, loaded.settings, topology), loaded.strategy
-    strategy.check(problem.graph, topology.num_devices, problem.rules)
+    problem, partition = _problem(console, loaded.settings, topology), loaded.partition
+    partition.check(problem.graph, topology.num_devices, problem.rules)
     if action == "show":
-        told_of = explain(problem, strategy.splits, strategy.learners, operators=())
+        told_of = explain(problem, partition.splits, partition.learners, operators=())
         console.print(strategy_table(problem, told_of))
     else:
         begun, budget_s = time.perf_counter(), settings.search.budget_s
         with console.status("simulating other choices"):
             told_of = explain(
                 problem,
-                strategy.splits,
-                strategy.learners,
-                space=spaces_of(problem, (), loaded.settings.search, (strategy.learners,))[strategy.learners],
+                partition.splits,
+                partition.learners,
+                space=spaces_of(problem, (), loaded.settings.search, (partition.learners,))[partition.learners],
                 keep=settings.keep,
                 goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
             )
         console.print(explanation_table(problem, told_of, settings.keep))
         left_out = f"; {told_of.left_out} operators left out, see budget_s" if told_of.left_out else ""
         console.print(f"{told_of.tried:,} other choices simulated{left_out}")
-    console.print(_summary(problem, strategy))
+    console.print(_summary(problem, partition))
 
 
-def _summary(problem: Problem, strategy: PlacedStrategy) -> str:
-    return told(strategy, problem.simulate(strategy.splits, strategy.learners))
+def _summary(problem: Problem, partition: Partition) -> str:
+    return told(partition, problem.simulate(partition.splits, partition.learners))
 
 
 def _simulated(problem: Problem, name: str) -> SimulationResult | str:

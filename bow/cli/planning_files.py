@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from bow.cli.planning_settings import Settings
+from bow.cli.planning_settings import PlanSettings
 from bow.errors import SettingError, disk_reason
 from bow.files import spare_files, write_whole
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import PlacedStrategy
-from bow.planning.problem.strategy_files import PLANNED_FOR, strategy_text
+from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.strategy_files import PLANNED_FOR, partition_text
 from bow.planning.problem.topology_files import topology_from_dict
 from bow.planning.search.moves import DeviceLists
 from bow.planning.search.search_settings import SearchSettings
@@ -33,17 +33,17 @@ class Loaded:
         topology: of the file; None: another one was given.
     """
 
-    strategy: PlacedStrategy
-    settings: Settings
+    partition: Partition
+    settings: PlanSettings
     topology: DeviceTopology | None
 
 
 def save(
-    settings: Settings, strategy: PlacedStrategy, result: SimulationResult, topology: DeviceTopology
+    settings: PlanSettings, partition: Partition, result: SimulationResult, topology: DeviceTopology
 ) -> tuple[Path, ...]:
     """Write a strategy with what it is for, and into a folder its timeline too."""
-    text = strategy_text(
-        strategy,
+    text = partition_text(
+        partition,
         result.makespan_ns,
         topology,
         settings.search,
@@ -78,7 +78,7 @@ def _written_elsewhere(text: str) -> Path | None:
     return None
 
 
-def load(path: Path, settings: Settings) -> Loaded:
+def load(path: Path, settings: PlanSettings) -> Loaded:
     """A strategy from its file, or from the folder that has it; what it was planned for, unless settings say."""
     file = path / STRATEGY if path.is_dir() else path
     try:
@@ -86,7 +86,7 @@ def load(path: Path, settings: Settings) -> Loaded:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SettingError(f"{file} cannot be read ({why or error}); give a file that bow plan wrote") from error
-    strategy = PlacedStrategy.from_json(text)
+    partition = Partition.from_json(text)
     known: Mapping[str, Any] = json.loads(text).get(PLANNED_FOR) or {}
     topology = None
     try:
@@ -109,10 +109,10 @@ def load(path: Path, settings: Settings) -> Loaded:
         )
     if topology is None and not settings.topology:
         raise SettingError(f"{file} does not say for which devices it was planned; add topology=NAME or FILE")
-    return Loaded(strategy, settings, topology)
+    return Loaded(partition, settings, topology)
 
 
-def _chosen_from(known: Mapping[str, Any], settings: Settings) -> SearchSettings:
+def _chosen_from(known: Mapping[str, Any], settings: PlanSettings) -> SearchSettings:
     """Settings of a search that chooses from the splits that a file names, unless others were given."""
     even, lists = known.get("even", False), known.get("device_lists", settings.search.devices)
     if not isinstance(even, bool):

@@ -11,7 +11,7 @@ from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
 from bow.observe.search_bar import watched
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.step_model import StepModel
 from bow.planning.search.exhaustive import exhaustive
 from bow.planning.search.moves import SplitSpace
@@ -19,7 +19,7 @@ from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.starts import BASELINES, baseline
-from bow.planning.simulator.simulated import Evaluator
+from bow.planning.simulator.simulated import IncrementalEvaluator
 
 SEARCHES = ("search", "mcmc", "exhaustive")
 """Methods of the planner that take time; `mcmc` is another name of `search`."""
@@ -54,7 +54,7 @@ class Planned:
         how: what there is to say about it; "": nothing.
     """
 
-    strategy: PlacedStrategy
+    partition: Partition
     how: str = ""
 
 
@@ -105,7 +105,7 @@ def find(problem: Problem, method: str, settings: SearchSettings, console: Conso
     if method == "exhaustive":
         return _proven(problem, settings, console)
     if method in BASELINES:
-        return Planned(problem.strategy(baseline(problem, method)))
+        return Planned(problem.partition(baseline(problem, method)))
     return _placed(problem, ALIASES.get(method, method), settings, console)
 
 
@@ -117,7 +117,7 @@ def _searched(problem: Problem, settings: SearchSettings, console: Console) -> P
         f"{found.evaluated:,} strategies in {found.seconds:.1f} s{ended}; the best was found from start "
         f"{found.chain.start.name!r}"
     )
-    return Planned(found.strategy, how)
+    return Planned(found.partition, how)
 
 
 def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Planned:
@@ -133,7 +133,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     )
     budget_s = settings.budget_s if settings.proposals is None else USUAL.budget_s  # compared with what has proposals
     with watched(budget_s, console) as tell:
-        evaluate = Evaluator(problem.simulation(start), start)
+        evaluate = IncrementalEvaluator(problem.simulation(start), start)
         proof = exhaustive(model, space, evaluate, start=start, budget_s=budget_s, watch=tell)
     number = f"{proof.strategies:,}" if proof.strategies < MANY else f"{Decimal(proof.strategies):.1e}"
     if not proof.bound_ns:
@@ -142,7 +142,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
         by = "" if proof.is_complete else f" by more than {proof.gap:.1%}"
         shown = f"none of the {number} strategies with {space.description}, is faster{by}"
     return Planned(
-        problem.strategy(proof.splits), f"{proof.evaluated:,} strategies simulated in {proof.seconds:.1f} s; {shown}"
+        problem.partition(proof.splits), f"{proof.evaluated:,} strategies simulated in {proof.seconds:.1f} s; {shown}"
     )
 
 
@@ -164,7 +164,7 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
             settings.seed,
             lambda message: status.update(f"{method}: {message}"),
         )
-    return Planned(problem.strategy(placed.splits), f"{len(groups)} groups of operators, placed whole")
+    return Planned(problem.partition(placed.splits), f"{len(groups)} groups of operators, placed whole")
 
 
 def told_towers(problem: Problem) -> Iterator[str]:

@@ -19,7 +19,7 @@ FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Settings:
+class PlanSettings:
     """What belongs to `bow plan` itself.
 
     Attributes:
@@ -73,7 +73,7 @@ class Settings:
         return bool(self.network or self.others)
 
 
-def read(words: Sequence[str]) -> Settings:
+def read(words: Sequence[str]) -> PlanSettings:
     """Settings from `NAME=VALUE` words; what is none of ours belongs to the model."""
     own: dict[str, Any] = {}
     of_search: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def read(words: Sequence[str]) -> Settings:
     if "proposals" in of_search and "budget_s" not in of_search:
         of_search["budget_s"] = None
     given = frozenset([*own, *of_search])
-    return Settings(**own, others=tuple(others), search=replace(SearchSettings(), **of_search), given=given)
+    return PlanSettings(**own, others=tuple(others), search=replace(SearchSettings(), **of_search), given=given)
 
 
 def _value(reader: tuple[Callable[[str], Any], str], name: str, text: str) -> Any:
@@ -148,4 +148,4 @@ _SEARCHING: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "patience": (lambda text: None if text == "none" else float(text), "a number, or none"),
     "temperature": (float, "a number"),
 }
-assert {*_OWN, "others", "search", "given"} == {each.name for each in fields(Settings)}
+assert {*_OWN, "others", "search", "given"} == {each.name for each in fields(PlanSettings)}

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bow.planning.problem.plan_strategy import PlacedStrategy
-from bow.planning.search.explain import Explained, Explanation, degrees_text, split_dimensions
-from bow.planning.search.neighbours import Choice
+from bow.planning.problem.plan_strategy import Partition
+from bow.planning.search.explain import OperatorExplanation, Explanation, degrees_text, split_dimensions
+from bow.planning.search.neighbours import Alternative
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.simulation_result import SimulationResult
 
@@ -14,9 +14,9 @@ FEW = 4
 """Of more devices only the first two and the last are named."""
 
 
-def told(strategy: PlacedStrategy, result: SimulationResult) -> str:
+def told(partition: Partition, result: SimulationResult) -> str:
     """What a step under a strategy takes, in a sentence."""
-    learners = "" if strategy.learners == 1 else f", {strategy.learners} learners with a batch each"
+    learners = "" if partition.learners == 1 else f", {strategy.learners} learners with a batch each"
     return (
         f"a step: {result.makespan_ns / 1e6:.3f} ms{learners}; {result.communication_bytes / 1e6:.2f} MB sent, "
         f"{result.task_ns / 1e6:.3f} ms computed on all devices together"
@@ -93,7 +93,7 @@ def table(title: str, *columns: str) -> Table:
     return made
 
 
-def _others(problem: Problem, explanation: Explanation, number: int, each: Explained, keep: int) -> Iterator[str]:
+def _others(problem: Problem, explanation: Explanation, number: int, each: OperatorExplanation, keep: int) -> Iterator[str]:
     """The best other choices of an operator, the best first."""
     operator = problem.graph.operators[number]
     dimensions = problem.rules.dimensions(operator, problem.graph)
@@ -103,7 +103,7 @@ def _others(problem: Problem, explanation: Explanation, number: int, each: Expla
         yield f"{split} on {devices_text(devices)}: {_cost(explanation, choice)}"
 
 
-def _cost(explanation: Explanation, choice: Choice) -> str:
+def _cost(explanation: Explanation, choice: Alternative) -> str:
     if choice.makespan_ns is None:
         return "does not fit"
     more = 100 * (choice.makespan_ns / explanation.makespan_ns - 1)

@@ -14,7 +14,7 @@ from bow.engines.captured import with_autocast
 from bow.engines.memory import is_cpu
 from bow.errors import BowError, ScheduleError, SettingError, reason
 from bow.planning.problem import plan_strategy
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.search.search import Found
 from bow.schedule import Schedule, schedule
 from bow.schedule.profiler import Comparison, Subject, compare, make_policies
@@ -24,13 +24,13 @@ from bow.training.blueprint import Blueprint
 from bow.training.strategy_on_device import compare_on
 from bow.values import given_path
 
-Strategy: TypeAlias = Schedule | PlacedStrategy | Found | str | Path | None
+Strategy: TypeAlias = Schedule | Partition | Found | str | Path | None
 """As users give it: a schedule, a placed strategy, what `bow.plan` has found, a file, `"auto"`, or none."""
 
 AUTO: Literal["auto"] = "auto"
 
 
-def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["auto"] | None:
+def read_strategy(strategy: Strategy) -> Schedule | Partition | Literal["auto"] | None:
     """A strategy that a training can use."""
     if strategy is None or strategy == AUTO:
         return AUTO if strategy == AUTO else None
@@ -45,8 +45,8 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
                 "bow plan wrote"
             ) from error
     if isinstance(strategy, Found):
-        return strategy.strategy
-    if not isinstance(strategy, Schedule | PlacedStrategy):
+        return strategy.partition
+    if not isinstance(strategy, Schedule | Partition):
         raise SettingError(
             f'strategy must be a bow.Schedule, a file of one, what bow.plan returns, "auto" or None, got {strategy!r}'
         )
@@ -55,10 +55,10 @@ def read_strategy(strategy: Strategy) -> Schedule | PlacedStrategy | Literal["au
     return strategy
 
 
-def _parsed(path: str | Path, text: str) -> Schedule | PlacedStrategy:
+def _parsed(path: str | Path, text: str) -> Schedule | Partition:
     """A strategy of one kind or the other."""
-    kinds: dict[str, type[Schedule] | type[PlacedStrategy]] = {
-        plan_strategy.FORMAT: PlacedStrategy,
+    kinds: dict[str, type[Schedule] | type[Partition]] = {
+        plan_strategy.FORMAT: Partition,
         schedule.FORMAT: Schedule,
     }
     try:

@@ -11,7 +11,7 @@ import torch
 from bow.cluster import World
 from bow.engines import Batch
 from bow.errors import SettingError, disk_reason
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedStep, Team, TileRuntime
@@ -71,7 +71,7 @@ def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, 
     All processes ask for it. There is nothing to compare with on one device, or where the strategy is data parallelism.
     """
     captured, strategy = placed.captured, placed.strategy
-    data = PlacedStrategy(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
+    data = Partition(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
     if world.size == 1 or strategy == data:
         return None
     batch = world.leaders(batch)  # the same for all, whatever their data have dealt
@@ -90,7 +90,7 @@ def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, 
     return checked
 
 
-def _runtime(captured: CapturedStep, strategy: PlacedStrategy, blueprint: Blueprint, team: Team) -> TileRuntime:
+def _runtime(captured: CapturedStep, strategy: Partition, blueprint: Blueprint, team: Team) -> TileRuntime:
     model, optimizer = blueprint.model, blueprint.optimizer
     return TileRuntime(captured, strategy, model, optimizer, team, sync=blueprint.sync, seed=blueprint.seed)
 

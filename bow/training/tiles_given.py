@@ -8,7 +8,7 @@ from bow.cluster import is_member
 from bow.data.tensor_stream import TensorStream
 from bow.devices import StreamDevice, available_cores
 from bow.errors import SettingError
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.rules import RULES
 from bow.planning.tiles.averaging import check_timing
 from bow.planning.tiles.updating import tile_optimizer
@@ -31,7 +31,7 @@ ONLY: dict[str, tuple[Any, str]] = {
 """Settings that a placed strategy leaves no choice of: what they have to be, and why."""
 
 
-def check_settings(strategy: PlacedStrategy, settings: dict[str, Any]) -> None:
+def check_settings(strategy: Partition, settings: dict[str, Any]) -> None:
     """Refuse settings that a placed strategy does not carry out."""
     for name, (wanted, why) in ONLY.items():
         if settings[name] != wanted:
@@ -47,7 +47,7 @@ def check_settings(strategy: PlacedStrategy, settings: dict[str, Any]) -> None:
         check_timing(sync)
 
 
-def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, device: torch.device) -> int | None:
+def devices_of(strategy: Partition, asked: object, count: int | None, device: torch.device) -> int | None:
     """How many processes a strategy runs on: as many as are asked for, or as it names devices."""
     if is_member() or not isinstance(asked, str):
         if count is not None:
@@ -65,7 +65,7 @@ def devices_of(strategy: PlacedStrategy, asked: object, count: int | None, devic
     return needed
 
 
-def placed_step(strategy: PlacedStrategy, blueprint: Blueprint, opened: Opened, num_devices: int | None) -> Placed:
+def placed_step(strategy: Partition, blueprint: Blueprint, opened: Opened, num_devices: int | None) -> Placed:
     """A strategy with the step that it is for."""
     model = blueprint.model
     captured = captured_step(blueprint, opened.example)

@@ -33,7 +33,7 @@ from bow.errors import RunDirectoryError
 from bow.files import save_text
 from bow.forking import begin_to_compute
 from bow.observe import Logger, Progress, RunDirectory, RunLock
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.search.search import Found
 from bow.planning.tiles import Team, registered_rules, take_over_rules
 from bow.planning.tiles.registering import Registered
@@ -247,10 +247,10 @@ def train(
     check_target(target, validation, metrics if step is None else None)
     device, count = choose_devices(devices)
     given = read_strategy(strategy)
-    placed = given if isinstance(given, PlacedStrategy) else None
+    placed = given if isinstance(given, Partition) else None
     if isinstance(strategy, Found):
         settings["strategy"] = placed  # of what was found, the run needs no more
-    asked = None if isinstance(given, PlacedStrategy) else given
+    asked = None if isinstance(given, Partition) else given
     if placed is None:
         engine = engine_with(asked, engine, device, dispatch, compile)
     else:

@@ -78,7 +78,7 @@ def test_strategies_are_of_every_sort_and_none_stands_there_twice() -> None:
     assert {"single", "data", "random 0", "random 1"} <= drawn.keys()
     assert sum("random" in name for name in drawn) == 5
     for splits in drawn.values():
-        PROBLEM.strategy(splits).check(GRAPH, 2, RULES)
+        PROBLEM.partition(splits).check(GRAPH, 2, RULES)
     assert draw_strategies(PROBLEM, num_random=2, num_mixed=3, proposals=5, seed=0) == drawn
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 import bow
 from bow.cli import main, planning, planning_methods, planning_settings
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.tiles import capture_operators
 from bow.schedule import Timeline
@@ -84,7 +84,7 @@ def test_a_search_writes_a_strategy_and_its_timeline(said: Callable[[], str]) ->
     told = said()
     assert "a step:" in told
     assert "data parallelism:" in told
-    strategy = PlacedStrategy.from_json(Path("plan/strategy.json").read_text())
+    strategy = Partition.from_json(Path("plan/strategy.json").read_text())
     assert max(device for split in strategy.splits for device in split.devices) <= 3
     assert Timeline.load("plan/timeline.json").makespan > 0
     assert Path("plan/timeline.svg").read_text().startswith("<svg")
@@ -131,7 +131,7 @@ def test_every_method_gives_a_strategy(method: str, said: Callable[[], str]) -> 
         assert method in ("scotch", "mincut", "metis"), told
         assert "install" in told
         return
-    strategy = PlacedStrategy.from_json(Path("other.json").read_text())
+    strategy = Partition.from_json(Path("other.json").read_text())
     if method in PLACEMENTS:
         assert all(split.num_tiles == 1 for split in strategy.splits)
     if method == "exhaustive":
@@ -164,10 +164,10 @@ def test_a_method_that_cannot_says_why_in_its_row(said: Callable[[], str]) -> No
 def test_a_device_called_cpu_is_a_processor(said: Callable[[], str]) -> None:
     topology = ["topology=k80_haswell", "method=cpu", "out=placed.json"]
     assert main(["plan", *MODEL, *topology]) == 0
-    strategy = PlacedStrategy.from_json(Path("placed.json").read_text())
+    strategy = Partition.from_json(Path("placed.json").read_text())
     assert {split.devices for split in strategy.splits} == {(0,)}
     assert main(["plan", *MODEL, *topology[:1], "method=expert_placement", *topology[2:]]) == 0
-    strategy = PlacedStrategy.from_json(Path("placed.json").read_text())
+    strategy = Partition.from_json(Path("placed.json").read_text())
     assert all(0 not in split.devices for split in strategy.splits)
 
 
@@ -288,7 +288,7 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
     assert main(["plan", *MODEL, NODE, "budget_s=300"]) == 0
     assert time.monotonic() - began < 250
     assert "interrupted" in said()
-    PlacedStrategy.from_json(Path("plan/strategy.json").read_text())
+    Partition.from_json(Path("plan/strategy.json").read_text())
     assert signal.getsignal(signal.SIGINT) is before
 
 

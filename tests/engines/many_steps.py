@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.cluster import ALONE
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import everything_on
 from bow.planning.tiles import Team
 from bow.seeds import derive_seed
@@ -148,7 +148,7 @@ def by_strategy(case: Case, program: Program) -> Course:
     step = check_step(program.loss, program.step)
     made = blueprint(model=program.model, step=step, optimizer=case.optimizer_over)
     captured = captured_step(made, dealt[0])
-    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     team = Team(made.device, is_alone=True)
     learners = TileLearners(made, Placed(captured, strategy, True, dealt[0]), team, ALONE)
     losses = []

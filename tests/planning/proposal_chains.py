@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from bow.errors import ScheduleError
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.simulator.full_simulation import TaskTime
 from bow.planning.simulator.native_simulator import Algorithm
@@ -31,32 +31,32 @@ def check_chain(source: random.Random, algorithms: Sequence[Algorithm] = ALGORIT
     nothing in Python, whose timeline has to obey dependencies and the order of every device and channel.
     """
     step = random_step(source)
-    strategy = random_strategy(source, step)
-    now = from_nothing(step, strategy)
-    check_timeline(now, strategy)
+    partition = random_strategy(source, step)
+    now = from_nothing(step, partition)
+    check_timeline(now, partition)
     if now.refusal is not None:
         for algorithm in algorithms:
             with pytest.raises(ScheduleError, match="the strategy does not fit"):
-                simulation(step, strategy, algorithm)
+                simulation(step, partition, algorithm)
         return 0
-    simulations = [simulation(step, strategy, algorithm) for algorithm in algorithms]
+    simulations = [simulation(step, partition, algorithm) for algorithm in algorithms]
     for each in simulations:
         check_equal(each, now)
     proposals = source.randint(1, most)
     for _ in range(proposals):
         changes = random_changes(source, step)
-        strategy = changed(simulations[0].strategy, changes)
-        proposed = from_nothing(step, strategy)
-        check_timeline(proposed, strategy)
+        partition = changed(simulations[0].partition, changes)
+        proposed = from_nothing(step, partition)
+        check_timeline(proposed, partition)
         limit_ns = source.choice([None, None, proposed.makespan_ns, proposed.makespan_ns - 1, now.makespan_ns])
         accept = source.random() < 0.5
         for each in simulations:
-            before = each.strategy
+            before = each.partition
             found = each.propose_changes(changes, limit_ns)
             if found is not None and limit_ns is not None and found > limit_ns:
                 assert limit_ns < found <= proposed.makespan_ns
                 each.undo()
-                assert each.strategy == before
+                assert each.partition == before
                 check_equal(each, now)
                 found = each.propose_changes(changes)
             assert each.refusal == proposed.refusal
@@ -82,10 +82,10 @@ def check_equal(simulation: Simulation, wanted: SimulationResult) -> None:
     assert simulation.memory() == wanted.peaks
 
 
-def check_timeline(result: SimulationResult, strategy: PlacedStrategy) -> None:
+def check_timeline(result: SimulationResult, partition: Partition) -> None:
     """Tasks run when all that they wait for is over, in the order in which they became ready, and never in vain."""
     times = times_of(result)
-    graph = TaskGraph.of(result.model, strategy)
+    graph = TaskGraph.of(result.model, partition)
     turns: dict[int, list[tuple[int, Identity]]] = defaultdict(list)
     for task, before in zip(graph.tasks, graph.predecessors, strict=True):
         time = times[task.identity]
@@ -110,12 +110,12 @@ def times_of(result: SimulationResult) -> dict[Identity, TaskTime]:
     return times
 
 
-def simulation(step: Step, strategy: PlacedStrategy, algorithm: Algorithm) -> Simulation:
-    return Simulation(step.graph, RULES, step.topology, step.costs, strategy, overlap=step.overlap, algorithm=algorithm)
+def simulation(step: Step, partition: Partition, algorithm: Algorithm) -> Simulation:
+    return Simulation(step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap, algorithm=algorithm)
 
 
-def from_nothing(step: Step, strategy: PlacedStrategy) -> SimulationResult:
-    return simulate(step.graph, RULES, step.topology, step.costs, strategy, overlap=step.overlap)
+def from_nothing(step: Step, partition: Partition) -> SimulationResult:
+    return simulate(step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap)
 
 
 def random_changes(source: random.Random, step: Step) -> dict[int, Split]:
@@ -125,6 +125,6 @@ def random_changes(source: random.Random, step: Step) -> dict[int, Split]:
     return {operator: random_split(source, step, operator) for operator in operators}
 
 
-def changed(strategy: PlacedStrategy, changes: Mapping[int, Split]) -> PlacedStrategy:
-    splits = [changes.get(operator, split) for operator, split in enumerate(strategy.splits)]
-    return PlacedStrategy(strategy.graph_hash, tuple(splits), strategy.learners)
+def changed(partition: Partition, changes: Mapping[int, Split]) -> Partition:
+    splits = [changes.get(operator, split) for operator, split in enumerate(partition.splits)]
+    return Partition(partition.graph_hash, tuple(splits), partition.learners)

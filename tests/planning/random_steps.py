@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bow.planning.problem.box import Box, whole
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.problem.tiling import Tilings
 from bow.planning.rules.rule import Dimension, Kind, Rule, Rules
@@ -143,9 +143,9 @@ def random_step(source: random.Random) -> Step:
     return Step(graph, topology, costs, learners, source.random() < 0.7)
 
 
-def random_strategy(source: random.Random, step: Step) -> PlacedStrategy:
+def random_strategy(source: random.Random, step: Step) -> Partition:
     splits = tuple(random_split(source, step, operator) for operator in range(len(step.graph.operators)))
-    return PlacedStrategy(step.graph.hash, splits, step.learners)
+    return Partition(step.graph.hash, splits, step.learners)
 
 
 def random_split(source: random.Random, step: Step, operator: int) -> Split:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.problem.step_model import StepModel
 from bow.planning.rules import RULES
@@ -169,5 +169,5 @@ class SlowSimulation:
         self._pending = None
 
     def _time(self, splits: Sequence[Split]) -> int | None:
-        result = simulate_model(self.model, PlacedStrategy(self.model.graph.hash, tuple(splits)))
+        result = simulate_model(self.model, Partition(self.model.graph.hash, tuple(splits)))
         return None if result.refusal else result.makespan_ns

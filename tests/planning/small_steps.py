@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bow.planning.problem.box import Box, volume
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.problem.step_model import StepModel
 from bow.planning.simulator.task_graph import TaskGraph
@@ -64,8 +64,8 @@ def topology(devices: int = 2, memory_gib: float = 1.0) -> DeviceTopology:
     return DeviceTopology("bus", tuple(Device(name, kind) for name in names), links)
 
 
-def strategy(splits: tuple[Split, ...] = DATA, learners: int = 1) -> PlacedStrategy:
-    return PlacedStrategy(GRAPH.hash, splits, learners)
+def partition(splits: tuple[Split, ...] = DATA, learners: int = 1) -> Partition:
+    return Partition(GRAPH.hash, splits, learners)
 
 
 def model(devices: int = 2, learners: int = 1, overlap: bool = True, graph: OperatorGraph = GRAPH) -> StepModel:
@@ -73,7 +73,7 @@ def model(devices: int = 2, learners: int = 1, overlap: bool = True, graph: Oper
 
 
 def tasks_of(step: StepModel, splits: tuple[Split, ...]) -> TaskGraph:
-    return TaskGraph.of(step, PlacedStrategy(step.graph.hash, splits, step.learners))
+    return TaskGraph.of(step, Partition(step.graph.hash, splits, step.learners))
 
 
 def of_kind(graph: TaskGraph, kind: TaskKind) -> list[Task]:

@@ -26,13 +26,13 @@ from tests.planning.test_search import problem_of
 @given(st.randoms(use_true_random=False))
 def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
     step = random_step(source)
-    strategy = random_strategy(source, step)
-    result = from_nothing(step, strategy)
+    partition = random_strategy(source, step)
+    result = from_nothing(step, partition)
     assume(result.refusal is None)
-    found = simulation(step, strategy, "incremental")
+    found = simulation(step, partition, "incremental")
     shares = critical_operators(found.task_table(), found.model, source)
     of_operators = sum(shares.values())
-    if strategy.learners == 1:
+    if partition.learners == 1:
         assert of_operators == pytest.approx(result.makespan_ns)
     else:
         averaging = max((task.duration_ns for task in result.tasks if task.kind is TaskKind.AVERAGING), default=0)
@@ -44,11 +44,11 @@ def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
 @given(st.randoms(use_true_random=False))
 def test_both_simulators_have_the_same_tasks(source: random.Random) -> None:
     step = random_step(source)
-    strategy = random_strategy(source, step)
-    assume(from_nothing(step, strategy).refusal is None)
-    native = simulation(step, strategy, "incremental")
+    partition = random_strategy(source, step)
+    assume(from_nothing(step, partition).refusal is None)
+    native = simulation(step, partition, "incremental")
     python = Simulation(
-        step.graph, RULES, step.topology, step.costs, strategy, overlap=step.overlap, algorithm="python"
+        step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap, algorithm="python"
     )
     assert sorted(native.task_table().tolist()) == sorted(python.task_table().tolist())
 

@@ -11,7 +11,7 @@ import pytest
 from bow.errors import ScheduleError, SettingError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.problem.step_model import StepModel
 from bow.planning.problem.topology_files import load_topology
@@ -26,7 +26,7 @@ from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.starts import baseline
 from bow.planning.search.symmetry import symmetries
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.simulated import Evaluator
+from bow.planning.simulator.simulated import IncrementalEvaluator
 from bow.planning.simulator.simulation_result import simulate_model
 from tests.planning.search_graphs import Builder, SlowSimulation, branches, language_model, model_of, perceptron
 
@@ -46,7 +46,7 @@ def space_of(graph: OperatorGraph, topology: DeviceTopology) -> SplitSpace:
 def proven(graph: OperatorGraph, topology: DeviceTopology, *, prune: bool = True, start: bool = True) -> Proof:
     splits = single_device(graph)
     model = model_of(graph, topology)
-    evaluate = Evaluator(SlowSimulation(model, splits), splits)
+    evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
     space = space_of(graph, topology)
     return exhaustive(model, space, evaluate, start=splits if start else None, prune=prune)
 
@@ -59,7 +59,7 @@ def fastest_ns(graph: OperatorGraph, topology: DeviceTopology) -> int:
 
 
 def simulated_ns(model: StepModel, splits: tuple[Split, ...]) -> int:
-    return simulate_model(model, PlacedStrategy(model.graph.hash, splits)).makespan_ns
+    return simulate_model(model, Partition(model.graph.hash, splits)).makespan_ns
 
 
 @pytest.mark.parametrize("start", [True, False])
@@ -89,10 +89,10 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
     starts = ("single", "data")
     settings = SearchSettings(None, 300, patience=None, starts=starts, devices="regular", even=True)
     found = search(problem, settings)
-    splits = found.strategy.splits
+    splits = found.partition.splits
     space = SplitSpace(graph, RULES, NODE.num_devices, devices="regular", even=True, including=[splits])
     simulation = problem.simulation(splits)
-    proof = exhaustive(simulation.model, space, Evaluator(simulation, splits), start=splits)
+    proof = exhaustive(simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits)
     assert proof.is_complete
     assert found.makespan_ns == proof.makespan_ns == proof.bound_ns
     assert found.makespan_ns < min(
@@ -105,7 +105,7 @@ def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> Non
     graph = perceptron(samples=2, sizes=(2, 2))
     model, space = model_of(graph, NODE), SplitSpace(graph, RULES, 4, devices="distinct", even=True, max_tiles=1)
     splits = single_device(graph)
-    proof = exhaustive(model, space, Evaluator(SlowSimulation(model, splits), splits), prune=False)
+    proof = exhaustive(model, space, IncrementalEvaluator(SlowSimulation(model, splits), splits), prune=False)
     assert proof.symmetries == math.factorial(4) == len([*symmetries(NODE)])
     # Three operators on four devices that are alike: ways to divide three things into at most four heaps.
     assert (proof.strategies, proof.evaluated) == (64, 5)
@@ -133,7 +133,7 @@ def test_no_bound_is_above_what_begins_so(name: str, topology: DeviceTopology) -
 def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
     graph = GRAPHS["language model"]
     model, splits = model_of(graph, NODE), single_device(graph)
-    evaluate = Evaluator(SlowSimulation(model, splits), splits)
+    evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
     told: list[int] = []
 
     def watch(seconds: float, prefixes: int, best_ns: int) -> bool:
@@ -152,7 +152,7 @@ def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
     """Nothing is known of other strategies then but that the start is one."""
     graph = GRAPHS["language model"]
     model, splits = model_of(graph, NODE), single_device(graph)
-    evaluate = Evaluator(SlowSimulation(model, splits), splits)
+    evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
     ticks = itertools.count()
     late = exhaustive(
         model, space_of(graph, NODE), evaluate, start=splits, budget_s=turns, clock=lambda: float(next(ticks))

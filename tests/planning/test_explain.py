@@ -115,7 +115,7 @@ def test_what_was_found_is_explained_by_what_was_searched(changes: dict[str, Any
     problem = Problem(graph, RULES, PAIR, RooflineCosts(graph, RULES, PAIR))
     settings = SearchSettings(None, 5, starts=("single",), descend=False)
     found = search(problem, replace(settings, **changes))
-    size = 2 // found.strategy.learners
+    size = 2 // found.partition.learners
     space = SplitSpace(graph, RULES, size, devices=found.settings.devices, even=found.settings.even)
     assert found.explain().tried == space.num_neighbours
     assert space.num_neighbours != SplitSpace(graph, RULES, 2).num_neighbours or not changes

@@ -10,7 +10,7 @@ from bow.planning.problem.split import Split
 from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.simulation_result import SimulationResult, simulate
 from tests.planning.random_steps import RULES
-from tests.planning.small_steps import ALONE, DATA, GRAPH, ElementCosts, strategy, topology
+from tests.planning.small_steps import ALONE, DATA, GRAPH, ElementCosts, partition, topology
 
 WEIGHTS = 4 * (18 + 6 + 12)
 FIRST, SECOND, LOSS = 4 * 24, 4 * 8, 4
@@ -25,7 +25,7 @@ def simulated(
         RULES,
         topology(devices),
         ElementCosts(),
-        strategy(splits, learners),
+        partition(splits, learners),
         optimizer_bytes_per_weight_byte=optimizer_bytes,
     )
 
@@ -64,18 +64,18 @@ def test_what_does_not_fit_is_refused_with_the_reason(algorithm: str) -> None:
     def on(memory_bytes: int, splits: tuple[Split, ...]) -> Simulation:
         machine = topology(memory_gib=memory_bytes / GIB)
         assert machine.memory_bytes(0) == memory_bytes
-        return Simulation(GRAPH, RULES, machine, ElementCosts(), strategy(splits), algorithm=algorithm)
+        return Simulation(GRAPH, RULES, machine, ElementCosts(), partition(splits), algorithm=algorithm)
 
     assert on(needed, ALONE).refusal is None
     with pytest.raises(ScheduleError, match=r"the strategy does not fit: d0 \(device 0\) needs"):
         on(needed - 1, ALONE)
     simulation = on(needed - 1, DATA)
-    before = simulation.times(), simulation.makespan_ns, simulation.strategy
+    before = simulation.times(), simulation.makespan_ns, simulation.partition
     assert simulation.propose_changes({0: ALONE[0], 1: ALONE[1]}) is None
     assert simulation.refusal is not None
     assert (simulation.refusal.device, simulation.refusal.needed_bytes) == (0, needed)
     assert simulation.refusal.available_bytes == needed - 1
     simulation.undo()
-    assert (simulation.times(), simulation.makespan_ns, simulation.strategy) == before
+    assert (simulation.times(), simulation.makespan_ns, simulation.partition) == before
     assert simulation.propose(1, Split((1, 2), (0, 1))) is not None
     assert simulation.refusal is None

@@ -11,7 +11,7 @@ from bow.errors import RuntimeUnavailableError
 from bow.planning.simulator import native_library
 from bow.planning.simulator.simulation import Simulation
 from tests.planning.random_steps import RULES
-from tests.planning.small_steps import GRAPH, ElementCosts, strategy, topology
+from tests.planning.small_steps import GRAPH, ElementCosts, partition, topology
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_only_python_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RuntimeUnavailableError, match="the compiled simulator needs a C\\+\\+ compiler") as caught:
-        Simulation(GRAPH, RULES, topology(), ElementCosts(), strategy())
+        Simulation(GRAPH, RULES, topology(), ElementCosts(), partition())
     assert "\n" not in str(caught.value)
-    simulated = Simulation(GRAPH, RULES, topology(), ElementCosts(), strategy(), algorithm="python")
+    simulated = Simulation(GRAPH, RULES, topology(), ElementCosts(), partition(), algorithm="python")
     assert simulated.makespan_ns > 0
 
 

@@ -8,49 +8,49 @@ import json
 import pytest
 
 from bow.errors import ScheduleError
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from tests.planning.random_steps import RULES
-from tests.planning.small_steps import ALONE, DATA, GRAPH, strategy
+from tests.planning.small_steps import ALONE, DATA, GRAPH, partition
 
 
-def with_split(operator: int, split: Split) -> PlacedStrategy:
-    return strategy((*DATA[:operator], split, *DATA[operator + 1 :]))
+def with_split(operator: int, split: Split) -> Partition:
+    return partition((*DATA[:operator], split, *DATA[operator + 1 :]))
 
 
 @pytest.mark.parametrize("learners", [1, 2])
 def test_what_is_written_is_read_again(learners: int) -> None:
-    written = strategy(ALONE, learners)
-    assert PlacedStrategy.from_json(written.to_json()) == written
+    written = partition(ALONE, learners)
+    assert Partition.from_json(written.to_json()) == written
 
 
 def test_a_legal_strategy_passes() -> None:
-    strategy().check(GRAPH, 2, RULES)
-    strategy(ALONE, learners=2).check(GRAPH, 2, RULES)
+    partition().check(GRAPH, 2, RULES)
+    partition(ALONE, learners=2).check(GRAPH, 2, RULES)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (dataclasses.replace(strategy(), graph_hash="0"), "the strategy is for graph 0, this model's is"),
-        (strategy(DATA[:2]), "the strategy has 2 splits for 3 operators; give each one"),
+        (dataclasses.replace(partition(), graph_hash="0"), "the strategy is for graph 0, this model's is"),
+        (partition(DATA[:2]), "the strategy has 2 splits for 3 operators; give each one"),
         (with_split(0, Split((5, 1), (0,) * 5)), "operator 'first' has a sample of 4, got degree 5"),
         (with_split(1, Split((1, 1), (2,))), "operator 'second' has a tile on device 2, and there are 2"),
         (with_split(2, Split((1,), (0,))), "operator 'loss' has 0 dimensions, got 1 degrees"),
-        (strategy(DATA, learners=2), "operator 'first' has a tile on device 1, and there are 1"),
-        (strategy(DATA, learners=3), "2 devices cannot be divided among 3 learners; give learners a divisor of 2"),
-        (strategy(DATA, learners=0), "learners must be at least 1, got 0"),
+        (partition(DATA, learners=2), "operator 'first' has a tile on device 1, and there are 1"),
+        (partition(DATA, learners=3), "2 devices cannot be divided among 3 learners; give learners a divisor of 2"),
+        (partition(DATA, learners=0), "learners must be at least 1, got 0"),
     ],
     ids=["graph", "splits", "degree", "device", "dimensions", "group", "learners", "no learner"],
 )
-def test_what_cannot_be_carried_out_is_refused(wrong: PlacedStrategy, message: str) -> None:
+def test_what_cannot_be_carried_out_is_refused(wrong: Partition, message: str) -> None:
     with pytest.raises(ScheduleError, match=message) as caught:
         wrong.check(GRAPH, 2, RULES)
     assert "\n" not in str(caught.value)
 
 
 def without(key: str) -> str:
-    read = json.loads(strategy().to_json())
+    read = json.loads(partition().to_json())
     del read[key]
     return json.dumps(read)
 
@@ -62,13 +62,13 @@ def without(key: str) -> str:
         ("[" * 100_000, "the strategy is not JSON"),
         ("[]", 'the text is not a "bow placed strategy"'),
         ("{}", 'the text is not a "bow placed strategy"'),
-        (strategy().to_json().replace('"version": 1', '"version": 9'), "version 9, this bow reads 1"),
+        (partition().to_json().replace('"version": 1', '"version": 9'), "version 9, this bow reads 1"),
         (without("splits"), "the strategy is damaged"),
         (without("learners"), "the strategy is damaged"),
-        (strategy().to_json().replace("[0, 1]", '[0, "1"]'), "the strategy is damaged"),
-        (strategy().to_json().replace("[0, 1]", "[0, 1.5]"), "the strategy is damaged"),
+        (partition().to_json().replace("[0, 1]", '[0, "1"]'), "the strategy is damaged"),
+        (partition().to_json().replace("[0, 1]", "[0, 1.5]"), "the strategy is damaged"),
     ],
 )
 def test_damaged_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        PlacedStrategy.from_json(text)
+        Partition.from_json(text)

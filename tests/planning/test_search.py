@@ -13,12 +13,12 @@ import pytest
 from bow.errors import ScheduleError, SettingError
 from bow.planning.problem.device_topology import Device, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.chains import Chain, Start, Tally, run_chains
+from bow.planning.search.chains import Chain, WalkStart, Tally, run_chains
 from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Best, Walk
+from bow.planning.search.metropolis import Improvement, Walk
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
@@ -39,7 +39,7 @@ PROBLEM = problem_of(perceptron(samples=32, sizes=(1024, 1024, 256)))
 
 def test_what_is_found_takes_what_it_says_and_is_no_slower_than_its_starts() -> None:
     found = search(PROBLEM, SHORT)
-    result = PROBLEM.simulate(found.strategy.splits)
+    result = PROBLEM.simulate(found.partition.splits)
     assert result.makespan_ns == found.makespan_ns
     assert found.makespan_ns <= min(PROBLEM.simulate(baseline(PROBLEM, name)).makespan_ns for name in SHORT.starts)
     assert [chain.start.name for chain in found.chains] == ["single", "data"]
@@ -61,7 +61,7 @@ def test_what_is_found_explains_itself_and_has_a_timeline(tmp_path: Path) -> Non
     assert max(len(each.others) for each in explained.operators) == 1
     assert found.explain(budget_s=0).left_out == len(PROBLEM.graph.operators)
     found.save(tmp_path / "folder" / "strategy.json")
-    assert PlacedStrategy.from_json((tmp_path / "folder" / "strategy.json").read_text()) == found.strategy
+    assert Partition.from_json((tmp_path / "folder" / "strategy.json").read_text()) == found.partition
     with pytest.raises(SettingError, match=r"cannot be written to .*; give another file"):
         found.save(tmp_path)
 
@@ -75,7 +75,7 @@ def test_equal_seeds_find_the_same_and_others_walk_elsewhere() -> None:
 def test_processes_share_the_starts() -> None:
     alone = search(PROBLEM, SHORT)
     shared = search(PROBLEM, replace(SHORT, processes=2))
-    assert shared.strategy == alone.strategy
+    assert shared.partition == alone.partition
     assert [chain.start for chain in shared.chains] == [chain.start for chain in alone.chains]
 
 
@@ -94,15 +94,15 @@ def test_the_better_half_of_the_walks_goes_on_from_round_to_round(monkeypatch: p
     walked: list[tuple[int, int, float]] = []
     now = [100.0]
 
-    def of_number(_: Problem, start: Start, *others: Any, turn: int = 0) -> Chain:
+    def of_number(_: Problem, start: WalkStart, *others: Any, turn: int = 0) -> Chain:
         walked.append((turn, start.number, round(others[2] * 48)))
         now[0] += others[2]
-        bests = (Best(0.0, 0, 100 - start.number - turn),)
+        bests = (Improvement(0.0, 0, 100 - start.number - turn),)
         return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 0.0, "budget"))
 
     monkeypatch.setattr("bow.planning.search.chains.run_chain", of_number)
     monkeypatch.setattr("bow.planning.search.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(4)]
+    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single")) for number in range(4)]
     chains = run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5), lambda *_: True)
     # Of four seconds two are for trials, of which each of two rounds has one.
     assert walked[:-1] == [(0, 0, 12), (0, 1, 12), (0, 2, 12), (0, 3, 12), (1, 3, 24), (1, 2, 24)]
@@ -121,27 +121,27 @@ def test_trials_have_no_patience_and_what_it_takes_to_begin_counts(monkeypatch: 
     def walking(_: Any, splits: Any, __: Any, limit: Limits, *others: Any, **more: Any) -> Walk:
         limits.append(limit)
         now[0] += limit.budget_s or 0.0
-        return Walk(tuple(splits), (Best(0.0, 0, 100),), 1, 1, 0, 0, 0.0, "budget")
+        return Walk(tuple(splits), (Improvement(0.0, 0, 100),), 1, 1, 0, 0, 0.0, "budget")
 
     monkeypatch.setattr(Problem, "simulation", slowly)
     monkeypatch.setattr("bow.planning.search.chains.metropolis", walking)
     monkeypatch.setattr("bow.planning.search.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(2)]
+    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single")) for number in range(2)]
     run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5, descend=False), lambda *_: True)
     assert [limit.budget_s for limit in limits] == pytest.approx([0.9, 0.9, 1.9])
     assert [limit.patience for limit in limits] == [None, None, 0.5]
 
 
 def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = [Start("single", number, 1, baseline(PROBLEM, "single")) for number in range(3)]
+    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single")) for number in range(3)]
 
     def interrupted_in(call: int) -> list[Chain]:
         calls = iter(range(100))
 
-        def walking(_: Problem, start: Start, *others: Any, turn: int = 0) -> Chain:
+        def walking(_: Problem, start: WalkStart, *others: Any, turn: int = 0) -> Chain:
             if next(calls) == call:
                 raise KeyboardInterrupt  # while the simulation is built, say
-            bests = (Best(0.0, 0, 101 - turn), Best(0.5, 1, 100 - turn))
+            bests = (Improvement(0.0, 0, 101 - turn), Improvement(0.5, 1, 100 - turn))
             return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 1.0, "budget"))
 
         monkeypatch.setattr("bow.planning.search.chains.run_chain", walking)
@@ -155,7 +155,7 @@ def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeyp
 
 def test_a_start_that_does_not_fit_takes_no_part_in_rounds() -> None:
     problem = small_memory(0.009)
-    starts = [Start(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))]
+    starts = [WalkStart(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))]
     chains = run_chains(problem, starts, SearchSettings(budget_s=0.5, patience=None), lambda *_: True)
     refused = [chain.refusal is not None for chain in chains]
     assert any(refused)
@@ -170,11 +170,11 @@ def test_walks_with_so_many_proposals_each_have_no_rounds() -> None:
 
 def test_a_walk_behind_another_counts_on() -> None:
     def walk(first: int, last: int) -> Walk:
-        bests = (Best(0.0, 0, first), Best(1.0, 5, last))
+        bests = (Improvement(0.0, 0, first), Improvement(1.0, 5, last))
         return Walk((), bests, 10, 8, 4, 2, 3.0, "budget")
 
     both = walk(100, 80).followed_by(walk(80, 70))
-    assert both.bests == (Best(0.0, 0, 100), Best(1.0, 5, 80), Best(4.0, 15, 70))
+    assert both.bests == (Improvement(0.0, 0, 100), Improvement(1.0, 5, 80), Improvement(4.0, 15, 70))
     assert (both.proposals, both.evaluated, both.accepted, both.refused, both.seconds) == (20, 16, 8, 4, 6.0)
     assert both.makespan_ns == 70
 
@@ -205,7 +205,7 @@ def test_the_tally_adds_up_walks() -> None:
 def test_learners_share_the_devices_and_are_compared_by_batch() -> None:
     found = search(PROBLEM, replace(SHORT, starts=("data",), learners=(1, 4)))
     assert {chain.start.learners for chain in found.chains} == {1, 4}
-    assert found.batch_ns == found.makespan_ns / found.strategy.learners
+    assert found.batch_ns == found.makespan_ns / found.partition.learners
     assert found.batch_ns == min(chain.batch_ns for chain in found.chains)
 
 
@@ -232,8 +232,8 @@ def test_where_no_start_fits_there_is_one_sentence() -> None:
 def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: OperatorGraph) -> None:
     problem = problem_of(graph)
     splits = baseline(problem, name)
-    problem.strategy(splits).check(graph, NODE.num_devices, RULES)
-    start = Start(name, 0, 1, splits)
+    problem.partition(splits).check(graph, NODE.num_devices, RULES)
+    start = WalkStart(name, 0, 1, splits)
     (chain,) = run_chains(problem, [start], replace(SHORT, proposals=3, descend=False), lambda *_: True)
     assert isinstance(chain, Chain)
     assert chain.batch_ns <= problem.simulate(splits).makespan_ns

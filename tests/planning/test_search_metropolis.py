@@ -17,7 +17,7 @@ from bow.planning.search.limits import Limits
 from bow.planning.search.metropolis import Walk, metropolis
 from bow.planning.search.moves import SplitSpace
 from bow.planning.search.proposals import Changes, Proposals, SymmetricProposals
-from bow.planning.simulator.simulated import Evaluator
+from bow.planning.simulator.simulated import IncrementalEvaluator
 from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
 
 GRAPH = perceptron()
@@ -66,7 +66,7 @@ def flat() -> Landscape:
 
 def hilly(seed: int = 3) -> Landscape:
     source = random.Random(seed)
-    return Landscape({strategy: source.randrange(80, 160) for strategy in STRATEGIES})
+    return Landscape({partition: source.randrange(80, 160) for partition in STRATEGIES})
 
 
 def downhill(seed: int = 3) -> Landscape:
@@ -76,7 +76,7 @@ def downhill(seed: int = 3) -> Landscape:
         {split: source.randrange(100) for split in TINY_SPACE.splits(number)}
         for number in range(TINY_SPACE.num_operators)
     ]
-    times = {strategy: sum(of[split] for of, split in zip(own, strategy, strict=True)) for strategy in STRATEGIES}
+    times = {partition: sum(of[split] for of, split in zip(own, partition, strict=True)) for partition in STRATEGIES}
     return Landscape(dict(sorted(times.items(), key=lambda each: -each[1])))
 
 
@@ -98,7 +98,7 @@ def test_strategies_are_visited_as_often_as_their_times_say(families: bool) -> N
     landscape, temperature = hilly(), 0.2
     scale = temperature * landscape.makespan_ns
     walk_on(landscape, 60_000, temperature, families=families)
-    counts = Counter(landscape.times[strategy] // 8 for strategy in landscape.seen[1000::20])
+    counts = Counter(landscape.times[partition] // 8 for partition in landscape.seen[1000::20])
     weights: dict[int, float] = Counter()
     for time in landscape.times.values():
         weights[time // 8] += math.exp(-time / scale)
@@ -290,10 +290,10 @@ def test_evaluator_follows_any_order_of_strategies() -> None:
     model, source = model_of(GRAPH, PAIR), random.Random(7)
     space = SplitSpace(GRAPH, RULES, 2)
     strategies = [space.random_strategy(source) for _ in range(6)]
-    alone = [SlowSimulation(model, strategy).makespan_ns for strategy in strategies]
-    evaluate = Evaluator(SlowSimulation(model, strategies[0]), strategies[0])
-    assert [evaluate(strategy) for strategy in (*strategies, *reversed(strategies))] == [*alone, *reversed(alone)]
-    limited = [evaluate(strategy, min(alone)) for strategy in strategies]
+    alone = [SlowSimulation(model, partition).makespan_ns for partition in strategies]
+    evaluate = IncrementalEvaluator(SlowSimulation(model, strategies[0]), strategies[0])
+    assert [evaluate(partition) for partition in (*strategies, *reversed(strategies))] == [*alone, *reversed(alone)]
+    limited = [evaluate(partition, min(alone)) for partition in strategies]
     assert all(
         time is not None and time > min(alone) for time, own in zip(limited, alone, strict=True) if own > min(alone)
     )

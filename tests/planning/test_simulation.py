@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pytest
 
 from bow.errors import ScheduleError, SettingError
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.simulation_result import simulate
 from tests.planning.random_steps import RULES
-from tests.planning.small_steps import ALONE, DATA, GRAPH, SECOND, ElementCosts, strategy, topology
+from tests.planning.small_steps import ALONE, DATA, GRAPH, SECOND, ElementCosts, partition, topology
 
 CHANNELS = Split((1, 2), (1, 0))
 
@@ -21,10 +21,10 @@ algorithms = pytest.mark.parametrize("algorithm", ["delta", "incremental", "full
 
 def simulation(algorithm: str = "incremental", splits: tuple[Split, ...] = DATA, learners: int = 1) -> Simulation:
     machine = topology(2 * learners)
-    return Simulation(GRAPH, RULES, machine, ElementCosts(), strategy(splits, learners), algorithm=algorithm)
+    return Simulation(GRAPH, RULES, machine, ElementCosts(), partition(splits, learners), algorithm=algorithm)
 
 
-def from_nothing(of: PlacedStrategy) -> int:
+def from_nothing(of: Partition) -> int:
     return simulate(GRAPH, RULES, topology(2 * of.learners), ElementCosts(), of).makespan_ns
 
 
@@ -34,22 +34,22 @@ def test_a_proposal_is_accepted(algorithm: str, learners: int) -> None:
     simulated = simulation(algorithm, learners=learners)
     proposed = simulated.propose(SECOND, CHANNELS)
     simulated.accept()
-    assert simulated.strategy.splits == (DATA[0], CHANNELS, DATA[2])
-    assert proposed == simulated.makespan_ns == from_nothing(simulated.strategy)
+    assert simulated.partition.splits == (DATA[0], CHANNELS, DATA[2])
+    assert proposed == simulated.makespan_ns == from_nothing(simulated.partition)
 
 
 @algorithms
 def test_a_proposal_is_undone(algorithm: str) -> None:
     simulated = simulation(algorithm)
-    before = simulated.makespan_ns, simulated.times(), simulated.memory(), simulated.strategy
+    before = simulated.makespan_ns, simulated.times(), simulated.memory(), simulated.partition
     assert simulated.propose(SECOND, CHANNELS) != simulated.undo()
-    assert (simulated.makespan_ns, simulated.times(), simulated.memory(), simulated.strategy) == before
+    assert (simulated.makespan_ns, simulated.times(), simulated.memory(), simulated.partition) == before
 
 
 @algorithms
 def test_several_operators_change_at_once(algorithm: str) -> None:
     simulated = simulation(algorithm)
-    assert simulated.propose_changes(dict(enumerate(ALONE))) == from_nothing(strategy(ALONE))
+    assert simulated.propose_changes(dict(enumerate(ALONE))) == from_nothing(partition(ALONE))
 
 
 @algorithms
@@ -57,7 +57,7 @@ def test_the_result_is_that_of_the_proposal(algorithm: str) -> None:
     simulated = simulation(algorithm)
     simulated.propose(SECOND, CHANNELS)
     result = simulated.result()
-    wanted = simulate(GRAPH, RULES, topology(), ElementCosts(), strategy((DATA[0], CHANNELS, DATA[2])))
+    wanted = simulate(GRAPH, RULES, topology(), ElementCosts(), partition((DATA[0], CHANNELS, DATA[2])))
     assert result.times == wanted.times
     assert result.peaks == wanted.peaks
     assert simulated.timeline().spans == wanted.timeline.spans
@@ -67,7 +67,7 @@ def test_the_result_is_that_of_the_proposal(algorithm: str) -> None:
 def test_of_what_is_too_slow_only_that_need_be_known(algorithm: str) -> None:
     simulated = simulation(algorithm, ALONE)
     limit = simulated.makespan_ns
-    slow = from_nothing(strategy(DATA))
+    slow = from_nothing(partition(DATA))
     assert slow > limit
     found = simulated.propose_changes(dict(enumerate(DATA)), limit_ns=limit)
     assert found is not None
@@ -109,7 +109,7 @@ def test_what_is_illegal_is_refused_and_leaves_all_as_it_was(split: Split, messa
 
 def test_a_strategy_for_another_graph_is_refused() -> None:
     with pytest.raises(ScheduleError, match="the strategy is for graph other"):
-        Simulation(GRAPH, RULES, topology(), ElementCosts(), PlacedStrategy("other", DATA))
+        Simulation(GRAPH, RULES, topology(), ElementCosts(), Partition("other", DATA))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class SmallUpdates(ElementCosts):
 def test_costs_that_are_not_known_leave_all_as_it_was(algorithm: str) -> None:
     halves = tuple(Split((1, 2), (0, 1)) for _ in range(2))
     splits = (*halves, Split((), (0,)))
-    simulated = Simulation(GRAPH, RULES, topology(), SmallUpdates(48), strategy(splits), algorithm=algorithm)
+    simulated = Simulation(GRAPH, RULES, topology(), SmallUpdates(48), partition(splits), algorithm=algorithm)
     before = simulated.makespan_ns, simulated.times()
     with pytest.raises(SettingError, match="an update of 96 bytes was not measured"):
         simulated.propose(0, ALONE[0])
@@ -138,4 +138,4 @@ def test_costs_that_are_not_known_leave_all_as_it_was(algorithm: str) -> None:
 
 def test_the_first_strategy_raises_what_the_costs_raise() -> None:
     with pytest.raises(SettingError, match="was not measured"):
-        Simulation(GRAPH, RULES, topology(), SmallUpdates(0), strategy(DATA))
+        Simulation(GRAPH, RULES, topology(), SmallUpdates(0), partition(DATA))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.strategy_files import PLANNED_FOR
 from bow.planning.problem.topology_files import load_topology, topology_from_dict
 from bow.planning.rules import RULES
@@ -23,4 +23,4 @@ def test_what_is_saved_says_for_which_devices_and_from_which_splits_it_was_chose
     planned_for = json.loads(text)[PLANNED_FOR]
     assert topology_from_dict(planned_for.pop("topology")) == topology
     assert planned_for == {"makespan_ns": found.makespan_ns, "even": True, "device_lists": "regular"}
-    assert PlacedStrategy.from_json(text) == found.strategy
+    assert Partition.from_json(text) == found.partition

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.cluster import World
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.tiles import capture_operators
 from tests.cluster.worlds import in_world
 from tests.engines.many_steps import ALPHA, MU, UNSEEN, VALUES, course_and_bound
@@ -43,7 +43,7 @@ def fitting(seed: int) -> Case:
     return dataclasses.replace(case, clip_norm=None, state=state, optimizer=optimizer)
 
 
-def planned(case: Case, seed: int) -> PlacedStrategy | str:
+def planned(case: Case, seed: int) -> Partition | str:
     """A strategy for a case, or why there is none: every other is a search's, the others are random."""
     program = case.build()
     given = {"loss": program.loss, "step": program.step}
@@ -55,10 +55,10 @@ def planned(case: Case, seed: int) -> PlacedStrategy | str:
                 program.model, batch, **given, topology="two_cores", budget_s=None, proposals=2, progress=False
             )
             if seed % 2 and case.learners == 1:
-                return found.strategy
+                return found.partition
             graph = capture_operators(program.model, batch, **given).graph
             problem = problem_on(graph, DEVICES // case.learners)
-            return PlacedStrategy(graph.hash, accepted_splits(problem, seed), case.learners)
+            return Partition(graph.hash, accepted_splits(problem, seed), case.learners)
     except bow.BowError as error:
         return f"refused: {type(error).__name__}: {error}"
     except Exception as error:
@@ -76,7 +76,7 @@ class Between(bow.Callback):
             self.write(VALUES[run.round])
 
 
-def train(world: World, cases: Sequence[tuple[Case, PlacedStrategy]], folder: Path) -> list[Any]:
+def train(world: World, cases: Sequence[tuple[Case, Partition]], folder: Path) -> list[Any]:
     """The central model's state by case, and what was told; or what was said instead."""
     torch.set_num_threads(1)
     made: list[Any] = []

@@ -22,7 +22,7 @@ import bow
 from bow.cluster import World
 from bow.errors import CaptureError, CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
@@ -49,13 +49,13 @@ def data(count: int = 16) -> tuple[Tensor, Tensor]:
     return inputs, inputs[:, :3].argmax(1)
 
 
-def strategy(num_devices: int, learners: int = 1) -> PlacedStrategy:
+def strategy(num_devices: int, learners: int = 1) -> Partition:
     """Data parallel, but the first layer by its channels, and the second whole on the last device."""
     graph = capture_operators(model(), tuple(each[:BATCH] for each in data()), cross_entropy).graph
     first, *splits = data_parallel(graph, RULES, num_devices)
     linear = next(number for number, each in enumerate(graph.operators[1:]) if each.kind == "linear")
     splits[linear] = dataclasses.replace(everything_on(graph, num_devices - 1)[0])
-    return PlacedStrategy(graph.hash, (Split((1, num_devices), first.devices), *splits), learners)
+    return Partition(graph.hash, (Split((1, num_devices), first.devices), *splits), learners)
 
 
 class Offset(Dataset[tuple[Tensor, Tensor]]):
@@ -108,7 +108,7 @@ class Stop(bow.Callback):
 def trainings(world: World, folder: Path) -> dict[str, Any]:
     """Everything that two processes are needed for, in one go: they take longer to start than to train."""
 
-    def train(name: str, placed: PlacedStrategy, given: Any = None, **settings: Any) -> bow.Result:
+    def train(name: str, placed: Partition, given: Any = None, **settings: Any) -> bow.Result:
         options = {"strategy_check": False, "run_dir": folder / name, **COMMON, **settings}
         return bow.train(model(), data() if given is None else given, cross_entropy, strategy=placed, **options)
 
@@ -297,7 +297,7 @@ def test_a_strategy_goes_on_only_with_the_values_that_it_has_captured(name: str,
         bow.train,
         *(model(), data()),
         step=step,
-        strategy=PlacedStrategy(graph.hash, everything_on(graph)),
+        strategy=Partition(graph.hash, everything_on(graph)),
         callbacks=[Changes(values, name)],
         **{"devices": "cpu", "run_dir": tmp_path / "run", **COMMON},
     )

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from bow.errors import GraphError, ScheduleError
 from bow.planning.placement.operations import Operations
 from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.search.baselines import whole_on
 
@@ -204,9 +204,9 @@ class Groups:
             for operator, group in zip(self.graph.operators, self.of, strict=True)
         )
 
-    def strategy(self, devices: Sequence[int]) -> PlacedStrategy:
+    def strategy(self, devices: Sequence[int]) -> Partition:
         """A placement as a strategy, as everything reads it that runs one."""
-        return PlacedStrategy(self.graph.hash, self.splits(devices))
+        return Partition(self.graph.hash, self.splits(devices))
 
     def with_kinds(self, kinds: Collection[str]) -> tuple[bool, ...]:
         """By group: whether it has an operator of one of these kinds."""

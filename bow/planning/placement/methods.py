@@ -162,7 +162,7 @@ def _planned(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed
     )
     found = search(evaluator.problem, settings)
     say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} strategies")
-    return Placed(found.strategy.splits)
+    return Placed(found.partition.splits)
 
 
 METHODS: Mapping[str, Method] = {

@@ -12,7 +12,7 @@ from bow.planning.placement.groups import Devices
 from bow.planning.problem.split import Split
 from bow.planning.search.limits import Limits
 from bow.planning.search.metropolis import Walk, metropolis
-from bow.planning.search.proposals import SINGLE, Changes
+from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
 from bow.seeds import derive_seed
 
 STARTS = ("single", "expert", "random")
@@ -57,7 +57,7 @@ class GroupProposals:
         if device == before:
             return ()
         layer = self._layers[self._groups.groups[group].layer]
-        if len(layer) == 1 or self._source.random() < SINGLE:
+        if len(layer) == 1 or self._source.random() < SINGLE_OF_FAMILY:
             return tuple(self._moved([group], device))
         devices = {number: self._device(number, splits) for number in layer}
         if device in devices.values():

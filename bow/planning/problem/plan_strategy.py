@@ -14,7 +14,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class PlacedStrategy:
+class Partition:
     """A split of every operator, and how many learners repeat it.
 
     With k learners the devices are k groups of equal size, side by side by number. The splits are of the first group;
@@ -27,8 +27,8 @@ class PlacedStrategy:
         learners: how many groups there are.
 
     Example:
-        >>> strategy = PlacedStrategy("0123456789abcdef", (Split((2, 1), (0, 1)), Split((), (0,))), learners=2)
-        >>> PlacedStrategy.from_json(strategy.to_json()) == strategy
+        >>> strategy = Partition("0123456789abcdef", (Split((2, 1), (0, 1)), Split((), (0,))), learners=2)
+        >>> Partition.from_json(strategy.to_json()) == strategy
         True
 
     References:
@@ -73,14 +73,14 @@ class PlacedStrategy:
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str) -> "PlacedStrategy":
+    def from_json(cls, text: str) -> "Partition":
         """The strategy that `to_json` wrote."""
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ScheduleError(f"the strategy is not JSON ({error}); plan again") from error
         if not isinstance(read, dict) or read.get("format") != FORMAT:
-            raise ScheduleError(f'the text is not a "{FORMAT}"; give one that PlacedStrategy.to_json wrote')
+            raise ScheduleError(f'the text is not a "{FORMAT}"; give one that Partition.to_json wrote')
         if read.get("version") != VERSION:
             raise ScheduleError(f"the strategy has version {read.get('version')}, this bow reads {VERSION}; plan again")
         try:

@@ -4,16 +4,16 @@ import json
 from typing import Any
 
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.search.search_settings import SearchSettings
 
 PLANNED_FOR = "planned_for"
-"""Key of what is in a strategy's file besides: `PlacedStrategy.from_json` leaves it out."""
+"""Key of what is in a strategy's file besides: `Partition.from_json` leaves it out."""
 
 
-def strategy_text(
-    strategy: PlacedStrategy, makespan_ns: int, topology: DeviceTopology, settings: SearchSettings, **others: Any
+def partition_text(
+    partition: Partition, makespan_ns: int, topology: DeviceTopology, settings: SearchSettings, **others: Any
 ) -> str:
     """A strategy as JSON, with what is needed to explain it."""
     planned_for = {
@@ -23,4 +23,4 @@ def strategy_text(
         "even": settings.even,
         "device_lists": settings.devices,
     }
-    return json.dumps({**json.loads(strategy.to_json()), PLANNED_FOR: planned_for})
+    return json.dumps({**json.loads(partition.to_json()), PLANNED_FOR: planned_for})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bow.planning.rules.mapped import MappedRule, Shapes
-from bow.planning.rules.sides import Along, Grouped, Side, Whole, Window
+from bow.planning.rules.sides import Along, Grouped, Side, Whole, SlidingWindow
 
 SPATIAL = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
@@ -30,10 +30,10 @@ class ConvolutionRule(MappedRule):
 
 def windows(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> list[Window]:
+) -> list[SlidingWindow]:
     """The windows of all positions of an image."""
     sizes = zip(kernel, stride, padding, dilation, strict=True)
-    return [Window(2 + position, *each) for position, each in enumerate(sizes)]
+    return [SlidingWindow(2 + position, *each) for position, each in enumerate(sizes)]
 
 
 def image_names(rank: int) -> Sequence[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bow.planning.rules.mapped import MappedRule, Shapes
-from bow.planning.rules.sides import Side, Window
+from bow.planning.rules.sides import Side, SlidingWindow
 
 
 class PadRule(MappedRule):
@@ -14,4 +14,4 @@ class PadRule(MappedRule):
     """
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
-        return [[Window(dim, kernel=1, padding=before) for dim, before in enumerate(attributes["before"])]]
+        return [[SlidingWindow(dim, kernel=1, padding=before) for dim, before in enumerate(attributes["before"])]]

@@ -87,11 +87,11 @@ class Shifted(Side):
 
 
 @dataclass(frozen=True)
-class Window(Side):
+class SlidingWindow(Side):
     """The windows of a convolution or of pooling, halo included, as far as they lie in the operand.
 
     Example:
-        >>> Window(0, kernel=3, padding=1).interval(((4, 8),), size=8)
+        >>> SlidingWindow(0, kernel=3, padding=1).interval(((4, 8),), size=8)
         (3, 8)
     """
 

@@ -13,7 +13,7 @@ from bow.planning.simulator.tile_tables import FAR, Array
 
 
 @dataclass(frozen=True)
-class Behind:
+class RemainingLoads:
     """Tasks that wait for backward passes of the first operators: further backward passes, reductions, updates.
 
     A place does one thing at a time: behind a backward pass it needs at least the sum of all that waits for it there.
@@ -31,7 +31,7 @@ class Behind:
     ends: Array
 
     @classmethod
-    def nothing(cls, tables: PlaceTables, num_devices: int) -> Behind:
+    def nothing(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
         """No operator has its split yet."""
         ends = np.full(tables.num_places, FAR, np.int64)
         ends[:num_devices] = 0  # the last task of a device may be the step's last
@@ -47,7 +47,7 @@ class Behind:
         tails: Array = np.where(own + further > 0, own + further + ends, 0).max(axis=2)
         return tails
 
-    def extended(self, tables: PlaceTables, operator: int, split: int, makers: Mapping[int, tuple[int, int]]) -> Behind:
+    def extended(self, tables: PlaceTables, operator: int, split: int, makers: Mapping[int, tuple[int, int]]) -> RemainingLoads:
         """With one of the splits of the next operator."""
         passes, weights = tables.passes[operator][split], tables.weights[operator][split]
         tasks = np.concatenate([self.tasks, passes, weights])
@@ -63,4 +63,4 @@ class Behind:
         subsets = np.arange(1 << len(passes))[:, None] >> np.arange(len(passes)) & 1
         loads = (subsets @ waiting > 0).astype(np.int64) @ tasks
         ends = np.minimum(self.ends, np.where(self.ends > 0, tables.ends[operator][split], 0))
-        return Behind(tasks, (*self.waiting, waiting), (*self.loads, loads), ends)
+        return RemainingLoads(tasks, (*self.waiting, waiting), (*self.loads, loads), ends)

@@ -8,9 +8,9 @@ import numpy as np
 from bow.errors import SettingError
 from bow.planning.problem.split import Split
 from bow.planning.problem.step_model import StepModel
-from bow.planning.search.behind import Behind
+from bow.planning.search.behind import RemainingLoads
 from bow.planning.search.place_tables import PlaceTables
-from bow.planning.search.rests import Rests
+from bow.planning.search.rests import RemainingTimes
 from bow.planning.simulator.edges import edges_of
 from bow.planning.simulator.tile_tables import FAR, NEVER, Array, TileTables
 
@@ -35,7 +35,7 @@ class Prefix:
     made: tuple[Array, ...]
     tails: tuple[Array, ...]
     loads: Array
-    behind: Behind
+    behind: RemainingLoads
     bound_ns: int
 
 
@@ -63,8 +63,8 @@ class StepBounds:
 
     No step takes less than its longest chain of tasks that wait for each other. Of a chain's part in operators whose
     splits are known all is known: computing, transfers, sums, reductions and updates, and how much of that one place
-    has to do one after the other (`Behind`). The rest is bounded as if each operator could have the split that is best
-    for the chain (`Rests`).
+    has to do one after the other (`RemainingLoads`). The rest is bounded as if each operator could have the split that is best
+    for the chain (`RemainingTimes`).
 
     And no step takes less than what a device has to compute, nor than an equal share of what all have to.
 
@@ -86,7 +86,7 @@ class StepBounds:
         _check_size(model, options)
         self._num_devices = model.topology.num_devices
         self._tables = TileTables(model, options, check)
-        self._rests = Rests(self._tables, model.has_backward, check)
+        self._rests = RemainingTimes(self._tables, model.has_backward, check)
         self._places = PlaceTables(model, options, self._tables, check)
         least = [int(loads[:, : self._num_devices].sum(axis=1).min()) for loads in self._places.loads]
         self._least_behind = [sum(least[operator + 1 :]) for operator in range(len(least))]
@@ -94,7 +94,7 @@ class StepBounds:
     def nothing(self) -> Prefix:
         """No operator has its split yet."""
         loads = np.zeros(self._places.num_places, np.int64)
-        return Prefix((), (), (), loads, Behind.nothing(self._places, self._num_devices), 0)
+        return Prefix((), (), (), loads, RemainingLoads.nothing(self._places, self._num_devices), 0)
 
     def extensions(self, prefix: Prefix) -> Extensions:
         """Add each split of the next operator to a prefix that has not all yet."""

@@ -12,16 +12,16 @@ from typing import Any, TypeAlias
 import cloudpickle
 
 from bow.errors import ScheduleError
-from bow.planning.search.chains import Chain, Start, Tally
+from bow.planning.search.chains import Chain, WalkStart, Tally
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_settings import SearchSettings
 
-Told: TypeAlias = tuple[int, int, float]
+Report: TypeAlias = tuple[int, int, float]
 """The number of a start, proposals, the best time of a batch in nanoseconds."""
 
 
 def run_in_processes(
-    problem: Problem, shares: Sequence[Sequence[Start]], settings: SearchSettings, tally: Tally
+    problem: Problem, shares: Sequence[Sequence[WalkStart]], settings: SearchSettings, tally: Tally
 ) -> list[Chain]:
     """Walk from several starts, each process from its share of them.
 
@@ -30,7 +30,7 @@ def run_in_processes(
     the processes at once.
     """
     messages: queue.Queue[tuple[int, Any]] = queue.Queue()
-    workers = [_Worker(number, problem, share, settings, messages) for number, share in enumerate(shares)]
+    workers = [_SearchProcess(number, problem, share, settings, messages) for number, share in enumerate(shares)]
     chains: list[Chain] = []
     try:
         for worker in workers:
@@ -62,14 +62,14 @@ def run_in_processes(
     return sorted(chains, key=lambda chain: chain.start.number)
 
 
-class _Worker:
+class _SearchProcess:
     """A process and the thread that listens to it."""
 
     def __init__(
         self,
         number: int,
         problem: Problem,
-        starts: Sequence[Start],
+        starts: Sequence[WalkStart],
         settings: SearchSettings,
         messages: "queue.Queue[tuple[int, Any]]",
     ) -> None:

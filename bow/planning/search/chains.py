@@ -25,7 +25,7 @@ from bow.seeds import derive_seed
 
 
 @dataclass(frozen=True)
-class Start:
+class WalkStart:
     """Where a walk starts.
 
     Attributes:
@@ -53,7 +53,7 @@ class Chain:
         refusal: why there was no walk: the start does not fit; None where there was.
     """
 
-    start: Start
+    start: WalkStart
     walk: Walk | None
     descent: Walk | None = None
     refusal: str | None = None
@@ -74,10 +74,10 @@ class Chain:
         return math.inf if self.best is None else self.best.makespan_ns / self.start.learners
 
 
-Progress: TypeAlias = Callable[[float, int, float], bool | None]
+SearchProgress: TypeAlias = Callable[[float, int, float], bool | None]
 """Is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search, None does not."""
 
-Told: TypeAlias = Callable[[int, int, float], bool]
+Report: TypeAlias = Callable[[int, int, float], bool]
 """Is told of a start, by its number, proposals and the best time of a batch; False ends the walk."""
 
 
@@ -89,7 +89,7 @@ class Tally:
         clock: seconds.
     """
 
-    def __init__(self, progress: Progress | None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, progress: SearchProgress | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._progress, self._clock, self._begun = progress, clock, clock()
         self._proposals: dict[int, int] = {}
         self._best_ns = math.inf
@@ -105,7 +105,7 @@ class Tally:
 
 
 def spaces_of(
-    problem: Problem, starts: Sequence[Start], settings: SearchSettings, learners: Collection[int]
+    problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, learners: Collection[int]
 ) -> dict[int, SplitSpace]:
     """By number of learners: the splits to choose from, those of the starts among them."""
     return {
@@ -121,7 +121,7 @@ def spaces_of(
     }
 
 
-def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettings, told: Told) -> list[Chain]:
+def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, told: Report) -> list[Chain]:
     """Walk from one start after the other, for a part of the time, and on from the best strategy for the rest of it.
 
     That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
@@ -144,7 +144,7 @@ def run_chains(problem: Problem, starts: Sequence[Start], settings: SearchSettin
 class _Walks:
     """The walks of a process, and how they share its time."""
 
-    def __init__(self, problem: Problem, starts: Sequence[Start], settings: SearchSettings, told: Told) -> None:
+    def __init__(self, problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, told: Report) -> None:
         self._begun = time.perf_counter()
         self._problem, self._starts, self._settings, self._told = problem, starts, settings, told
         self._spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
@@ -218,7 +218,7 @@ def _rounds(num_starts: int) -> list[int]:
     return [] if num_starts <= 1 else [num_starts, *_rounds(-(-num_starts // 2))]
 
 
-def _watch(told: Told, start: Start, before: int = 0) -> Watch:
+def _watch(told: Report, start: WalkStart, before: int = 0) -> Watch:
     def watch(_: float, proposals: int, best_ns: int) -> bool:
         return told(start.number, before + proposals, best_ns / start.learners)
 
@@ -227,7 +227,7 @@ def _watch(told: Told, start: Start, before: int = 0) -> Watch:
 
 def run_chain(
     problem: Problem,
-    start: Start,
+    start: WalkStart,
     space: SplitSpace,
     settings: SearchSettings,
     budget_s: float | None,

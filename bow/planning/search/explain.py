@@ -8,7 +8,7 @@ from typing import Any
 from bow.planning.problem.split import Split
 from bow.planning.rules.rule import Dimension, Kind
 from bow.planning.search.moves import SplitSpace
-from bow.planning.search.neighbours import Choice
+from bow.planning.search.neighbours import Alternative
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.simulation_result import SimulationResult
@@ -20,7 +20,7 @@ MOVES = frozenset({TaskKind.TRANSFER, TaskKind.GRADIENT})
 
 
 @dataclass(frozen=True)
-class Explained:
+class OperatorExplanation:
     """An operator of a strategy. Times are of the slowest device.
 
     Attributes:
@@ -49,7 +49,7 @@ class Explained:
     moving_ns: int
     summing_ns: int
     updating_ns: int
-    others: tuple[Choice, ...]
+    others: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Explanation:
 
     makespan_ns: int
     learners: int
-    operators: tuple[Explained, ...]
+    operators: tuple[OperatorExplanation, ...]
     tried: int
     left_out: int = 0
 
@@ -82,7 +82,7 @@ class Explanation:
         total = f"{self.makespan_ns / 1e6:.3f} ms a step; times in ms; {self.tried:,} other choices simulated"
         return "\n".join([*lines, total])
 
-    def _row(self, each: Explained) -> tuple[str, ...]:
+    def _row(self, each: OperatorExplanation) -> tuple[str, ...]:
         times = (each.forward_ns, each.backward_ns, each.moving_ns, each.summing_ns, each.updating_ns)
         forward, backward, moving, summing, updating = (f"{time / 1e6:.3f}" for time in times)
         return (
@@ -97,7 +97,7 @@ class Explanation:
             *(moving, summing, updating, self._next_best(each)),
         )
 
-    def _next_best(self, each: Explained) -> str:
+    def _next_best(self, each: OperatorExplanation) -> str:
         fitting = [choice for choice in each.others if choice.makespan_ns is not None]
         if not fitting:
             return "-" if not each.others else "no other fits"
@@ -125,7 +125,7 @@ def explain(
     wanted = range(len(splits)) if operators is None else operators
     tried, left_out, rows = 0, 0, []
     for number, split in enumerate(splits):
-        choices: list[Choice] = []
+        choices: list[Alternative] = []
         is_tried = number in wanted and not left_out and goes_on()
         try:
             choices += _choices(simulation, space, number, split) if is_tried else ()
@@ -137,22 +137,22 @@ def explain(
     return Explanation(makespan_ns, learners, tuple(rows), tried, left_out)
 
 
-def _choices(simulation: Simulation, space: SplitSpace, number: int, split: Split) -> Iterator[Choice]:
+def _choices(simulation: Simulation, space: SplitSpace, number: int, split: Split) -> Iterator[Alternative]:
     """All other splits of an operator."""
     for other in space.splits(number):
         if other != split:
             makespan_ns = simulation.propose_changes({number: other})
             simulation.undo()
-            yield Choice(number, other, makespan_ns)
+            yield Alternative(number, other, makespan_ns)
 
 
-def _best(choices: Iterable[Choice], keep: int) -> tuple[Choice, ...]:
+def _best(choices: Iterable[Alternative], keep: int) -> tuple[Alternative, ...]:
     """The best choice of each degrees, the best of them first; those that do not fit come last."""
 
-    def time(choice: Choice) -> tuple[bool, int]:
+    def time(choice: Alternative) -> tuple[bool, int]:
         return choice.makespan_ns is None, choice.makespan_ns or 0
 
-    best: dict[tuple[int, ...], Choice] = {}
+    best: dict[tuple[int, ...], Alternative] = {}
     for choice in sorted(choices, key=time):
         best.setdefault(choice.split.degrees, choice)
     return tuple(best.values())[:keep]
@@ -187,11 +187,11 @@ class _Spent:
         return self._bytes[operator]
 
 
-def _explained(problem: Problem, number: int, split: Split, spent: _Spent, others: tuple[Choice, ...]) -> Explained:
+def _explained(problem: Problem, number: int, split: Split, spent: _Spent, others: tuple[Alternative, ...]) -> OperatorExplanation:
     operator = problem.graph.operators[number]
     dimensions = problem.rules.dimensions(operator, problem.graph)
     degrees, kinds = split_dimensions(dimensions, split)
-    return Explained(
+    return OperatorExplanation(
         operator.name,
         operator.kind,
         degrees,

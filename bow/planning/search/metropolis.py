@@ -24,7 +24,7 @@ WATCH_S = 0.1
 
 
 @dataclass(frozen=True)
-class Best:
+class Improvement:
     """When a strategy was found that is better than all before.
 
     Attributes:
@@ -39,7 +39,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class RecordedProposal:
     """A proposal as it was, to be played again.
 
     Attributes:
@@ -70,14 +70,14 @@ class Walk:
     """
 
     splits: tuple[Split, ...]
-    bests: tuple[Best, ...]
+    bests: tuple[Improvement, ...]
     proposals: int
     evaluated: int
     accepted: int
     refused: int
     seconds: float
     ending: Ending
-    recorded: tuple[Proposed, ...] = ()
+    recorded: tuple[RecordedProposal, ...] = ()
 
     @property
     def makespan_ns(self) -> int:
@@ -87,7 +87,7 @@ class Walk:
     def followed_by(self, other: "Walk") -> "Walk":
         """Both as one; the other one began where this one found its best strategy."""
         later = (
-            Best(self.seconds + best.seconds, self.proposals + best.proposals, best.makespan_ns)
+            Improvement(self.seconds + best.seconds, self.proposals + best.proposals, best.makespan_ns)
             for best in other.bests[1:]
         )
         return Walk(
@@ -148,9 +148,9 @@ class _Walker:
         self._start = clock()
         self._makespan = simulation.makespan_ns
         self._best = tuple(splits)
-        self._bests = [Best(0.0, 0, self._makespan)]
+        self._bests = [Improvement(0.0, 0, self._makespan)]
         self._drawn = self._evaluated = self._accepted = self._refused = 0
-        self._recorded: list[Proposed] = []
+        self._recorded: list[RecordedProposal] = []
 
     def walk(self, source: random.Random, temperature: float, watch: Watch | None, record: bool) -> Walk:
         scale = temperature * self._makespan
@@ -197,7 +197,7 @@ class _Walker:
         self._refused += makespan is None
         is_accepted = makespan is not None and makespan <= limit
         if record:
-            self._recorded.append(Proposed(changes, limit, is_accepted))
+            self._recorded.append(RecordedProposal(changes, limit, is_accepted))
         if makespan is None or not is_accepted:
             self._simulation.undo()
             return
@@ -208,4 +208,4 @@ class _Walker:
             self._splits[operator] = split
         if makespan < self._bests[-1].makespan_ns:
             self._best = tuple(self._splits)
-            self._bests.append(Best(self._seconds(), self._drawn, makespan))
+            self._bests.append(Improvement(self._seconds(), self._drawn, makespan))

@@ -84,7 +84,7 @@ class SplitSpace:
             if key not in kinds:
                 kinds[key] = _Splits(degrees_of(key, max_tiles or num_devices, even, num_devices), lists)
             self._of.append(kinds[key])
-            wanted = dict.fromkeys(strategy[number] for strategy in including)
+            wanted = dict.fromkeys(partition[number] for partition in including)
             self._extra.append(tuple(split for split in wanted if split not in kinds[key]))
 
     @property

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from bow.planning.problem.split import Split
 from bow.planning.search.limits import Ending, Limits
-from bow.planning.search.metropolis import Best, Walk, Watch
+from bow.planning.search.metropolis import Improvement, Walk, Watch
 from bow.planning.search.moves import SplitSpace
 from bow.planning.simulator.simulated import Simulated
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternative:
     """Another split of one operator.
 
     Attributes:
@@ -40,7 +40,7 @@ class Neighbours:
     makespan_ns: int
     tried: int
     refused: int
-    best: Choice | None
+    best: Alternative | None
 
     @property
     def is_local_optimum(self) -> bool:
@@ -75,7 +75,7 @@ def try_neighbours(
             simulation.undo()
             refused += makespan is None
             if makespan is not None and makespan < lowest:
-                lowest, best = makespan, Choice(operator, split, makespan)
+                lowest, best = makespan, Alternative(operator, split, makespan)
         if watch is not None:
             watch(tried)
     return Neighbours(start, tried, refused, best)
@@ -120,7 +120,7 @@ class _Descent:
         self._simulation, self._space, self._limits, self._clock = simulation, space, limits, clock
         self._start = clock()
         self.splits = list(splits)
-        self.bests = [Best(0.0, 0, simulation.makespan_ns)]
+        self.bests = [Improvement(0.0, 0, simulation.makespan_ns)]
         self.tried = self.refused = 0
 
     @property
@@ -160,5 +160,5 @@ class _Descent:
         self._simulation.propose_changes({operator: better})
         self._simulation.accept()
         self.splits[operator] = better
-        self.bests.append(Best(self.seconds, self.tried, lowest))
+        self.bests.append(Improvement(self.seconds, self.tried, lowest))
         return True

@@ -23,7 +23,7 @@ ORDERS = 2
 
 
 @dataclass(frozen=True)
-class SummedStrategy:
+class OptCNNPartition:
     """What OptCNN found.
 
     Attributes:
@@ -37,7 +37,7 @@ class SummedStrategy:
     is_exact: bool
 
 
-def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> SummedStrategy:
+def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> OptCNNPartition:
     """Choose for every layer how it is split over the first n devices, by dynamic programming.
 
         cost = sum of operators (computing + reduction and update of weights) + sum of tensors (transfer there and back)
@@ -67,10 +67,10 @@ class _Layers:
         self._options = [self._splits(first) for first in firsts]
         self._moved: dict[tuple[int, ...], Table] = {}
 
-    def solve(self) -> SummedStrategy:
+    def solve(self) -> OptCNNPartition:
         found = minimise([len(options) for options in self._options], self._terms())
         splits = tuple(self._options[choice][found.options[choice]] for choice in self._choice)
-        return SummedStrategy(splits, round(found.cost), not found.fixed)
+        return OptCNNPartition(splits, round(found.cost), not found.fixed)
 
     def _layer(self, operator: int) -> tuple[str, tuple[tuple[int, bool], ...]]:
         described = self._model.graph.operators[operator]

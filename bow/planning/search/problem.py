@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.rules.rule import Rules
 from bow.planning.simulator.native_simulator import Algorithm
@@ -36,9 +36,9 @@ class Problem:
     overlap: bool = True
     algorithm: Algorithm = "incremental"
 
-    def strategy(self, splits: Sequence[Split], learners: int = 1) -> PlacedStrategy:
+    def partition(self, splits: Sequence[Split], learners: int = 1) -> Partition:
         """Splits as a strategy for the graph."""
-        return PlacedStrategy(self.graph.hash, tuple(splits), learners)
+        return Partition(self.graph.hash, tuple(splits), learners)
 
     def simulation(self, splits: Sequence[Split], learners: int = 1) -> Simulation:
         """A strategy to be changed."""
@@ -47,7 +47,7 @@ class Problem:
             self.rules,
             self.topology,
             self.costs,
-            self.strategy(splits, learners),
+            self.partition(splits, learners),
             optimizer_bytes_per_weight_byte=self.optimizer_bytes_per_weight_byte,
             overlap=self.overlap,
             algorithm=self.algorithm,
@@ -60,7 +60,7 @@ class Problem:
             self.rules,
             self.topology,
             self.costs,
-            self.strategy(splits, learners),
+            self.partition(splits, learners),
             optimizer_bytes_per_weight_byte=self.optimizer_bytes_per_weight_byte,
             overlap=self.overlap,
         )

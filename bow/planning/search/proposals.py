@@ -12,7 +12,7 @@ from bow.planning.search.moves import SplitSpace
 Changes: TypeAlias = tuple[tuple[int, Split], ...]
 """Operators and their new splits; none: the strategy stays as it is."""
 
-SINGLE = 0.5
+SINGLE_OF_FAMILY = 0.5
 """So often a single operator changes, where several could."""
 
 
@@ -52,7 +52,7 @@ class SymmetricProposals:
             return ()
         operator = self._source.choice(self._movable)
         split = self._space.draw(operator, self._source)
-        if not self._families or self._source.random() < SINGLE:
+        if not self._families or self._source.random() < SINGLE_OF_FAMILY:
             return () if split == splits[operator] else ((operator, split),)
         return self._together(self._source.choice(self._families)[operator], operator, split, splits)
 

@@ -7,7 +7,7 @@ import numpy as np
 from bow.planning.simulator.tile_tables import FAR, NEVER, TileTables
 
 
-class Rests:
+class RemainingTimes:
     """Lower bounds of what is left of a step when tiles of an operator are made.
 
     In what is left each operator takes the split that is best for the bound, whatever it does to others. Two chains are

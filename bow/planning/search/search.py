@@ -9,12 +9,12 @@ from pathlib import Path
 
 from bow.errors import ScheduleError
 from bow.files import save_text
-from bow.planning.problem.plan_strategy import PlacedStrategy
-from bow.planning.problem.strategy_files import strategy_text
+from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.strategy_files import partition_text
 from bow.planning.search.chain_processes import run_in_processes
-from bow.planning.search.chains import Chain, Progress, Start, Tally, run_chains, spaces_of
+from bow.planning.search.chains import Chain, SearchProgress, WalkStart, Tally, run_chains, spaces_of
 from bow.planning.search.explain import Explanation, explain
-from bow.planning.search.metropolis import Best
+from bow.planning.search.metropolis import Improvement
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.starts import baseline, random_strategy
@@ -36,7 +36,7 @@ class Found:
         settings: of the search.
     """
 
-    strategy: PlacedStrategy
+    partition: Partition
     makespan_ns: int
     chain: Chain
     chains: tuple[Chain, ...]
@@ -54,10 +54,10 @@ class Found:
             budget_s: no operator's other choices are looked at after so many seconds; None: all are.
         """
         begun = time.perf_counter()
-        learners, starts = self.strategy.learners, [chain.start for chain in self.chains]
+        learners, starts = self.partition.learners, [chain.start for chain in self.chains]
         return explain(
             self.problem,
-            self.strategy.splits,
+            self.partition.splits,
             learners,
             space=spaces_of(self.problem, starts, self.settings, (learners,))[learners],
             keep=keep,
@@ -66,7 +66,7 @@ class Found:
 
     def timeline(self) -> Timeline:
         """When what runs where in a simulated step; `Timeline.save` writes it for Perfetto."""
-        return self.problem.simulate(self.strategy.splits, self.strategy.learners).timeline
+        return self.problem.simulate(self.partition.splits, self.partition.learners).timeline
 
     def save(self, path: str | Path) -> None:
         """Write the strategy as JSON, which `bow.train(strategy=path)` reads, with the topology that it was found for.
@@ -77,13 +77,13 @@ class Found:
         Raises:
             SettingError: it cannot be written.
         """
-        text = strategy_text(self.strategy, self.makespan_ns, self.problem.topology, self.settings)
+        text = partition_text(self.partition, self.makespan_ns, self.problem.topology, self.settings)
         save_text("the strategy", path, text)
 
     @property
     def batch_ns(self) -> float:
         """What a step takes for each learner's batch: by this strategies with different learners are compared."""
-        return self.makespan_ns / self.strategy.learners
+        return self.makespan_ns / self.partition.learners
 
     @property
     def evaluated(self) -> int:
@@ -92,7 +92,7 @@ class Found:
         return sum(part.evaluated for part in parts)
 
     @property
-    def bests(self) -> tuple[Best, ...]:
+    def bests(self) -> tuple[Improvement, ...]:
         """How the best time of the chain on which it was found fell, the descent behind the walk."""
         walk, descent = self.chain.walk, self.chain.descent
         assert walk is not None
@@ -102,7 +102,7 @@ class Found:
 def search(
     problem: Problem,
     settings: SearchSettings,
-    progress: Progress | None = None,
+    progress: SearchProgress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Found:
     """Find a fast strategy.
@@ -135,11 +135,11 @@ def search(
     if chain is None or chain.best is None:
         why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
         raise ScheduleError(f"no strategy to start from fits: {why}")
-    strategy = problem.strategy(chain.best.splits, chain.start.learners)
-    return Found(strategy, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem, settings)
+    partition = problem.partition(chain.best.splits, chain.start.learners)
+    return Found(partition, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem, settings)
 
 
-def _starts(problem: Problem, settings: SearchSettings) -> Iterator[Start]:
+def _starts(problem: Problem, settings: SearchSettings) -> Iterator[WalkStart]:
     """A start of each name for each number of learners, and further ones until every process has one."""
     each = itertools.product(settings.learners, settings.starts)
     count = len(settings.learners) * len(settings.starts)
@@ -152,4 +152,4 @@ def _starts(problem: Problem, settings: SearchSettings) -> Iterator[Start]:
             splits = random_strategy(of_one, space, random.Random(derive_seed(settings.seed, number, 1)))
         else:
             splits = baseline(of_one, name)
-        yield Start(name, number, learners, splits)
+        yield WalkStart(name, number, learners, splits)

@@ -4,7 +4,7 @@ from bow.planning.problem.box import Box
 from bow.planning.problem.device_topology import DeviceKind, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules.rule import Rules
-from bow.planning.simulator.tile_work import Part, TileWork, tile_work
+from bow.planning.simulator.tile_work import PassWork, TileWork, tile_work
 
 NS_PER_S = 1e9
 
@@ -48,7 +48,7 @@ class RooflineCosts:
     def update_ns(self, weight_bytes: int, device: int) -> int:
         """How long it takes to update weights of so many bytes."""
         kind = self._topology.devices[device].kind
-        return _time_ns(Part(0.0, UPDATE_PASSES * weight_bytes, 1 if weight_bytes else 0), 1, kind)
+        return _time_ns(PassWork(0.0, UPDATE_PASSES * weight_bytes, 1 if weight_bytes else 0), 1, kind)
 
     def _work(self, operator: int, box: Box) -> TileWork:
         key = operator, box
@@ -57,7 +57,7 @@ class RooflineCosts:
         return self._works[key]
 
 
-def _time_ns(part: Part, outputs: int, kind: DeviceKind) -> int:
+def _time_ns(part: PassWork, outputs: int, kind: DeviceKind) -> int:
     if not part.kernels:
         return 0
     arithmetic_s = part.flops * (1 + kind.half_outputs / max(outputs, 1)) / (kind.tflops * 1e12)

@@ -15,7 +15,7 @@ from bow.planning.simulator.full_simulation import TaskTime
 from bow.planning.simulator.memory import MemoryPeak
 from bow.planning.simulator.native_library import UPDATE_NS, library
 from bow.planning.simulator.native_tilings import NativeTilings, create_simulator, ints
-from bow.planning.simulator.proposal_outcome import Outcome, TooLarge, TooSlow
+from bow.planning.simulator.proposal_outcome import ProposalOutcome, TooLarge, TooSlow
 from bow.planning.simulator.task_costs import TaskCosts
 from bow.planning.simulator.tasks import Identity
 
@@ -60,14 +60,14 @@ class NativeSimulator:
         if hasattr(self, "_handle"):
             self._library.delete(self._handle)
 
-    def build(self, splits: Sequence[Split]) -> Outcome:
+    def build(self, splits: Sequence[Split]) -> ProposalOutcome:
         """Simulate a strategy from nothing."""
         self._stage(dict(enumerate(splits)))
         code = self._library.build(self._handle, self._needed)
         self._updates.check()
         return self._outcome(code)
 
-    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> Outcome:
+    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
         """Change the splits of some operators."""
         self._stage(changes)
         code = self._library.propose(self._handle, NO_LIMIT if limit_ns is None else limit_ns, self._needed)
@@ -122,7 +122,7 @@ class NativeSimulator:
         self._library.tasks(self._handle, table)
         return table
 
-    def _outcome(self, code: int) -> Outcome:
+    def _outcome(self, code: int) -> ProposalOutcome:
         needed = int(self._needed[0])
         if code == FITS:
             return None

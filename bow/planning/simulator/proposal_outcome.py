@@ -28,5 +28,5 @@ class TooSlow:
     least_ns: int
 
 
-Outcome: TypeAlias = TooLarge | TooSlow | None
+ProposalOutcome: TypeAlias = TooLarge | TooSlow | None
 """None: it was simulated, and waits for being accepted or undone; else it is undone already."""

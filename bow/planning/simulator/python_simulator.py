@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.problem.step_model import StepModel
 from bow.planning.simulator.full_simulation import TaskTime
 from bow.planning.simulator.memory import MemoryPeak
-from bow.planning.simulator.proposal_outcome import Outcome, TooLarge
+from bow.planning.simulator.proposal_outcome import ProposalOutcome, TooLarge
 from bow.planning.simulator.simulation_result import SimulationResult, simulate_model
 from bow.planning.simulator.tasks import Identity
 
@@ -28,15 +28,15 @@ class PythonSimulator:
         self._result = self._before = SimulationResult(model, (), (), ())
         self._splits_before: tuple[Split, ...] = ()
 
-    def build(self, splits: Sequence[Split]) -> Outcome:
+    def build(self, splits: Sequence[Split]) -> ProposalOutcome:
         """Simulate a strategy."""
         self._splits = tuple(splits)
-        strategy = PlacedStrategy(self._graph_hash, self._splits, self._model.learners)
-        self._result = simulate_model(self._model, strategy)
+        partition = Partition(self._graph_hash, self._splits, self._model.learners)
+        self._result = simulate_model(self._model, partition)
         refusal = self._result.refusal
         return None if refusal is None else TooLarge(refusal.device, refusal.needed_bytes)
 
-    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> Outcome:
+    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
         """Change the splits of some operators."""
         self._before, self._splits_before = self._result, self._splits
         outcome = self.build([changes.get(operator, split) for operator, split in enumerate(self._splits)])

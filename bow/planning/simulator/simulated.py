@@ -26,7 +26,7 @@ class Simulated(Protocol):
         """Go back to before it was proposed."""
 
 
-class Evaluator:
+class IncrementalEvaluator:
     """Simulates one strategy after the other by what differs between them.
 
     Args:

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from bow.errors import ScheduleError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split, illegal
 from bow.planning.problem.step_model import StepModel
 from bow.planning.rules.rule import Rules
 from bow.planning.simulator.full_simulation import TaskTime
 from bow.planning.simulator.memory import MemoryPeak, Refusal
 from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
-from bow.planning.simulator.proposal_outcome import Outcome, TooLarge, TooSlow
+from bow.planning.simulator.proposal_outcome import ProposalOutcome, TooLarge, TooSlow
 from bow.planning.simulator.python_simulator import PythonSimulator
 from bow.planning.simulator.simulation_result import SimulationResult
 from bow.planning.simulator.task_costs import Costs
@@ -30,10 +30,10 @@ from bow.schedule import Timeline
 class Simulator(Protocol):
     """What simulates: in C++ or in Python."""
 
-    def build(self, splits: Sequence[Split]) -> Outcome:
+    def build(self, splits: Sequence[Split]) -> ProposalOutcome:
         """Simulate a strategy from nothing."""
 
-    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> Outcome:
+    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
         """Change the splits of some operators; where the outcome is None, `accept` or `undo` follows."""
 
     def accept(self) -> None:
@@ -92,7 +92,7 @@ class Simulation:
         >>> pair = DeviceTopology("pair", (Device("a", gpu), Device("b", gpu)), (Link(("a", "b"), 2.0, 20.0),))
         >>> by_sample, by_channel = Split((2, 1), (0, 1)), Split((1, 2), (0, 1))
         >>> costs = RooflineCosts(graph, RULES, pair)
-        >>> simulation = Simulation(graph, RULES, pair, costs, PlacedStrategy(graph.hash, (by_sample,)))
+        >>> simulation = Simulation(graph, RULES, pair, costs, Partition(graph.hash, (by_sample,)))
         >>> before = simulation.makespan_ns
         >>> simulation.propose(0, by_channel) < before  # no gradients to reduce
         True
@@ -108,26 +108,26 @@ class Simulation:
         rules: Rules,
         topology: DeviceTopology,
         costs: Costs,
-        strategy: PlacedStrategy,
+        partition: Partition,
         *,
         optimizer_bytes_per_weight_byte: float = 1.0,
         overlap: bool = True,
         algorithm: Algorithm | Literal["python"] = "incremental",
     ) -> None:
-        strategy.check(graph, topology.num_devices, rules)
+        partition.check(graph, topology.num_devices, rules)
         self.model = StepModel(
             graph,
             rules,
             topology,
             costs,
-            learners=strategy.learners,
+            learners=partition.learners,
             optimizer_bytes_per_weight_byte=optimizer_bytes_per_weight_byte,
             overlap=overlap,
         )
         self.refusal: Refusal | None = None
         """Why the last proposal does not fit; None where it does."""
-        self._strategy = strategy
-        self._splits = list(strategy.splits)
+        self._strategy = partition
+        self._splits = list(partition.splits)
         self._proposed: Mapping[int, Split] | None = None
         self._legal: set[tuple[int, tuple[int, ...]]] = set()
         self._simulator: Simulator = (
@@ -138,9 +138,9 @@ class Simulation:
             raise ScheduleError(f"the strategy does not fit: {self._refusal(outcome)}; split more, or use more devices")
 
     @property
-    def strategy(self) -> PlacedStrategy:
+    def partition(self) -> Partition:
         """The strategy as it is, without what is proposed."""
-        return PlacedStrategy(self._strategy.graph_hash, tuple(self._splits), self._strategy.learners)
+        return Partition(self._strategy.graph_hash, tuple(self._splits), self._strategy.learners)
 
     @property
     def makespan_ns(self) -> int:
@@ -203,8 +203,8 @@ class Simulation:
         splits = list(self._splits)
         for operator, split in (self._proposed or {}).items():
             splits[operator] = split
-        strategy = PlacedStrategy(self._strategy.graph_hash, tuple(splits), self._strategy.learners)
-        tasks, times = TaskGraph.of(self.model, strategy).tasks, self.times()
+        partition = Partition(self._strategy.graph_hash, tuple(splits), self._strategy.learners)
+        tasks, times = TaskGraph.of(self.model, partition).tasks, self.times()
         return SimulationResult(
             self.model, tasks, tuple(times[task.identity] for task in tasks), self._simulator.peaks()
         )

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.step_model import StepModel
 from bow.planning.rules.rule import Rules
 from bow.planning.simulator.full_simulation import TaskTime, makespan_ns, simulate_tasks
@@ -77,7 +77,7 @@ def simulate(
     rules: Rules,
     topology: DeviceTopology,
     costs: Costs,
-    strategy: PlacedStrategy,
+    partition: Partition,
     *,
     optimizer_bytes_per_weight_byte: float = 1.0,
     overlap: bool = True,
@@ -87,22 +87,22 @@ def simulate(
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.
     """
-    strategy.check(graph, topology.num_devices, rules)
+    partition.check(graph, topology.num_devices, rules)
     model = StepModel(
         graph,
         rules,
         topology,
         costs,
-        learners=strategy.learners,
+        learners=partition.learners,
         optimizer_bytes_per_weight_byte=optimizer_bytes_per_weight_byte,
         overlap=overlap,
     )
-    return simulate_model(model, strategy)
+    return simulate_model(model, partition)
 
 
-def simulate_model(model: StepModel, strategy: PlacedStrategy) -> SimulationResult:
+def simulate_model(model: StepModel, partition: Partition) -> SimulationResult:
     """What a step takes with a strategy that was checked before."""
-    tasks = TaskGraph.of(model, strategy)
+    tasks = TaskGraph.of(model, partition)
     times = simulate_tasks(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bow.planning.problem.box import Box, intersection, volume
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.problem.step_model import StepModel
 from bow.planning.problem.tiling import Tiling
 from bow.planning.simulator.tasks import Task, TaskKind, code_of
-from bow.planning.simulator.weight_groups import Part, replica_bytes
+from bow.planning.simulator.weight_groups import WeightPart, replica_bytes
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class TaskGraph:
     frozen_bytes: tuple[int, ...]
 
     @classmethod
-    def of(cls, model: StepModel, strategy: PlacedStrategy) -> TaskGraph:
+    def of(cls, model: StepModel, partition: Partition) -> TaskGraph:
         """The tasks of a strategy."""
-        builder = _Builder(model)
+        builder = _TaskGraphBuilder(model)
         for learner, devices in enumerate(model.device_groups):
-            builder.add_learner(learner, devices, strategy.splits)
+            builder.add_learner(learner, devices, partition.splits)
         builder.add_averaging()
         return cls(
             tuple(builder.tasks),
@@ -65,7 +65,7 @@ class TaskGraph:
 
 
 @dataclass
-class _Placed:
+class _OperatorTasks:
     """An operator's tasks. Without a sum in its middle, what tiles make leaves with the tiles themselves."""
 
     tiling: Tiling
@@ -78,7 +78,7 @@ class _Placed:
     """By tile: the task after which the gradients of what it read may leave."""
 
 
-class _Builder:
+class _TaskGraphBuilder:
     def __init__(self, model: StepModel) -> None:
         self.model, self.graph = model, model.graph
         self.tasks: list[Task] = []
@@ -89,10 +89,10 @@ class _Builder:
     def add_learner(self, learner: int, devices: Sequence[int], splits: Sequence[Split]) -> None:
         """All tasks of a learner, on its devices."""
         first = learner * len(splits)
-        placed: list[_Placed] = []
+        placed: list[_OperatorTasks] = []
         for index, split in enumerate(splits):
             tiling = self.model.tilings.of(index, split.degrees)
-            placed.append(_Placed(tiling, tuple(devices[device] for device in split.devices)))
+            placed.append(_OperatorTasks(tiling, tuple(devices[device] for device in split.devices)))
             self._add_tiles(first, index, placed[-1])
         for tensor, (maker, slot) in self.model.makers.items():
             self._add_moves(tensor, first + maker, slot, placed[maker], list(self._readers(tensor, placed)))
@@ -108,7 +108,7 @@ class _Builder:
             if num_bytes:
                 self._add_sum(TaskKind.AVERAGING, 0, members[0], members, num_bytes, [])
 
-    def _add_tiles(self, first: int, index: int, placed: _Placed) -> None:
+    def _add_tiles(self, first: int, index: int, placed: _OperatorTasks) -> None:
         tiling, owner = placed.tiling, first + index
         forward_ns, backward_ns = self.model.costs.of_tiles(index, tiling, placed.devices)
         gradient_bytes = tiling.gradient_bytes if self.model.has_backward[index] else [0] * tiling.num_tiles
@@ -125,7 +125,7 @@ class _Builder:
             placed.backward.append(task)
         placed.gradients = self._add_sums(TaskKind.BACKWARD_SUM, owner, placed, placed.backward)
 
-    def _add_sums(self, kind: TaskKind, owner: int, placed: _Placed, tiles: list[int]) -> list[int]:
+    def _add_sums(self, kind: TaskKind, owner: int, placed: _OperatorTasks, tiles: list[int]) -> list[int]:
         """The sums in the middle of an operator; by tile: its sum, or the tile's own task where it has none."""
         made = list(tiles)
         for number, num_bytes in enumerate(placed.tiling.sum_bytes):
@@ -138,14 +138,14 @@ class _Builder:
                     made[tile] = task
         return made
 
-    def _readers(self, tensor: int, placed: list[_Placed]) -> Iterator[tuple[_Placed, Sequence[Box | None]]]:
+    def _readers(self, tensor: int, placed: list[_OperatorTasks]) -> Iterator[tuple[_OperatorTasks, Sequence[Box | None]]]:
         for operator, of in zip(self.graph.operators, placed, strict=False):
             for slot, read in enumerate(operator.inputs):
                 if read == tensor:
                     yield of, of.tiling.inputs[slot]
 
     def _add_moves(
-        self, tensor: int, maker: int, slot: int, made: _Placed, readers: list[tuple[_Placed, Sequence[Box | None]]]
+        self, tensor: int, maker: int, slot: int, made: _OperatorTasks, readers: list[tuple[_OperatorTasks, Sequence[Box | None]]]
     ) -> None:
         """Who has to wait for whom on the way of a tensor from its maker to its readers and back."""
         moves: dict[tuple[int, Box, int], tuple[int, int | None]] = {}
@@ -172,7 +172,7 @@ class _Builder:
                         self.predecessors[back].append(reader.gradients[tile])
 
     def _add_move(
-        self, maker: int, source: int, made: _Placed, device: int, code: int, num_bytes: int, flows: bool
+        self, maker: int, source: int, made: _OperatorTasks, device: int, code: int, num_bytes: int, flows: bool
     ) -> tuple[int, int | None]:
         """A part of a tensor to a device, and its gradient back."""
         home = made.devices[source]
@@ -184,10 +184,10 @@ class _Builder:
         self.predecessors[made.backward[source]].append(back)
         return there, back
 
-    def _add_group(self, learner: int, number: int, placed: list[_Placed]) -> None:
+    def _add_group(self, learner: int, number: int, placed: list[_OperatorTasks]) -> None:
         """What the gradients of a group of weights go through."""
         group = self.model.weight_groups[number]
-        holdings: dict[Part, set[int]] = defaultdict(set)
+        holdings: dict[WeightPart, set[int]] = defaultdict(set)
         backward: dict[int, list[int]] = defaultdict(list)
         for index in group.readers:
             names, of = self.graph.operators[index].weights, placed[index]

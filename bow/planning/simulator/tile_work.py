@@ -17,7 +17,7 @@ KERNELS = {"lstm_cell": 3, "attention": 4, "batch_norm": 2, "layer_norm": 2, "cr
 
 
 @dataclass(frozen=True)
-class Part:
+class PassWork:
     """What a forward or backward pass of a tile amounts to.
 
     Attributes:
@@ -41,8 +41,8 @@ class TileWork:
         outputs: how many elements the tile makes.
     """
 
-    forward: Part
-    backward: Part
+    forward: PassWork
+    backward: PassWork
     outputs: int
 
 
@@ -99,7 +99,7 @@ def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: B
     shapes = tile_shapes(graph, rules, operator, box)
     outputs = sum(math.prod(shape) for shape in shapes.outputs)
     if rule.is_view:
-        return TileWork(Part(0.0, 0, 0), Part(0.0, 0, 0), outputs)
+        return TileWork(PassWork(0.0, 0, 0), PassWork(0.0, 0, 0), outputs)
     tensors = [graph.tensors[number] for number in operator.inputs]
     read = _bytes(shapes.inputs, tensors)
     made = _bytes(shapes.outputs, [graph.tensors[number] for number in operator.outputs])
@@ -112,8 +112,8 @@ def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: B
     share = gradients / (1 + bool(operator.weights))
     back = gradients * made + read + looked_at + _bytes(flowing, tensors) + weights
     return TileWork(
-        Part(flops, read + looked_at + made, kernels),
-        Part(flops * rule.backward_ratio(operator) * share, back if gradients else 0, kernels * gradients),
+        PassWork(flops, read + looked_at + made, kernels),
+        PassWork(flops * rule.backward_ratio(operator) * share, back if gradients else 0, kernels * gradients),
         outputs,
     )
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from bow.planning.problem.box import Box, cells, contains, volume
 from bow.planning.problem.operator_graph import OperatorGraph
 
-Part: TypeAlias = tuple[Box, ...]
+WeightPart: TypeAlias = tuple[Box, ...]
 """Of a group's weights: a box of each."""
 
 
@@ -46,7 +46,7 @@ def weight_groups(graph: OperatorGraph) -> tuple[WeightGroup, ...]:
 
 
 def replica_bytes(
-    graph: OperatorGraph, group: WeightGroup, holdings: Mapping[Part, Iterable[int]]
+    graph: OperatorGraph, group: WeightGroup, holdings: Mapping[WeightPart, Iterable[int]]
 ) -> dict[tuple[int, ...], int]:
     """How much of a group's weights which devices have in common.
 

@@ -18,7 +18,7 @@ from bow.devices.memory import host_memory
 from bow.graph.learning_step import LearningStep, Step, StepOutputs
 from bow.graph.tracing import custom_functions
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import everything_on
 from bow.planning.tiles.captured import CapturedStep
 from bow.planning.tiles.refusing import refusal
@@ -105,7 +105,7 @@ def _by_tiles(captured: CapturedStep, model: nn.Module, batch: Any) -> dict[str,
         return replace(operator, attributes={**operator.attributes, "p": operator.attributes["p"] // 1})
 
     graph = replace(captured.graph, operators=tuple(map(without_drops, captured.graph.operators)))
-    strategy = PlacedStrategy(graph.hash, everything_on(graph))
+    strategy = Partition(graph.hash, everything_on(graph))
     optimizer = functools.partial(torch.optim.SGD, lr=0.0)
     runtime = TileRuntime(replace(captured, graph=graph), strategy, model, optimizer, Team(CPU, is_alone=True))
     loss, after = runtime.step(batch, 0), copy.deepcopy(model)

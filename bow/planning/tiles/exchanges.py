@@ -11,7 +11,7 @@ from torch import nn
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
@@ -198,7 +198,7 @@ def _sum_race(team: Team) -> _Race:
 
 def _runtime(captured: CapturedStep, splits: tuple[Split, ...], model: nn.Module, team: Team) -> TileRuntime:
     optimizer = functools.partial(torch.optim.SGD, lr=0.01)
-    return TileRuntime(captured, PlacedStrategy(captured.graph.hash, splits), model, optimizer, team)
+    return TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, team)
 
 
 @functools.cache

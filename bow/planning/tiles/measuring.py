@@ -20,7 +20,7 @@ from bow.compiling import cache_folder
 from bow.devices import processor
 from bow.errors import BowError, SettingError, disk_reason
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
@@ -73,7 +73,7 @@ def measure_tiles(
             tell(len(wanted & times.tiles.keys()), len(wanted))
         if graph.hash in times.updates and all(key in times.tiles for of in keys for key in of):
             continue
-        runtime = TileRuntime(captured, PlacedStrategy(graph.hash, splits), model, optimizer, team, rules=rules)
+        runtime = TileRuntime(captured, Partition(graph.hash, splits), model, optimizer, team, rules=rules)
         steps = list(_steps(runtime, batch, repeats))
         found: dict[str, list[TileTime]] = defaultdict(list)
         wholes = []

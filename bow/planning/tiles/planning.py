@@ -21,7 +21,7 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import load_topology, shipped_topologies
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
-from bow.planning.search.chains import Progress
+from bow.planning.search.chains import SearchProgress
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import Found, search
 from bow.planning.search.search_settings import SearchSettings
@@ -51,7 +51,7 @@ def plan(
     optimizer: OptimizerFactory = OPTIMIZER,
     settings: SearchSettings | None = None,
     rules: Rules = RULES,
-    progress: Progress | bool = True,
+    progress: SearchProgress | bool = True,
     **changes: Any,
 ) -> Found:
     """Find a fast strategy for training a model on several devices, none of which has to be there.
@@ -95,7 +95,7 @@ def plan(
         >>> model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
         >>> batch = torch.randn(32, 64), torch.randint(10, (32,))
         >>> found = plan(model, batch, nn.functional.cross_entropy, budget_s=None, proposals=20, starts=("single",))
-        >>> len(found.strategy.splits), found.makespan_ns > 0
+        >>> len(found.partition.splits), found.makespan_ns > 0
         (5, True)
 
     References:

@@ -4,7 +4,7 @@ import torch
 
 from bow.planning.problem.device_topology import Device
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes
@@ -20,7 +20,7 @@ MEMORY_GIB = 1e6
 """Of each device: whether a strategy fits is not the question here."""
 
 
-def predicted_timeline(graph: OperatorGraph, strategy: PlacedStrategy, team: Team, optimizer: str) -> Timeline:
+def predicted_timeline(graph: OperatorGraph, strategy: Partition, team: Team, optimizer: str) -> Timeline:
     """When a step by a strategy should run what on the devices of a team.
 
     Tiles take what was measured of them on this machine earlier (`bow plan costs=measured`), and what was never

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.errors import SettingError
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.averaging import Averaging
@@ -52,14 +52,14 @@ class TileRuntime:
         optimizer: updates what this device has of the weights; learning-rate schedulers take it.
 
     Example:
-        >>> from bow.planning.problem.plan_strategy import PlacedStrategy
+        >>> from bow.planning.problem.plan_strategy import Partition
         >>> from bow.planning.problem.split import everything_on
         >>> from bow.planning.tiles import capture_operators
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
         >>> batch = torch.randn(5, 4), torch.randint(3, (5,))
         >>> captured = capture_operators(model, batch, nn.functional.cross_entropy)
         >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-        >>> strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+        >>> strategy = Partition(captured.graph.hash, everything_on(captured.graph))
         >>> runtime = TileRuntime(captured, strategy, model, sgd)
         >>> losses = [float(runtime.step(batch, index)) for index in range(2)]
         >>> losses[1] < losses[0]
@@ -72,7 +72,7 @@ class TileRuntime:
     def __init__(
         self,
         captured: CapturedStep,
-        strategy: PlacedStrategy,
+        strategy: Partition,
         model: nn.Module,
         optimizer: OptimizerFactory,
         team: Team | None = None,

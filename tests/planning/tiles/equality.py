@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split
 from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
 
@@ -39,8 +39,8 @@ class Task:
     optimizer: Callable[..., torch.optim.Optimizer]
     captured: CapturedStep
 
-    def strategy(self, splits: Any, learners: int = 1) -> PlacedStrategy:
-        return PlacedStrategy(self.captured.graph.hash, tuple(splits), learners)
+    def strategy(self, splits: Any, learners: int = 1) -> Partition:
+        return Partition(self.captured.graph.hash, tuple(splits), learners)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def by_pytorch(given: Task, steps: int = STEPS) -> Course:
     return Course(losses, gradients[0], gradients[-1], model.state_dict())
 
 
-def by_tiles(given: Task, strategy: PlacedStrategy, team: Team, steps: int = STEPS, **settings: Any) -> Course:
+def by_tiles(given: Task, strategy: Partition, team: Team, steps: int = STEPS, **settings: Any) -> Course:
     """The training under a strategy."""
     runtime = TileRuntime(given.captured, strategy, given.model, given.optimizer, team, **settings)
     losses, gradients = [], []

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bow.errors import BowError, CaptureError, DataError, LossError
 from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import everything_on
 from bow.planning.rules import RULES
 from bow.planning.tiles import TileRuntime, capture_operators
@@ -124,7 +124,7 @@ def compare(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor]) ->
     expected = loss(model(batch[0]), batch[1])
     names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
     gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
-    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     runtime = TileRuntime(captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1))
     torch.testing.assert_close(runtime.step(batch, 0), expected.detach(), rtol=1e-10, atol=1e-12)
     found = runtime.gradients()
@@ -361,7 +361,7 @@ def test_recurrent_layers_that_cannot_be_split_stay_whole_and_may_drop_nothing(l
     model = Recurrent()
     captured = capture_operators(model, batch, F.mse_loss)
     assert captured.graph.operators[0].kind.startswith("aten.")
-    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     runtime = TileRuntime(captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1))
     torch.testing.assert_close(runtime.step(batch, 0), F.mse_loss(model(batch[0]), batch[1]).detach())
     with pytest.raises(CaptureError, match="draws random numbers"):

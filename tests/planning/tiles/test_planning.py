@@ -29,7 +29,7 @@ def small(**settings: Any) -> Any:
 
 
 def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
-    assert small(learners=2).strategy.learners == 2
+    assert small(learners=2).partition.learners == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bow.planning.problem.device_topology import DeviceKind
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import predicting
@@ -28,7 +28,7 @@ def test_messages_and_sums_take_what_they_take_in_use(
     monkeypatch.setattr(predicting, "load_times", lambda path: None)
     monkeypatch.setattr(predicting, "lines_here", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us)))
     graph = perceptron()
-    strategy = PlacedStrategy(graph.hash, data_parallel(graph, RULES, 2))
+    strategy = Partition(graph.hash, data_parallel(graph, RULES, 2))
     team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0, everyone=lambda value: [value] * 2)
     spans = predicted_timeline(graph, strategy, team, "SGD").spans
     reductions = [span.duration_ns for span in spans if span.category == "reduction"]

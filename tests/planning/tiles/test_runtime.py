@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import bow
 from bow.cluster import World
 from bow.errors import DataError, OptimizerError, ScheduleError, SettingError
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import Split, everything_on
 from bow.planning.search.problem import Problem
 from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
@@ -264,7 +264,7 @@ def linear() -> tuple[nn.Module, tuple[Tensor, Tensor], Any]:
 
 def test_what_ran_when_is_noted_on_request() -> None:
     model, batch, captured = linear()
-    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     runtime = TileRuntime(captured, strategy, model, SGD)
     runtime.step(batch, 0)
     assert runtime.timeline().spans == ()
@@ -307,7 +307,7 @@ def test_frozen_and_unused_parameters_stay_as_they_are() -> None:
     model.unused = nn.Parameter(torch.ones(3))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     captured = capture_operators(model, batch, lambda outputs, targets: F.cross_entropy(outputs, targets))
-    runtime = TileRuntime(captured, PlacedStrategy(captured.graph.hash, everything_on(captured.graph)), model, SGD)
+    runtime = TileRuntime(captured, Partition(captured.graph.hash, everything_on(captured.graph)), model, SGD)
     runtime.step(batch, 0)
     assert runtime.gradients().keys() == {"0.weight", "2.weight", "2.bias"}
     runtime.gather_into(model)
@@ -341,7 +341,7 @@ def test_what_the_simulator_accepts_runs_and_nothing_else(small: Small, seed: in
     except ScheduleError:
         accepted = False
     with contextlib.nullcontext() if accepted else pytest.raises(ScheduleError):
-        runtime = TileRuntime(small.captured, PlacedStrategy(graph.hash, splits), small.model, SGD)
+        runtime = TileRuntime(small.captured, Partition(graph.hash, splits), small.model, SGD)
         assert runtime.step(small.batch, 0).isfinite()
 
 
@@ -362,7 +362,7 @@ def damaged(splits: tuple[Split, ...], draw: random.Random) -> tuple[Split, ...]
 def test_a_strategy_of_another_graph_is_refused() -> None:
     model, _, captured = linear()
     with pytest.raises(ScheduleError, match="the strategy is for graph 0123, this model's is"):
-        TileRuntime(captured, PlacedStrategy("0123", everything_on(captured.graph)), model, SGD)
+        TileRuntime(captured, Partition("0123", everything_on(captured.graph)), model, SGD)
 
 
 def test_a_strategy_that_is_not_legal_is_refused() -> None:
@@ -373,7 +373,7 @@ def test_a_strategy_that_is_not_legal_is_refused() -> None:
         (Split((1, 2), (0, 1)), "operator '0' has a tile on device 1, and there are 1"),
     ):
         with pytest.raises(ScheduleError, match=message):
-            TileRuntime(captured, PlacedStrategy(captured.graph.hash, (split, *others)), model, SGD)
+            TileRuntime(captured, Partition(captured.graph.hash, (split, *others)), model, SGD)
 
 
 @pytest.mark.parametrize(
@@ -383,20 +383,20 @@ def test_an_optimizer_that_couples_elements_is_refused(optimizer: Callable[..., 
     torch.manual_seed(0)
     model = nn.Linear(4, 3, bias=False)
     captured = capture_operators(model, (torch.randn(8, 4), torch.randn(8, 3)), F.mse_loss)
-    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     with pytest.raises(OptimizerError, match="does not treat every element of a weight alike"):
         TileRuntime(captured, strategy, model, optimizer)
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
     model, (inputs, targets), captured = linear()
-    runtime = TileRuntime(captured, PlacedStrategy(captured.graph.hash, everything_on(captured.graph)), model, SGD)
+    runtime = TileRuntime(captured, Partition(captured.graph.hash, everything_on(captured.graph)), model, SGD)
     with pytest.raises(DataError, match=r"tensor 0 of the batch has the shape \(7, 4\)"):
         runtime.step((inputs[:7], targets[:7]), 0)
 
 
 def test_a_process_is_one_learner() -> None:
     model, _, captured = linear()
-    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph), learners=2)
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph), learners=2)
     with pytest.raises(SettingError, match="1 processes cannot be divided among 2 learners"):
         TileRuntime(captured, strategy, model, SGD)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bow.errors import ClusterError
-from bow.planning.problem.plan_strategy import PlacedStrategy
+from bow.planning.problem.plan_strategy import Partition
 from bow.planning.problem.split import everything_on
 from bow.planning.tiles import TileRuntime, capture_operators
 from bow.planning.tiles import team as teams
@@ -56,7 +56,7 @@ def test_devices_give_way_behind_every_operator(monkeypatch: pytest.MonkeyPatch)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     batch = torch.randn(5, 4), torch.randint(3, (5,))
     captured = capture_operators(model, batch, nn.functional.cross_entropy)
-    strategy = PlacedStrategy(captured.graph.hash, everything_on(captured.graph))
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     runtime = TileRuntime(
         captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1), Team(torch.device("cpu"))
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box
 from bow.planning.rules.convolution import windows
-from bow.planning.rules.sides import Window
+from bow.planning.rules.sides import SlidingWindow
 from bow.planning.tiles.calls.call import Operands, Outputs, given
 from bow.planning.tiles.calls.padding import padded
 from bow.planning.tiles.tile import Tile
@@ -100,7 +100,7 @@ def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def _completed(
-    tile: Tile, images: Tensor, sides: Sequence[Window], value: float = 0.0
+    tile: Tile, images: Tensor, sides: Sequence[SlidingWindow], value: float = 0.0
 ) -> tuple[Tensor, tuple[int, ...]]:
     """The images with all that the windows reach for, and the padding that is left to the operator itself."""
     fetched = tile.operands[0]
@@ -115,7 +115,7 @@ def _completed(
     return padded(images, missing, value), (0,) * len(sides)
 
 
-def _pads_itself(tile: Tile, side: Window, size: int, missing: tuple[int, int]) -> bool:
+def _pads_itself(tile: Tile, side: SlidingWindow, size: int, missing: tuple[int, int]) -> bool:
     """Whether the operator finds the same windows by padding as much on both sides as is missing before."""
     before, behind = missing
     length = side.dilation * (side.kernel - 1) + 1
@@ -123,12 +123,12 @@ def _pads_itself(tile: Tile, side: Window, size: int, missing: tuple[int, int]) 
     return 0 <= before <= side.kernel // 2 and behind <= before and found == tile.sizes[side.dim]
 
 
-def _pooling_windows(tile: Tile) -> list[Window]:
+def _pooling_windows(tile: Tile) -> list[SlidingWindow]:
     attributes = tile.attributes
     return windows(attributes["kernel"], attributes["stride"], attributes["padding"], attributes["dilation"])
 
 
-def _counts(tile: Tile, side: Window, count_padding: bool) -> list[int]:
+def _counts(tile: Tile, side: SlidingWindow, count_padding: bool) -> list[int]:
     """By output of the tile along a dimension: how many elements its window has."""
     size = tile.shapes.operands[0][side.dim]
     low, high = (-side.padding, size + side.padding) if count_padding else (0, size)
