@@ -31,7 +31,7 @@ from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
-from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles.exchanges import SHAPES, MessageRaces, SumRaces, measure_links_in_use
 from bow.planning.tiles.links import measured_topology
 from bow.planning.tiles.machine import all_on, read_devices

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.tiles import CapturedStep, Team, TileRuntime
 from bow.planning.tiles.updating import OptimizerFactory
 from bow.schedule import Span

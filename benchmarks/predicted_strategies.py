@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from bow.errors import BowError
-from bow.planning.problem.split import Split
-from bow.planning.search.moves import SplitSpace
+from bow.planning.problem.partition import Split
+from bow.planning.search.baselines import BASELINES, baseline
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import BASELINES, baseline
+from bow.planning.search.search_space import SplitSpace
 from bow.seeds import derive_seed
 
 Strategy: TypeAlias = tuple[Split, ...]

@@ -28,8 +28,7 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
 from bow.models.rnn_language_model import RNNLanguageModel
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split, everything_on
+from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.search.problem import Problem

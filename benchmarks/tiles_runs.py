@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.models import sequence_cross_entropy
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
 

@@ -193,7 +193,7 @@ def _spelling() -> dict[str, Any]:
     return {
         **{name: getattr(profiler, name) for name in ("Subject", "Profile", "make_policies")},
         "OperatorTime": importlib.import_module(f"{profiler.__name__}.profile").OperatorTime,
-        "partition": lambda found: json.loads(found.strategy.to_json()),
+        "partition": lambda found: (getattr(found, "partition", None) or found.strategy).splits,
         "schedule": lambda schedule: json.loads(schedule.to_json()),
         "run": lambda folder, steps, resume: {
             "steps": steps,

@@ -7,12 +7,12 @@ from benchmarks.planner.problems import problem_of
 from bow.errors import BowError, reason
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
+from bow.planning.search.baselines import baseline
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import baseline
-from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.tasks import TaskKind
 
 STARTS = ("data", "expert", "single", "single")  # What searches start from: the paper's, and one device

@@ -14,7 +14,7 @@ from benchmarks.planner.proofs import check_neighbours, prove
 from benchmarks.planner.settings import Settings
 from benchmarks.planner.simulators import compare_simulators
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.simulator.native_simulator import Algorithm
 
 CURVES: tuple[Algorithm, ...] = ("delta", "full")

@@ -6,13 +6,12 @@ from typing import Any
 from benchmarks.planner.problems import problem_of
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Improvement, metropolis
-from bow.planning.search.moves import SplitSpace
+from bow.planning.search.baselines import baseline
+from bow.planning.search.metropolis import Improvement, Limits, metropolis
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import baseline
+from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.native_simulator import Algorithm
 from bow.seeds import derive_seed
 

@@ -9,7 +9,7 @@ from benchmarks.planner.structure import strategy_svg
 from benchmarks.results import write_text
 from bow.observe.charts import BLUE, ORANGE, STYLE
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.rules import RULES
 
 COLOURS = {"delta": BLUE, "full": ORANGE}

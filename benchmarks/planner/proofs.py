@@ -6,14 +6,13 @@ from typing import Any
 from benchmarks.planner.problems import problem_of
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.search.baselines import baseline
 from bow.planning.search.exhaustive import exhaustive
-from bow.planning.search.limits import Limits
-from bow.planning.search.moves import SplitSpace
-from bow.planning.search.neighbours import descend, try_neighbours
+from bow.planning.search.metropolis import Limits, descend, try_neighbours
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import baseline
-from bow.planning.simulator.simulated import IncrementalEvaluator
+from bow.planning.search.search_space import SplitSpace
+from bow.planning.simulator.simulation import IncrementalEvaluator
 
 # What the search that is compared with the proof starts from; the best of all goes on
 STARTS = ("single", "data", "expert", "random", "random", "random")
@@ -32,7 +31,9 @@ def prove(
     splits = found.partition.splits
     space = SplitSpace(graph, problem.rules, topology.num_devices, even=True, including=[splits])
     simulation = problem.simulation(splits)
-    proof = exhaustive(simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits, budget_s=proof_s)
+    proof = exhaustive(
+        simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits, budget_s=proof_s
+    )
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,

@@ -11,12 +11,11 @@ from typing import Any
 from benchmarks.planner.problems import problem_of
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import RecordedProposal, metropolis
-from bow.planning.search.moves import SplitSpace
+from bow.planning.problem.partition import Split
+from bow.planning.search.baselines import baseline
+from bow.planning.search.metropolis import Limits, RecordedProposal, metropolis
 from bow.planning.search.proposals import SymmetricProposals
-from bow.planning.search.starts import baseline
+from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.native_simulator import ALGORITHMS, Algorithm
 from bow.planning.simulator.simulation import Simulation
 from bow.seeds import derive_seed

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Rules
 from bow.schedule.svg import COLOURS, WIDTH, legend, svg
 

@@ -14,14 +14,14 @@ from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, reason
 from bow.observe.search_bar import measuring
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies
+from bow.planning.search.baselines import baseline
 from bow.planning.search.chains import spaces_of
 from bow.planning.search.explain import explain
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_settings import MOVES, STARTS, SearchSettings
-from bow.planning.search.starts import baseline
-from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles import capture_operators
 from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.measured import measured_costs
@@ -39,8 +39,8 @@ usage: bow plan [--dry-run] [NAME=VALUE ...]
 
   bow plan network=nmt size=tiny topology=p100_node      search a strategy, and write it
   bow plan compare network=alexnet topology=k80_node     all methods side by side
-  bow plan explain plan/strategy.json                    every operator: its split, costs, and what else would cost
-  bow plan show plan/strategy.json                       the same without other choices
+  bow plan explain plan/partition.json                    every operator: its split, costs, and what else would cost
+  bow plan show plan/partition.json                       the same without other choices
 
 Nothing is trained: times are simulated, from a roofline of the devices or from measured times. What is planned for, as
 for bow train: recipe=lenet batch_size=64, model=..., data=...; or a network of the papers: network=rnnlm size=tiny.
@@ -65,7 +65,7 @@ patience=0.5            a walk ends when nothing better was found for this part 
 temperature={temperature}        how much slower steps walks accept; 0: none
 even=false              true: tiles of an operator have equal sizes; method=exhaustive too
 keep=2                  other choices that explain shows for each operator
-out=plan                the folder of strategy.json, timeline.json and timeline.svg; FILE.json: the strategy alone
+out=plan                the folder of partition.json, timeline.json and timeline.svg; FILE.json: the partition alone
 --dry-run               only print: nothing is measured and no file is written; for any topology, hardware or not
 
 Ctrl-C ends a search, which keeps the best strategy so far.
@@ -160,7 +160,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
         except BowError as error:
             add_result(rows, method, reason(error), 1, base)
             continue
-        name = method if partition.learners == 1 else f"{method}, {strategy.learners} learners"
+        name = method if partition.learners == 1 else f"{method}, {partition.learners} learners"
         add_result(rows, name, result, partition.learners, base)
     console.print(rows)
     for sentence in told_towers(problem):
@@ -211,7 +211,7 @@ def _action(words: Sequence[str]) -> tuple[str, str, Sequence[str]]:
     if first in ("show", "explain"):
         if len(words) < 2 or "=" in words[1]:
             raise SettingError(
-                f"bow plan {first} needs the file of a strategy; write bow plan {first} plan/strategy.json"
+                f"bow plan {first} needs the file of a strategy; write bow plan {first} plan/partition.json"
             )
         return first, words[1], words[2:]
     if first and "=" not in first and not first.startswith("-"):

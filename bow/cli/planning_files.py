@@ -11,16 +11,16 @@ from bow.cli.planning_settings import PlanSettings
 from bow.errors import SettingError, disk_reason
 from bow.files import spare_files, write_whole
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.strategy_files import PLANNED_FOR, partition_text
+from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import topology_from_dict
-from bow.planning.search.moves import DeviceLists
+from bow.planning.search.search import PLANNED_FOR, partition_text
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.search.search_space import DeviceLists
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles.planning import COSTS
 from bow.schedule.picture import timeline_svg
 
-STRATEGY, TIMELINE, PICTURE = "strategy.json", "timeline.json", "timeline.svg"
+PARTITION, TIMELINE, PICTURE = "partition.json", "timeline.json", "timeline.svg"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def save(
     )
     is_file = settings.out.suffix == ".json"
     folder = settings.out.parent if is_file else settings.out
-    file = settings.out if is_file else folder / STRATEGY
+    file = settings.out if is_file else folder / PARTITION
     written: Path | None = None
     try:
         write_whole(file, text)
@@ -67,7 +67,7 @@ def save(
         written = written or _written_elsewhere(text)
         kept = "give another" if written is None else f"the strategy is in {written}"
         raise SettingError(f"out={settings.out} cannot be written ({disk_reason(error)}); {kept}") from error
-    return tuple(folder / name for name in (STRATEGY, TIMELINE, PICTURE))
+    return tuple(folder / name for name in (PARTITION, TIMELINE, PICTURE))
 
 
 def _written_elsewhere(text: str) -> Path | None:
@@ -80,7 +80,7 @@ def _written_elsewhere(text: str) -> Path | None:
 
 def load(path: Path, settings: PlanSettings) -> Loaded:
     """A strategy from its file, or from the folder that has it; what it was planned for, unless settings say."""
-    file = path / STRATEGY if path.is_dir() else path
+    file = path / PARTITION if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -11,15 +11,15 @@ from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
 from bow.observe.search_bar import watched
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Partition
+from bow.planning.search.baselines import BASELINES, baseline
 from bow.planning.search.exhaustive import exhaustive
-from bow.planning.search.moves import SplitSpace
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import BASELINES, baseline
-from bow.planning.simulator.simulated import IncrementalEvaluator
+from bow.planning.search.search_space import SplitSpace
+from bow.planning.simulator.simulation import IncrementalEvaluator
+from bow.planning.simulator.step_model import StepModel
 
 SEARCHES = ("search", "mcmc", "exhaustive")
 """Methods of the planner that take time; `mcmc` is another name of `search`."""

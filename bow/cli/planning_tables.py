@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.search.explain import OperatorExplanation, Explanation, degrees_text, split_dimensions
-from bow.planning.search.neighbours import Alternative
+from bow.planning.problem.partition import Partition
+from bow.planning.search.explain import Explanation, OperatorExplanation, degrees_text, split_dimensions
+from bow.planning.search.metropolis import Alternative
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.simulator.python_simulator import SimulationResult
 
 FEW = 4
 """Of more devices only the first two and the last are named."""
@@ -16,7 +16,7 @@ FEW = 4
 
 def told(partition: Partition, result: SimulationResult) -> str:
     """What a step under a strategy takes, in a sentence."""
-    learners = "" if partition.learners == 1 else f", {strategy.learners} learners with a batch each"
+    learners = "" if partition.learners == 1 else f", {partition.learners} learners with a batch each"
     return (
         f"a step: {result.makespan_ns / 1e6:.3f} ms{learners}; {result.communication_bytes / 1e6:.2f} MB sent, "
         f"{result.task_ns / 1e6:.3f} ms computed on all devices together"
@@ -93,7 +93,9 @@ def table(title: str, *columns: str) -> Table:
     return made
 
 
-def _others(problem: Problem, explanation: Explanation, number: int, each: OperatorExplanation, keep: int) -> Iterator[str]:
+def _others(
+    problem: Problem, explanation: Explanation, number: int, each: OperatorExplanation, keep: int
+) -> Iterator[str]:
     """The best other choices of an operator, the best first."""
     operator = problem.graph.operators[number]
     dimensions = problem.rules.dimensions(operator, problem.graph)

@@ -13,8 +13,8 @@ from bow.engines import Batch, EngineName
 from bow.engines.captured import with_autocast
 from bow.engines.memory import is_cpu
 from bow.errors import BowError, ScheduleError, SettingError, reason
-from bow.planning.problem import plan_strategy
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem import partition
+from bow.planning.problem.partition import Partition
 from bow.planning.search.search import Found
 from bow.schedule import Schedule, schedule
 from bow.schedule.profiler import Comparison, Subject, compare, make_policies
@@ -58,7 +58,7 @@ def read_strategy(strategy: Strategy) -> Schedule | Partition | Literal["auto"] 
 def _parsed(path: str | Path, text: str) -> Schedule | Partition:
     """A strategy of one kind or the other."""
     kinds: dict[str, type[Schedule] | type[Partition]] = {
-        plan_strategy.FORMAT: Partition,
+        partition.FORMAT: Partition,
         schedule.FORMAT: Schedule,
     }
     try:

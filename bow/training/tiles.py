@@ -16,7 +16,7 @@ from bow.engines import Batch, Event, Outcome, Stacked, Step
 from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
 from bow.errors import CheckpointError, DivergenceError
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.refusing import refusal

@@ -11,7 +11,7 @@ import torch
 from bow.cluster import World
 from bow.engines import Batch
 from bow.errors import SettingError, disk_reason
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedStep, Team, TileRuntime

@@ -8,7 +8,7 @@ from bow.cluster import is_member
 from bow.data.tensor_stream import TensorStream
 from bow.devices import StreamDevice, available_cores
 from bow.errors import SettingError
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.tiles.averaging import check_timing
 from bow.planning.tiles.updating import tile_optimizer

@@ -33,7 +33,7 @@ from bow.errors import RunDirectoryError
 from bow.files import save_text
 from bow.forking import begin_to_compute
 from bow.observe import Logger, Progress, RunDirectory, RunLock
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.search.search import Found
 from bow.planning.tiles import Team, registered_rules, take_over_rules
 from bow.planning.tiles.registering import Registered

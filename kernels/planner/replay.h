@@ -14,7 +14,7 @@ namespace bow::planner {
 
 // Every device and every channel takes tasks in the order of their turns: (ready time, rank, tile, device, code). A
 // task starts when it is ready and everything that it occupies is free. What a task waits for has a lower turn than the
-// task itself, so tasks get their times in the order of their turns: bow/planning/simulator/full_simulation.py does the same.
+// task itself, so tasks get their times in the order of their turns: bow/planning/simulator/python_simulator.py does the same.
 //
 // Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Algorithm 1.
 class Replay {

@@ -62,7 +62,7 @@ class Topology {
     return route.latency + static_cast<Time>(std::ceil(static_cast<double>(bytes) * route.ns_per_byte));
   }
 
-  // A sum over devices in ascending order, in a ring or a tree: bow/planning/simulator/collectives.py has the formulas.
+  // A sum over devices in ascending order, in a ring or a tree: bow/planning/simulator/step_model.py has the formulas.
   Collective collective(std::span<const int32_t> members, int64_t bytes) {
     Collective sum;
     Time latency = 0;

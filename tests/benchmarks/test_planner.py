@@ -19,7 +19,7 @@ from benchmarks.planner.structure import strategy_svg
 from bow.errors import SettingError
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.search.moves import SplitSpace
+from bow.planning.search.search_space import SplitSpace
 from tests.planning.search_graphs import language_model, perceptron
 
 ROOT = Path(__file__).parents[2]

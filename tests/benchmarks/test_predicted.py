@@ -16,11 +16,11 @@ from benchmarks.predicted_steps import spans_ms
 from benchmarks.predicted_strategies import draw_strategies, mixed
 from bow.devices import available_cores
 from bow.errors import SettingError
-from bow.planning.problem.split import everything_on
+from bow.planning.problem.partition import everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.moves import SplitSpace
 from bow.planning.search.problem import Problem
+from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import RooflineCosts
 from bow.schedule import Span
 from tests.planning.search_graphs import perceptron

@@ -17,7 +17,7 @@ from rich.console import Console
 import bow
 from bow.cli import main, planning, planning_methods, planning_settings
 from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.tiles import capture_operators
 from bow.schedule import Timeline
@@ -69,7 +69,7 @@ def planned(said: Callable[[], str]) -> dict[str, Any]:
     """The file of a strategy for the MLP on four GPUs, as data."""
     assert main(["plan", *MODEL, NODE, "method=data"]) == 0
     said()
-    found: dict[str, Any] = json.loads(Path("plan/strategy.json").read_text())
+    found: dict[str, Any] = json.loads(Path("plan/partition.json").read_text())
     return found
 
 
@@ -84,7 +84,7 @@ def test_a_search_writes_a_strategy_and_its_timeline(said: Callable[[], str]) ->
     told = said()
     assert "a step:" in told
     assert "data parallelism:" in told
-    strategy = Partition.from_json(Path("plan/strategy.json").read_text())
+    strategy = Partition.from_json(Path("plan/partition.json").read_text())
     assert max(device for split in strategy.splits for device in split.devices) <= 3
     assert Timeline.load("plan/timeline.json").makespan > 0
     assert Path("plan/timeline.svg").read_text().startswith("<svg")
@@ -181,7 +181,7 @@ def test_showing_a_strategy_names_every_operator(said: Callable[[], str]) -> Non
 
 @pytest.mark.usefixtures("planned")
 def test_explaining_says_what_other_choices_cost(said: Callable[[], str]) -> None:
-    assert main(["plan", "explain", "plan/strategy.json", "keep=1"]) == 0
+    assert main(["plan", "explain", "plan/partition.json", "keep=1"]) == 0
     told = said()
     assert "other choices simulated" in told
     assert "%)" in told
@@ -288,7 +288,7 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
     assert main(["plan", *MODEL, NODE, "budget_s=300"]) == 0
     assert time.monotonic() - began < 250
     assert "interrupted" in said()
-    Partition.from_json(Path("plan/strategy.json").read_text())
+    Partition.from_json(Path("plan/partition.json").read_text())
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -338,7 +338,7 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
         (["show", "missing.json"], "missing.json cannot be read"),
         (["show", "damaged.json"], "the strategy is not JSON"),
         (["show", "binary.json"], "binary.json cannot be read (it is no text)"),
-        (["show", "list.json"], 'the text is not a "bow placed strategy"'),
+        (["show", "list.json"], 'the text is not a "bow partition"'),
         ([*MODEL, "topology=damaged.yaml"], "topology 'damaged.yaml' is not YAML"),
         ([*MODEL, "topology=apart.yaml"], "no link leads from 'a' to 'b'"),
     ],
@@ -354,7 +354,7 @@ def test_mistakes_are_one_sentence(words: list[str], message: str, capsys: pytes
 
 
 def test_a_strategy_that_cannot_be_written_is_kept_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    refused(["plan", *MODEL, "method=single", "out=/dev/null/there"], "strategy.json", capsys)
+    refused(["plan", *MODEL, "method=single", "out=/dev/null/there"], "partition.json", capsys)
     (kept,) = Path().glob("*.json")
     assert main(["plan", "show", str(kept)]) == 0
 
@@ -388,7 +388,7 @@ RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
         ({"splits": [{"degrees": ["x", 1], "devices": [0]}]}, [], "the strategy is damaged"),
         ({"splits": None}, [], "the strategy is damaged"),
         ({"version": 99}, [], "the strategy has version 99, this bow reads 1; plan again"),
-        ({"format": "a letter"}, [], 'the text is not a "bow placed strategy"'),
+        ({"format": "a letter"}, [], 'the text is not a "bow partition"'),
         ({"learners": 3}, [], "4 devices cannot be divided among 3 learners"),
         ({"planned_for": None}, [], "does not say for which model it was planned; add network=NAME"),
         ({"planned_for": None}, MODEL, "does not say for which devices it was planned; add topology=NAME or FILE"),
@@ -414,7 +414,7 @@ def test_files_that_do_not_fit_get_one_sentence(
 def test_an_operator_without_a_rule_is_never_split(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model=logistic_regression", "batch_size=8", "loss=null", "step=tests.cli.steps.sorted_outputs"]
     assert main(["plan", *words, "topology=p100_node", "method=data"]) == 0
-    planned = json.loads(Path("plan/strategy.json").read_text())
+    planned = json.loads(Path("plan/partition.json").read_text())
     assert main(["plan", "show", "plan"]) == 0
     assert "sort" in capsys.readouterr().out
     whole = [number for number, split in enumerate(planned["splits"]) if split["devices"] == [0]]

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.cluster import ALONE
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import everything_on
+from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import Team
 from bow.seeds import derive_seed
 from bow.training.given import check_step

@@ -11,12 +11,10 @@ from typing import get_args
 import pytest
 
 from bow.errors import ScheduleError
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
-from bow.planning.simulator.full_simulation import TaskTime
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.simulator.python_simulator import SimulationResult, TaskTime, simulate
 from bow.planning.simulator.simulation import Simulation
-from bow.planning.simulator.simulation_result import SimulationResult, simulate
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Identity
 from tests.planning.random_steps import RULES, Step, random_split, random_step, random_strategy
@@ -111,7 +109,9 @@ def times_of(result: SimulationResult) -> dict[Identity, TaskTime]:
 
 
 def simulation(step: Step, partition: Partition, algorithm: Algorithm) -> Simulation:
-    return Simulation(step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap, algorithm=algorithm)
+    return Simulation(
+        step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap, algorithm=algorithm
+    )
 
 
 def from_nothing(step: Step, partition: Partition) -> SimulationResult:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from bow.planning.problem.box import Box, whole
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.problem.tiling import Tilings
 from bow.planning.rules.rule import Dimension, Kind, Rule, Rules
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules import RULES
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.simulation_result import simulate_model
+from bow.planning.simulator.python_simulator import simulate_model
+from bow.planning.simulator.step_model import StepModel
 
 
 @dataclass

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from bow.planning.problem.box import Box, volume
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Partition, Split
+from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Task, TaskKind
 from tests.planning.random_steps import RULES

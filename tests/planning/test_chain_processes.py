@@ -54,7 +54,7 @@ class Messages:
 def test_who_presses_ctrl_c_again_does_not_wait(coming: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     messages = Messages()
     messages.coming = coming
-    monkeypatch.setattr(chain_processes, "_Worker", Worker)
+    monkeypatch.setattr(chain_processes, "_SearchProcess", Worker)
     monkeypatch.setattr(chain_processes.queue, "Queue", lambda: messages)
     monkeypatch.setattr(Worker, "made", [])
     nothing: Any = None

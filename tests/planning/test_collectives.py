@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
-from bow.planning.simulator.collectives import Collective
+from bow.planning.simulator.step_model import Collective
 from tests.planning.small_steps import topology
 
 KIND = DeviceKind("kind", 1.0, 1.0, 1.0)

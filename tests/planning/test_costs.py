@@ -7,8 +7,7 @@ from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopol
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.tile_work import tile_key, tile_work
+from bow.planning.simulator.costs import RooflineCosts, tile_key, tile_work
 from tests.planning.search_graphs import Builder, language_model, lenet, perceptron
 
 GPU = DeviceKind("gpu", memory_gib=16, tflops=2.0, gb_per_s=500, overhead_us=10, half_outputs=1000)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bow.planning.problem.split import Split
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Split
 from bow.planning.search.baselines import single_device
-from bow.planning.search.critical_operators import CriticalOperators, critical_operators
+from bow.planning.search.proposals import CriticalOperators, critical_operators
 from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.tasks import Ranks, TaskKind
 from tests.planning.proposal_chains import from_nothing, simulation
 from tests.planning.random_steps import RULES, random_step, random_strategy

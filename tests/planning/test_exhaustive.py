@@ -11,23 +11,20 @@ import pytest
 from bow.errors import ScheduleError, SettingError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.baselines import single_device
-from bow.planning.search.bounds import StepBounds
-from bow.planning.search.exhaustive import Proof, exhaustive
-from bow.planning.search.moves import SplitSpace
+from bow.planning.search.baselines import baseline, single_device
+from bow.planning.search.exhaustive import Proof, exhaustive, symmetries
+from bow.planning.search.lower_bounds import StepBounds
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import baseline
-from bow.planning.search.symmetry import symmetries
+from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.simulated import IncrementalEvaluator
-from bow.planning.simulator.simulation_result import simulate_model
+from bow.planning.simulator.python_simulator import simulate_model
+from bow.planning.simulator.simulation import IncrementalEvaluator
+from bow.planning.simulator.step_model import StepModel
 from tests.planning.search_graphs import Builder, SlowSimulation, branches, language_model, model_of, perceptron
 
 PAIR = load_topology("two_cores")

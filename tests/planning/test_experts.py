@@ -2,7 +2,7 @@
 
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.experts import one_weird_trick
+from bow.planning.search.baselines import one_weird_trick
 from bow.planning.simulator.tasks import TaskKind
 from tests.planning.search_graphs import Builder, lenet, model_of, perceptron
 from tests.planning.small_steps import of_kind, tasks_of

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bow.planning.simulator.full_simulation import simulate_tasks
-from bow.planning.simulator.simulation_result import simulate
+from bow.planning.simulator.python_simulator import simulate, simulate_tasks
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Task, TaskKind
 from tests.planning.random_steps import RULES

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.planning.problem.split import Split, illegal
+from bow.planning.problem.partition import Split, illegal
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import single_device
-from bow.planning.search.families import families_of
-from bow.planning.search.guided_proposals import GuidedProposals
-from bow.planning.search.moves import SplitSpace
+from bow.planning.search.proposals import GuidedProposals, families_of
+from bow.planning.search.search_space import SplitSpace
 from tests.planning.search_graphs import branches, language_model, lenet, perceptron
 
 GRAPHS = {"lenet": lenet(), "branches": branches(), "language": language_model(steps=4)}

@@ -12,7 +12,7 @@ from bow.planning.problem.box import Box, tiles, whole
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES
-from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.simulator.costs import RooflineCosts, tile_key
 from bow.planning.simulator.measured_costs import (
     FORMAT,
     VERSION,
@@ -22,7 +22,6 @@ from bow.planning.simulator.measured_costs import (
     mean_times,
     median_times,
 )
-from bow.planning.simulator.tile_work import tile_key
 from tests.planning.search_graphs import branches, lenet, perceptron
 
 GPU = DeviceKind("gpu", memory_gib=16, tflops=2.0, gb_per_s=500, overhead_us=10, half_outputs=1000)

@@ -6,9 +6,9 @@ import pytest
 
 from bow.errors import ScheduleError
 from bow.planning.problem.device_topology import GIB
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
+from bow.planning.simulator.python_simulator import SimulationResult, simulate
 from bow.planning.simulator.simulation import Simulation
-from bow.planning.simulator.simulation_result import SimulationResult, simulate
 from tests.planning.random_steps import RULES
 from tests.planning.small_steps import ALONE, DATA, GRAPH, ElementCosts, partition, topology
 

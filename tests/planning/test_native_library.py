@@ -8,7 +8,7 @@ import pytest
 
 from bow.compiling import CACHE
 from bow.errors import RuntimeUnavailableError
-from bow.planning.simulator import native_library
+from bow.planning.simulator import native_simulator
 from bow.planning.simulator.simulation import Simulation
 from tests.planning.random_steps import RULES
 from tests.planning.small_steps import GRAPH, ElementCosts, partition, topology
@@ -17,7 +17,7 @@ from tests.planning.small_steps import GRAPH, ElementCosts, partition, topology
 @pytest.fixture
 def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path))
-    monkeypatch.setattr(native_library, "_attempt", native_library._attempt.__wrapped__)
+    monkeypatch.setattr(native_simulator, "_attempt", native_simulator._attempt.__wrapped__)
 
 
 @pytest.mark.usefixtures("_nothing_built")
@@ -34,5 +34,5 @@ def test_without_a_compiler_only_python_simulates(monkeypatch: pytest.MonkeyPatc
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(RuntimeUnavailableError, match="false cannot compile the compiled simulator: exit status 1"):
-        native_library.library()
+        native_simulator.library()
     assert "building the planner's simulator" in capfd.readouterr().err

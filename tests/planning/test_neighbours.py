@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import single_device
-from bow.planning.search.limits import Limits
-from bow.planning.search.moves import SplitSpace
-from bow.planning.search.neighbours import descend, try_neighbours
+from bow.planning.search.metropolis import Limits, descend, try_neighbours
+from bow.planning.search.search_space import SplitSpace
 from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
 
 PAIR = load_topology("two_cores")

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.elimination import Term, minimise
-from bow.planning.search.optcnn import optcnn
+from bow.planning.search.optcnn import Term, minimise, optcnn
 from bow.planning.simulator.costs import RooflineCosts
 from tests.planning.search_graphs import branches, language_model, lenet, perceptron
 

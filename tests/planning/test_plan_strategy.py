@@ -8,8 +8,7 @@ import json
 import pytest
 
 from bow.errors import ScheduleError
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Partition, Split
 from tests.planning.random_steps import RULES
 from tests.planning.small_steps import ALONE, DATA, GRAPH, partition
 
@@ -60,8 +59,8 @@ def without(key: str) -> str:
     [
         ("{", "the strategy is not JSON"),
         ("[" * 100_000, "the strategy is not JSON"),
-        ("[]", 'the text is not a "bow placed strategy"'),
-        ("{}", 'the text is not a "bow placed strategy"'),
+        ("[]", 'the text is not a "bow partition"'),
+        ("{}", 'the text is not a "bow partition"'),
         (partition().to_json().replace('"version": 1', '"version": 9'), "version 9, this bow reads 1"),
         (without("splits"), "the strategy is damaged"),
         (without("learners"), "the strategy is damaged"),

@@ -14,8 +14,8 @@ from bow.errors import GraphError
 from bow.planning.problem.box import Box, contains, volume, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.rules import RULES, shipped_rules
-from bow.planning.rules.pointwise import PointwiseRule
 from bow.planning.rules.rule import Rule, Rules
+from bow.planning.rules.views import PointwiseRule
 
 
 def graph_of(

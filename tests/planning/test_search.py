@@ -13,16 +13,15 @@ import pytest
 from bow.errors import ScheduleError, SettingError
 from bow.planning.problem.device_topology import Device, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.chains import Chain, WalkStart, Tally, run_chains
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Improvement, Walk
+from bow.planning.search.baselines import BASELINES, baseline
+from bow.planning.search.chains import Chain, Tally, WalkStart, run_chains
+from bow.planning.search.metropolis import Improvement, Limits, Walk
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import BASELINES, baseline
 from bow.planning.simulator.costs import RooflineCosts
 from tests.planning.search_graphs import language_model, perceptron
 
@@ -60,8 +59,8 @@ def test_what_is_found_explains_itself_and_has_a_timeline(tmp_path: Path) -> Non
     assert explained.tried > 0
     assert max(len(each.others) for each in explained.operators) == 1
     assert found.explain(budget_s=0).left_out == len(PROBLEM.graph.operators)
-    found.save(tmp_path / "folder" / "strategy.json")
-    assert Partition.from_json((tmp_path / "folder" / "strategy.json").read_text()) == found.partition
+    found.save(tmp_path / "folder" / "partition.json")
+    assert Partition.from_json((tmp_path / "folder" / "partition.json").read_text()) == found.partition
     with pytest.raises(SettingError, match=r"cannot be written to .*; give another file"):
         found.save(tmp_path)
 
@@ -155,7 +154,9 @@ def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeyp
 
 def test_a_start_that_does_not_fit_takes_no_part_in_rounds() -> None:
     problem = small_memory(0.009)
-    starts = [WalkStart(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))]
+    starts = [
+        WalkStart(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))
+    ]
     chains = run_chains(problem, starts, SearchSettings(budget_s=0.5, patience=None), lambda *_: True)
     refused = [chain.refusal is not None for chain in chains]
     assert any(refused)

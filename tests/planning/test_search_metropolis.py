@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from bow.errors import SettingError
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Walk, metropolis
-from bow.planning.search.moves import SplitSpace
+from bow.planning.search.metropolis import Limits, Walk, metropolis
 from bow.planning.search.proposals import Changes, Proposals, SymmetricProposals
-from bow.planning.simulator.simulated import IncrementalEvaluator
+from bow.planning.search.search_space import SplitSpace
+from bow.planning.simulator.simulation import IncrementalEvaluator
 from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
 
 GRAPH = perceptron()

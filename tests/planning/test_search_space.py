@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from bow.errors import SettingError
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split, illegal
+from bow.planning.problem.partition import Split, illegal
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.search.moves import SplitSpace, device_lists
+from bow.planning.search.search_space import SplitSpace, device_lists
 from tests.planning.search_graphs import branches, language_model, lenet, perceptron
 
 GRAPHS = {"perceptron": perceptron(), "lenet": lenet(), "branches": branches(), "language": language_model()}

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from bow.errors import ScheduleError, SettingError
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Partition, Split
+from bow.planning.simulator.python_simulator import simulate
 from bow.planning.simulator.simulation import Simulation
-from bow.planning.simulator.simulation_result import simulate
 from tests.planning.random_steps import RULES
 from tests.planning.small_steps import ALONE, DATA, GRAPH, SECOND, ElementCosts, partition, topology
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.split import Split, everything_on, illegal, tiles_of
+from bow.planning.problem.partition import Split, everything_on, illegal, tiles_of
 from bow.planning.rules import RULES
 
 LINEAR = PlanOperator("hidden", "linear", (0,), (1,), ("weight",))

@@ -3,12 +3,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.strategy_files import PLANNED_FOR
+from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import load_topology, topology_from_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
-from bow.planning.search.search import search
+from bow.planning.search.search import PLANNED_FOR, search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.simulator.costs import RooflineCosts
 from tests.planning.search_graphs import perceptron
@@ -18,8 +17,8 @@ def test_what_is_saved_says_for_which_devices_and_from_which_splits_it_was_chose
     graph, topology = perceptron(), load_topology("p100_node")
     problem = Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
     found = search(problem, SearchSettings(None, 5, starts=("data",), even=True, devices="regular", descend=False))
-    found.save(tmp_path / "strategy.json")
-    text = (tmp_path / "strategy.json").read_text()
+    found.save(tmp_path / "partition.json")
+    text = (tmp_path / "partition.json").read_text()
     planned_for = json.loads(text)[PLANNED_FOR]
     assert topology_from_dict(planned_for.pop("topology")) == topology
     assert planned_for == {"makespan_ns": found.makespan_ns, "even": True, "device_lists": "regular"}

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.simulator.tasks import TaskKind
 from tests.planning.small_steps import (
     ALONE,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bow.planning.problem.box import Box
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.simulator.weight_groups import WeightGroup, replica_bytes, weight_groups
+from bow.planning.simulator.step_model import WeightGroup, replica_bytes, weight_groups
 from tests.planning.small_steps import GRAPH
 
 SHAPES = {"a": (3, 4), "b": (5,)}

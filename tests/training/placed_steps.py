@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.cluster import World
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.tiles import capture_operators
 from tests.cluster.worlds import in_world
 from tests.engines.many_steps import ALPHA, MU, UNSEEN, VALUES, course_and_bound

@@ -22,8 +22,7 @@ import bow
 from bow.cluster import World
 from bow.errors import CaptureError, CheckpointError, DivergenceError, OptimizerError, ScheduleError, SettingError
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split, everything_on
+from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import capture_operators, kept_lines, predicting

@@ -9,7 +9,7 @@ from bow.planning.placement.budget import Budget
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.groups import Devices, Groups
 from bow.planning.placement.methods import METHODS, Placed, Say, place
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 
 
 @dataclass(frozen=True)

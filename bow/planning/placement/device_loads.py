@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.tasks import Task, TaskKind
 
 

@@ -9,15 +9,12 @@ from typing import Any, Literal, Protocol
 
 from bow.errors import SettingError
 from bow.planning.placement.groups import Devices, Groups
-from bow.planning.problem.split import Split
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Split
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.memory import Refusal
 from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
-from bow.planning.simulator.proposal_outcome import TooLarge
-from bow.planning.simulator.python_simulator import PythonSimulator
+from bow.planning.simulator.python_simulator import PythonSimulator, Refusal, SimulationResult, TooLarge
 from bow.planning.simulator.simulation import Simulator
-from bow.planning.simulator.simulation_result import SimulationResult
+from bow.planning.simulator.step_model import StepModel
 
 NS_PER_S = 1e9
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.groups import Devices, Groups
-from bow.planning.search.experts import RECURRENT
+from bow.planning.search.baselines import RECURRENT
 
 LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "linear"})
 """Kinds of operators that count as layers of a network that is cut into contiguous parts."""

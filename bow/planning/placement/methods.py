@@ -17,7 +17,7 @@ from bow.planning.placement.policy import PolicySettings
 from bow.planning.placement.scotch import mincut, scotch
 from bow.planning.placement.training import train_policy
 from bow.planning.placement.walking import walk_from_several
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 

@@ -9,9 +9,8 @@ from bow.planning.placement.budget import Budget
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.experts import expert
 from bow.planning.placement.groups import Devices
-from bow.planning.problem.split import Split
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Walk, metropolis
+from bow.planning.problem.partition import Split
+from bow.planning.search.metropolis import Limits, Walk, metropolis
 from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
 from bow.seeds import derive_seed
 

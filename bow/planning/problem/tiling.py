@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bow.planning.problem.box import Box, volume
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.split import Split, tiles_of
+from bow.planning.problem.partition import Split, tiles_of
 from bow.planning.rules.rule import Rules
 
 SUM_ITEMSIZE = 4

@@ -1,20 +1,36 @@
 """The rules of the operators that bow knows how to split."""
 
-from bow.planning.rules.attention import AttentionRule
-from bow.planning.rules.convolution import ConvolutionRule
-from bow.planning.rules.embedding import EmbeddingRule
-from bow.planning.rules.joining import ConcatRule, StackRule
-from bow.planning.rules.normalisation import BatchNormRule, FrozenBatchNormRule, LayerNormRule
-from bow.planning.rules.padding import PadRule
-from bow.planning.rules.pointwise import PointwiseRule
-from bow.planning.rules.pooling import AdaptivePoolingRule, PoolingRule
-from bow.planning.rules.products import LinearRule, MatmulRule
-from bow.planning.rules.recurrent import LSTMCellRule
-from bow.planning.rules.reduction import ReductionRule
-from bow.planning.rules.reshape import ReshapeRule
+from bow.planning.rules.images import (
+    AdaptivePoolingRule,
+    BatchNormRule,
+    ConvolutionRule,
+    FrozenBatchNormRule,
+    LayerNormRule,
+    PadRule,
+    PoolingRule,
+)
+from bow.planning.rules.products import (
+    AttentionRule,
+    CountedMeanRule,
+    CrossEntropyRule,
+    EmbeddingRule,
+    LinearRule,
+    LSTMCellRule,
+    MatmulRule,
+    SoftmaxRule,
+)
 from bow.planning.rules.rule import Rule, Rules
-from bow.planning.rules.softmax import CountedMeanRule, CrossEntropyRule, SoftmaxRule
-from bow.planning.rules.viewing import ExpandRule, PermuteRule, SelectRule, SliceRule
+from bow.planning.rules.views import (
+    ConcatRule,
+    ExpandRule,
+    PermuteRule,
+    PointwiseRule,
+    ReductionRule,
+    ReshapeRule,
+    SelectRule,
+    SliceRule,
+    StackRule,
+)
 
 
 def shipped_rules() -> list[Rule]:

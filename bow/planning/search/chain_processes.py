@@ -1,18 +1,21 @@
 """Processes that walk at the same time, and report to the one that started them."""
 
 import contextlib
+import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from types import FrameType
+from typing import Any, BinaryIO, TypeAlias
 
 import cloudpickle
 
 from bow.errors import ScheduleError
-from bow.planning.search.chains import Chain, WalkStart, Tally
+from bow.planning.search.chains import Chain, Tally, WalkStart, run_chains
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_settings import SearchSettings
 
@@ -75,7 +78,7 @@ class _SearchProcess:
     ) -> None:
         self._job = pickle.dumps(sys.path) + cloudpickle.dumps((problem, starts, settings))
         self._number, self._messages = number, messages
-        command = [sys.executable, "-m", "bow.planning.search.chain_worker"]
+        command = [sys.executable, "-m", "bow.planning.search.chain_processes"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._listening = threading.Thread(target=self._listen, name="bow search", daemon=True)
         self._is_asked = False
@@ -113,3 +116,40 @@ class _SearchProcess:
                 self._messages.put((self._number, pickle.load(self._process.stdout)))
         except (EOFError, pickle.UnpicklingError):  # it has ended, or was ended in the middle of a message
             self._messages.put((self._number, None))
+
+
+def main() -> None:
+    """Walk, and write how it goes, and then what was found, to standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; who started this one tells it to end
+    ending = _Ending()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is no message
+        sys.path[:] = pickle.load(sys.stdin.buffer)
+        problem, starts, settings = pickle.load(sys.stdin.buffer)
+
+        def told(number: int, proposals: int, batch_ns: float) -> bool:
+            _send(out, (number, proposals, batch_ns))
+            return not ending.is_near
+
+        for chain in run_chains(problem, starts, settings, told):
+            _send(out, chain)
+
+
+class _Ending:
+    """Whether this process was asked to end."""
+
+    def __init__(self) -> None:
+        self.is_near = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.is_near = True
+
+
+def _send(out: BinaryIO, message: Any) -> None:
+    pickle.dump(message, out)
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

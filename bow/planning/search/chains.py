@@ -10,16 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from bow.errors import ScheduleError
-from bow.planning.problem.split import Split
-from bow.planning.search.critical_operators import CriticalOperators
-from bow.planning.search.guided_proposals import GuidedProposals
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import Walk, Watch, metropolis
-from bow.planning.search.moves import SplitSpace
-from bow.planning.search.neighbours import descend
+from bow.planning.problem.partition import Split
+from bow.planning.search.metropolis import Limits, Walk, Watch, descend, metropolis
 from bow.planning.search.problem import Problem
-from bow.planning.search.proposals import Proposals, SymmetricProposals
+from bow.planning.search.proposals import CriticalOperators, GuidedProposals, Proposals, SymmetricProposals
 from bow.planning.search.search_settings import DESCENT, SearchSettings
+from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import Simulation
 from bow.seeds import derive_seed
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Dimension, Kind
-from bow.planning.search.moves import SplitSpace
-from bow.planning.search.neighbours import Alternative
+from bow.planning.search.metropolis import Alternative
 from bow.planning.search.problem import Problem
+from bow.planning.search.search_space import SplitSpace
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.simulation import Simulation
-from bow.planning.simulator.simulation_result import SimulationResult
 from bow.planning.simulator.tasks import TaskKind
 
 SUMS = frozenset({TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION})
@@ -187,7 +187,9 @@ class _Spent:
         return self._bytes[operator]
 
 
-def _explained(problem: Problem, number: int, split: Split, spent: _Spent, others: tuple[Alternative, ...]) -> OperatorExplanation:
+def _explained(
+    problem: Problem, number: int, split: Split, spent: _Spent, others: tuple[Alternative, ...]
+) -> OperatorExplanation:
     operator = problem.graph.operators[number]
     dimensions = problem.rules.dimensions(operator, problem.graph)
     degrees, kinds = split_dimensions(dimensions, split)

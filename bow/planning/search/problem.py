@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules.rule import Rules
+from bow.planning.simulator.costs import Costs
 from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.simulator.python_simulator import SimulationResult, simulate
 from bow.planning.simulator.simulation import Simulation
-from bow.planning.simulator.simulation_result import SimulationResult, simulate
-from bow.planning.simulator.task_costs import Costs
 
 
 @dataclass(frozen=True)

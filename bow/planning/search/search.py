@@ -1,25 +1,45 @@
 """The search for a fast strategy: walks from several starts, by several processes, for several numbers of learners."""
 
 import itertools
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bow.errors import ScheduleError
 from bow.files import save_text
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.strategy_files import partition_text
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.partition import Partition
+from bow.planning.problem.topology_files import topology_to_dict
+from bow.planning.search.baselines import baseline, random_strategy
 from bow.planning.search.chain_processes import run_in_processes
-from bow.planning.search.chains import Chain, SearchProgress, WalkStart, Tally, run_chains, spaces_of
+from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, spaces_of
 from bow.planning.search.explain import Explanation, explain
 from bow.planning.search.metropolis import Improvement
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.search.starts import baseline, random_strategy
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
+
+PLANNED_FOR = "planned_for"
+"""Key of what is in a strategy's file besides: `Partition.from_json` leaves it out."""
+
+
+def partition_text(
+    partition: Partition, makespan_ns: int, topology: DeviceTopology, settings: SearchSettings, **others: Any
+) -> str:
+    """A strategy as JSON, with what is needed to explain it."""
+    planned_for = {
+        **others,
+        "makespan_ns": makespan_ns,
+        "topology": topology_to_dict(topology),
+        "even": settings.even,
+        "device_lists": settings.devices,
+    }
+    return json.dumps({**json.loads(partition.to_json()), PLANNED_FOR: planned_for})
 
 
 @dataclass(frozen=True)

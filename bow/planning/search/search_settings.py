@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from bow.errors import SettingError
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import TEMPERATURE
-from bow.planning.search.moves import DeviceLists
+from bow.planning.search.metropolis import TEMPERATURE, Limits
+from bow.planning.search.search_space import DeviceLists
 from bow.values import number, processes, whole, whole_seed
 
 Moves: TypeAlias = Literal["paper", "symmetric", "guided"]

@@ -14,8 +14,7 @@ from bow.planning.problem.box import Box, whole
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules.rule import Rules
-from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.tile_work import tile_key
+from bow.planning.simulator.costs import RooflineCosts, tile_key
 
 FORMAT = "bow tile times"
 VERSION = 2

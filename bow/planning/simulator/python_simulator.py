@@ -1,18 +1,337 @@
-"""Proposals simulated from nothing, in Python: slow, and needs no compiler."""
+"""The simulator in Python, from nothing each time: slow, needs no compiler, and is the oracle of the compiled one."""
 
-from collections.abc import Mapping, Sequence
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
-from bow.planning.problem.step_model import StepModel
-from bow.planning.simulator.full_simulation import TaskTime
-from bow.planning.simulator.memory import MemoryPeak
-from bow.planning.simulator.proposal_outcome import ProposalOutcome, TooLarge
-from bow.planning.simulator.simulation_result import SimulationResult, simulate_model
-from bow.planning.simulator.tasks import Identity
+from bow.planning.problem.device_topology import GIB, DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.partition import Partition, Split
+from bow.planning.rules.rule import Rules
+from bow.planning.simulator.costs import Costs
+from bow.planning.simulator.step_model import StepModel
+from bow.planning.simulator.task_graph import TaskGraph
+from bow.planning.simulator.tasks import Identity, Task, TaskKind
+from bow.schedule import Span, Timeline
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A device has too little memory for it.
+
+    Attributes:
+        device: its number.
+        needed_bytes: the most that it would need at a time.
+    """
+
+    device: int
+    needed_bytes: int
+
+
+@dataclass(frozen=True)
+class TooSlow:
+    """It takes longer than anybody wanted to know.
+
+    Attributes:
+        least_ns: a time that it takes at least.
+    """
+
+    least_ns: int
+
+
+ProposalOutcome: TypeAlias = TooLarge | TooSlow | None
+"""None: it was simulated, and waits for being accepted or undone; else it is undone already."""
+
+
+@dataclass(frozen=True)
+class TaskTime:
+    """When a task runs, in nanoseconds since the step began.
+
+    Attributes:
+        ready_ns: when all that it waits for was over.
+        start_ns: when everything that it occupies was free as well.
+        end_ns: when it was over.
+    """
+
+    ready_ns: int
+    start_ns: int
+    end_ns: int
+
+
+def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
+    """When every task runs.
+
+    Every device and every channel takes tasks in the order in which they became ready; a task that occupies several
+    places starts when all of them are free. Tasks come out of one queue in the order of (ready time, identity): what
+    a task waits for comes out before it, and whatever comes out later is later in the queue of every place, too.
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Algorithm 1.
+    """
+    missing = [len(before) for before in graph.predecessors]
+    after = successors(graph)
+    ready_ns = [0] * len(graph.tasks)
+    free_ns: dict[int, int] = {}
+    times: list[TaskTime | None] = [None] * len(graph.tasks)
+    queue: list[tuple[int, Identity, int]] = [
+        (0, task.identity, number) for number, task in enumerate(graph.tasks) if not missing[number]
+    ]
+    heapq.heapify(queue)
+    while queue:
+        ready, _, number = heapq.heappop(queue)
+        task = graph.tasks[number]
+        start = max([ready, *(free_ns.get(place, 0) for place in task.places)])
+        end = start + task.duration_ns
+        times[number] = TaskTime(ready, start, end)
+        free_ns.update(dict.fromkeys(task.places, end))
+        for later in after[number]:
+            ready_ns[later] = max(ready_ns[later], end)
+            missing[later] -= 1
+            if not missing[later]:
+                heapq.heappush(queue, (ready_ns[later], graph.tasks[later].identity, later))
+    done = [time for time in times if time is not None]
+    assert len(done) == len(times), "tasks wait for each other"
+    return done
+
+
+def successors(graph: TaskGraph) -> list[list[int]]:
+    """By task: those that wait for it."""
+    after: list[list[int]] = [[] for _ in graph.tasks]
+    for number, before in enumerate(graph.predecessors):
+        for earlier in before:
+            after[earlier].append(number)
+    return after
+
+
+def makespan_ns(times: Sequence[TaskTime]) -> int:
+    """When the last task is over."""
+    return max((time.end_ns for time in times), default=0)
+
+
+@dataclass(frozen=True)
+class MemoryPeak:
+    """The most memory that a device needs at any time.
+
+    Attributes:
+        num_bytes: how much.
+        at_ns: the first time at which it needs so much.
+    """
+
+    num_bytes: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a strategy does not fit: the first device whose memory is too small.
+
+    Attributes:
+        device: its number.
+        name: its name.
+        needed_bytes: the most that it would need at a time.
+        available_bytes: what it has.
+
+    Example:
+        >>> print(Refusal(1, "gpu1", needed_bytes=9 * 2**30, available_bytes=8 * 2**30))
+        gpu1 (device 1) needs 9.00 GiB of memory and has 8.00 GiB
+    """
+
+    device: int
+    name: str
+    needed_bytes: int
+    available_bytes: int
+
+    def __str__(self) -> str:
+        needed, available = self.needed_bytes / GIB, self.available_bytes / GIB
+        return f"{self.name} (device {self.device}) needs {needed:.2f} GiB of memory and has {available:.2f} GiB"
+
+
+def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) -> tuple[MemoryPeak, ...]:
+    """The most memory that every device needs at a time.
+
+    * All the time: weights, gradients of weights, the optimizer's state, and what averaging keeps; weights that are
+      not trained only once.
+    * What a tile makes: from the start of its forward pass to the end of its backward pass; without one, to the end
+      of the backward (or else forward) passes that read it on the device, and of the transfers that take it away.
+    * What came from another device: from the start of its transfer to the end of the last backward (or else forward)
+      pass that reads it.
+    * The gradient of what a tile makes: from the start of the first task that contributes to it to the end of the
+      tile's backward pass.
+    * A gradient that goes to another device: from the start of the first task that contributes to it to its arrival.
+
+    Views share the memory of what they look at. Workspaces, what operators keep beside their inputs and outputs, and
+    what the allocator wastes are not counted.
+    """
+    always = [
+        round(model.copies * trained) + frozen
+        for trained, frozen in zip(graph.weight_bytes, graph.frozen_bytes, strict=True)
+    ]
+    changes: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for task, (start, end) in zip(graph.tasks, _lifetimes(graph, times), strict=True):
+        if task.memory_bytes and end > start:
+            changes[task.memory_device] += [(start, task.memory_bytes), (end, -task.memory_bytes)]
+    return tuple(_peak(num_bytes, changes[device]) for device, num_bytes in enumerate(always))
+
+
+def refusal(topology: DeviceTopology, peaks: Sequence[MemoryPeak]) -> Refusal | None:
+    """Why a strategy does not fit into the devices' memory; None where it does."""
+    for device, peak in enumerate(peaks):
+        available = topology.memory_bytes(device)
+        if peak.num_bytes > available:
+            return Refusal(device, topology.devices[device].name, peak.num_bytes, available)
+    return None
+
+
+def _peak(always: int, changes: list[tuple[int, int]]) -> MemoryPeak:
+    """What ends at a time is gone when something else begins."""
+    changes.sort()
+    levels = itertools.accumulate((change for _, change in changes), initial=always)
+    moments = [0, *(moment for moment, _ in changes)]
+    level, moment = max(zip(levels, moments, strict=True), key=lambda found: (found[0], -found[1]))
+    return MemoryPeak(level, moment)
+
+
+def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[int, int]]:
+    """By task: from when to when its result is there."""
+    after = successors(graph)
+    backward = {
+        (task.owner, task.tile): number for number, task in enumerate(graph.tasks) if task.kind is TaskKind.BACKWARD
+    }
+
+    def read_until(number: int) -> int:
+        """When a task no longer needs what it read or made."""
+        task = graph.tasks[number]
+        last = backward.get((task.owner, task.tile), number) if task.kind is TaskKind.FORWARD else number
+        return times[last].end_ns
+
+    def readers(number: int) -> Iterator[int]:
+        for later in after[number]:
+            if graph.tasks[later].kind is TaskKind.FORWARD_SUM:
+                yield from readers(later)
+            elif graph.tasks[later].kind in (TaskKind.FORWARD, TaskKind.TRANSFER):
+                yield later
+
+    for number, task in enumerate(graph.tasks):
+        end = times[number].end_ns
+        if task.kind in (TaskKind.FORWARD, TaskKind.TRANSFER):
+            end = max([read_until(number), *map(read_until, readers(number))])
+        yield _beginning(graph, times, number), end
+
+
+def _beginning(graph: TaskGraph, times: Sequence[TaskTime], number: int) -> int:
+    """When a result begins to take memory: gradients when the first contribution to them is worked out."""
+    task = graph.tasks[number]
+    before = graph.predecessors[number] if task.kind in (TaskKind.GRADIENT, TaskKind.BACKWARD) else ()
+    contributions = (earlier for earlier in before if graph.tasks[earlier].kind is not TaskKind.FORWARD)
+    return min([times[number].start_ns, *(times[earlier].start_ns for earlier in contributions)])
+
+
+COMPUTING = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})
+"""Tasks whose time is a device's."""
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a step takes with a strategy.
+
+    With several learners a step is one batch of each: what a batch takes is the step divided by their number.
+
+    Attributes:
+        model: of the step.
+        tasks: what the strategy makes of it.
+        times: by task.
+        peaks: by device: the most memory that it needs at a time.
+    """
+
+    model: StepModel
+    tasks: tuple[Task, ...]
+    times: tuple[TaskTime, ...]
+    peaks: tuple[MemoryPeak, ...]
+
+    @property
+    def makespan_ns(self) -> int:
+        """Nanoseconds of a step."""
+        return makespan_ns(self.times)
+
+    @cached_property
+    def refusal(self) -> Refusal | None:
+        """Why the strategy does not fit into the devices' memory; None where it does."""
+        return refusal(self.model.topology, self.peaks)
+
+    @property
+    def communication_bytes(self) -> int:
+        """What all devices send together in a step."""
+        return sum(task.num_bytes for task in self.tasks)
+
+    @property
+    def task_ns(self) -> int:
+        """What all computing tasks take together."""
+        return sum(task.duration_ns for task in self.tasks if task.kind in COMPUTING)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """When what runs where; what occupies several places stands at each, what takes no time nowhere."""
+        return Timeline(self._spans())
+
+    def _spans(self) -> Iterator[Span]:
+        for task, time in zip(self.tasks, self.times, strict=True):
+            name = task_name(self.model, task)
+            details = {"tile": task.tile, "bytes": task.num_bytes, "ready_ns": time.ready_ns}
+            for place in task.places if task.duration_ns else ():
+                where = self.model.place_name(place)
+                yield Span(name, where, time.start_ns, time.end_ns, task.kind.name.lower(), details)
+
+
+def simulate(
+    graph: OperatorGraph,
+    rules: Rules,
+    topology: DeviceTopology,
+    costs: Costs,
+    partition: Partition,
+    *,
+    optimizer_bytes_per_weight_byte: float = 1.0,
+    overlap: bool = True,
+) -> SimulationResult:
+    """What a step takes with a strategy, worked out from nothing, in Python: the oracle of the compiled simulator.
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.
+    """
+    partition.check(graph, topology.num_devices, rules)
+    model = StepModel(
+        graph,
+        rules,
+        topology,
+        costs,
+        learners=partition.learners,
+        optimizer_bytes_per_weight_byte=optimizer_bytes_per_weight_byte,
+        overlap=overlap,
+    )
+    return simulate_model(model, partition)
+
+
+def simulate_model(model: StepModel, partition: Partition) -> SimulationResult:
+    """What a step takes with a strategy that was checked before."""
+    tasks = TaskGraph.of(model, partition)
+    times = simulate_tasks(tasks)
+    return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))
+
+
+def task_name(model: StepModel, task: Task) -> str:
+    """What a task is called, such as `forward conv1` or `reduction fc`."""
+    what = task.kind.name.lower().replace("_", " ")
+    if task.kind is TaskKind.AVERAGING:
+        return what
+    if task.kind >= TaskKind.GATHER:
+        return f"{what} {model.weight_groups[task.owner % len(model.weight_groups)].name}"
+    return f"{what} {model.graph.operators[task.owner % len(model.graph.operators)].name}"
 
 
 class PythonSimulator:

@@ -1,4 +1,4 @@
-"""A strategy whose time is known, and that can be changed operator by operator."""
+"""A partition whose time is known, and that can be changed operator by operator."""
 
 from __future__ import annotations
 
@@ -11,20 +11,71 @@ from numpy.typing import NDArray
 from bow.errors import ScheduleError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split, illegal
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Partition, Split, illegal
 from bow.planning.rules.rule import Rules
-from bow.planning.simulator.full_simulation import TaskTime
-from bow.planning.simulator.memory import MemoryPeak, Refusal
+from bow.planning.simulator.costs import Costs
 from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
-from bow.planning.simulator.proposal_outcome import ProposalOutcome, TooLarge, TooSlow
-from bow.planning.simulator.python_simulator import PythonSimulator
-from bow.planning.simulator.simulation_result import SimulationResult
-from bow.planning.simulator.task_costs import Costs
+from bow.planning.simulator.python_simulator import (
+    MemoryPeak,
+    ProposalOutcome,
+    PythonSimulator,
+    Refusal,
+    SimulationResult,
+    TaskTime,
+    TooLarge,
+    TooSlow,
+)
+from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Identity
 from bow.schedule import Timeline
+
+
+class Simulated(Protocol):
+    """A strategy whose time is known, and that can be changed; `Simulation` is one."""
+
+    @property
+    def makespan_ns(self) -> int:
+        """Nanoseconds of a step."""
+
+    def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
+        """What a step takes with other splits of some operators, by operator; None: it does not fit.
+
+        A number above the limit may be less than the step's time. `undo` follows, or `accept` of what fits the limit.
+        """
+
+    def accept(self) -> None:
+        """Keep what was proposed."""
+
+    def undo(self) -> None:
+        """Go back to before it was proposed."""
+
+
+class IncrementalEvaluator:
+    """Simulates one strategy after the other by what differs between them.
+
+    Args:
+        simulation: of any strategy for the graph.
+        splits: by operator, of that strategy.
+    """
+
+    def __init__(self, simulation: Simulated, splits: Sequence[Split]) -> None:
+        self._simulation = simulation
+        self._splits = list(splits)
+
+    def __call__(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
+        """What a step takes, in nanoseconds; None: it does not fit."""
+        pairs = enumerate(zip(self._splits, splits, strict=True))
+        changes = {operator: new for operator, (old, new) in pairs if new != old}
+        if not changes:
+            return self._simulation.makespan_ns
+        makespan = self._simulation.propose_changes(changes, limit_ns)
+        if makespan is None or (limit_ns is not None and makespan > limit_ns):
+            self._simulation.undo()
+        else:
+            self._simulation.accept()
+            self._splits = list(splits)
+        return makespan
 
 
 class Simulator(Protocol):

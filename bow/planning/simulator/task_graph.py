@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bow.planning.problem.box import Box, intersection, volume
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
-from bow.planning.problem.step_model import StepModel
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.problem.tiling import Tiling
+from bow.planning.simulator.step_model import StepModel, WeightPart, replica_bytes
 from bow.planning.simulator.tasks import Task, TaskKind, code_of
-from bow.planning.simulator.weight_groups import WeightPart, replica_bytes
 
 
 @dataclass(frozen=True)
@@ -138,14 +136,21 @@ class _TaskGraphBuilder:
                     made[tile] = task
         return made
 
-    def _readers(self, tensor: int, placed: list[_OperatorTasks]) -> Iterator[tuple[_OperatorTasks, Sequence[Box | None]]]:
+    def _readers(
+        self, tensor: int, placed: list[_OperatorTasks]
+    ) -> Iterator[tuple[_OperatorTasks, Sequence[Box | None]]]:
         for operator, of in zip(self.graph.operators, placed, strict=False):
             for slot, read in enumerate(operator.inputs):
                 if read == tensor:
                     yield of, of.tiling.inputs[slot]
 
     def _add_moves(
-        self, tensor: int, maker: int, slot: int, made: _OperatorTasks, readers: list[tuple[_OperatorTasks, Sequence[Box | None]]]
+        self,
+        tensor: int,
+        maker: int,
+        slot: int,
+        made: _OperatorTasks,
+        readers: list[tuple[_OperatorTasks, Sequence[Box | None]]],
     ) -> None:
         """Who has to wait for whom on the way of a tensor from its maker to its readers and back."""
         moves: dict[tuple[int, Box, int], tuple[int, int | None]] = {}

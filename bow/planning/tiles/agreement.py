@@ -18,8 +18,7 @@ from bow.devices.memory import host_memory
 from bow.graph.learning_step import LearningStep, Step, StepOutputs
 from bow.graph.tracing import custom_functions
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import everything_on
+from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles.captured import CapturedStep
 from bow.planning.tiles.refusing import refusal
 from bow.planning.tiles.runtime import TileRuntime

@@ -20,13 +20,12 @@ from bow.compiling import cache_folder
 from bow.devices import processor
 from bow.errors import BowError, SettingError, disk_reason
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split, tiles_of
+from bow.planning.problem.partition import Partition, Split, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
-from bow.planning.search.moves import SplitSpace
+from bow.planning.search.search_space import SplitSpace
+from bow.planning.simulator.costs import tile_key
 from bow.planning.simulator.measured_costs import TileTime, TileTimes, scaled
-from bow.planning.simulator.tile_work import tile_key
 from bow.planning.tiles.captured import CapturedStep
 from bow.planning.tiles.runtime import TileRuntime
 from bow.planning.tiles.team import Team

@@ -25,8 +25,7 @@ from bow.planning.search.chains import SearchProgress
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import Found, search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.task_costs import Costs
+from bow.planning.simulator.costs import Costs, RooflineCosts
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capturing import capture_operators
 from bow.planning.tiles.machine import MACHINE, measure_machine

@@ -4,7 +4,7 @@ import torch
 
 from bow.planning.problem.device_topology import Device
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes

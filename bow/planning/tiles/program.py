@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bow.planning.problem.box import Box, intersection
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split, tiles_of
+from bow.planning.problem.partition import Split, tiles_of
 from bow.planning.rules.mapped import places
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.tile import Tile, tile_of

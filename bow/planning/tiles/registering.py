@@ -60,7 +60,7 @@ def register_rule(
 
     Example:
         >>> import torch
-        >>> from bow.planning.rules.pointwise import PointwiseRule
+        >>> from bow.planning.rules.views import PointwiseRule
         >>> from bow.planning.rules.rule import Rules
         >>> register_rule(PointwiseRule("aten.sinc.default"), [torch.rand(4, 6, dtype=torch.float64)], rules=Rules())
         >>> register_rule(PointwiseRule("aten.cumsum.default"), [torch.rand(4, 6), 1], rules=Rules())

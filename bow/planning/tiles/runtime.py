@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.errors import SettingError
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.averaging import Averaging
@@ -52,8 +52,8 @@ class TileRuntime:
         optimizer: updates what this device has of the weights; learning-rate schedulers take it.
 
     Example:
-        >>> from bow.planning.problem.plan_strategy import Partition
-        >>> from bow.planning.problem.split import everything_on
+        >>> from bow.planning.problem.partition import Partition
+        >>> from bow.planning.problem.partition import everything_on
         >>> from bow.planning.tiles import capture_operators
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
         >>> batch = torch.randn(5, 4), torch.randint(3, (5,))

@@ -31,9 +31,8 @@ from bow.planning.placement.learning_settings import LearningSettings
 from bow.planning.placement.methods import SHORT
 from bow.planning.placement.policy import PolicySettings
 from bow.planning.placement.training import train_policy
-from bow.planning.problem.split import Split
-from bow.planning.search.limits import Limits
-from bow.planning.search.metropolis import metropolis
+from bow.planning.problem.partition import Split
+from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import Changes, Proposals
 from tests.planning.placement.small_steps import SmallStep, random_step
 

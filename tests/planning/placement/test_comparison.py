@@ -13,7 +13,7 @@ from bow.planning.placement.comparison import compare, table
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.machine import k80_machine
 from bow.planning.placement.methods import METHODS, SEARCHES, place
-from bow.planning.simulator.native_library import library
+from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
 BUDGET = Budget(placements=48)

@@ -14,7 +14,7 @@ from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.machine import k80_machine
 from bow.planning.placement.walking import GroupProposals, walk_from_several
-from bow.planning.simulator.native_library import library
+from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
 
 

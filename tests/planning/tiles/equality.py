@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
 
 STEPS = 5

@@ -6,11 +6,11 @@ import math
 import random
 
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.moves import SplitSpace
 from bow.planning.search.problem import Problem
+from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import RooflineCosts
 
 MOST_PARTS = 3

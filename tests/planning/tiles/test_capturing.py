@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from bow.errors import BowError, CaptureError, DataError, LossError
 from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import everything_on
+from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.rules import RULES
 from bow.planning.tiles import TileRuntime, capture_operators
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
-from bow.planning.problem.split import Split, everything_on, tiles_of
+from bow.planning.problem.partition import Split, everything_on, tiles_of
 from bow.planning.rules import RULES
-from bow.planning.search.moves import SplitSpace
-from bow.planning.simulator.tile_work import tile_key
+from bow.planning.search.search_space import SplitSpace
+from bow.planning.simulator.costs import tile_key
 from bow.planning.tiles import measured, measuring
 from bow.planning.tiles.capturing import capture_operators
 from bow.planning.tiles.machine import core_kind

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bow.planning.problem.device_topology import DeviceKind
-from bow.planning.problem.plan_strategy import Partition
+from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import predicting

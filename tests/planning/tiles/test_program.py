@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bow.planning.problem.box import Box, cells, contains, intersection, volume, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.split import Split, everything_on
+from bow.planning.problem.partition import Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.tiles.cells import cells_of
 from bow.planning.tiles.program import Program, program_of

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bow.errors import GraphError
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.rules import RULES, shipped_rules
-from bow.planning.rules.mapped import MappedRule, Shapes
-from bow.planning.rules.pointwise import PointwiseRule
+from bow.planning.rules.mapped import Along, MappedRule, Shapes, Side, Whole
 from bow.planning.rules.rule import Rules
-from bow.planning.rules.sides import Along, Side, Whole
+from bow.planning.rules.views import PointwiseRule
 from bow.planning.tiles import Team, register_rule, registered_rules, registering, take_over_rules
 from bow.planning.tiles.calls import CALLS, Operands, Outputs
 from bow.planning.tiles.tile import Tile

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 import bow
 from bow.cluster import World
 from bow.errors import DataError, OptimizerError, ScheduleError, SettingError
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import Split, everything_on
+from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.search.problem import Problem
 from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
 from bow.planning.tiles.team import wait_for

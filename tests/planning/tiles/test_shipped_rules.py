@@ -8,8 +8,7 @@ import pytest
 
 from bow.errors import GraphError
 from bow.planning.rules import RULES, shipped_rules
-from bow.planning.rules.mapped import MappedRule, Shapes
-from bow.planning.rules.sides import Along, Shifted, Side, Whole
+from bow.planning.rules.mapped import Along, MappedRule, Shapes, Shifted, Side, Whole
 from bow.planning.tiles.calls import call_of
 from bow.planning.tiles.checking import check_rule
 from tests.planning.tiles.cases import CASES, example

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from bow.errors import ClusterError
-from bow.planning.problem.plan_strategy import Partition
-from bow.planning.problem.split import everything_on
+from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import TileRuntime, capture_operators
 from bow.planning.tiles import team as teams
 from bow.planning.tiles.team import Team, let_compute, wait_for

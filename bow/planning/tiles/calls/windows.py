@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bow.planning.problem.box import Box
-from bow.planning.rules.convolution import windows
-from bow.planning.rules.sides import SlidingWindow
+from bow.planning.rules.images import windows
+from bow.planning.rules.mapped import SlidingWindow
 from bow.planning.tiles.calls.call import Operands, Outputs, given
 from bow.planning.tiles.calls.padding import padded
 from bow.planning.tiles.tile import Tile

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from bow.errors import SettingError
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.split import Split
+from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Rules
 
 DeviceLists: TypeAlias = Literal["auto", "every", "distinct", "regular"]

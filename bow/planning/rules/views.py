@@ -1,12 +1,102 @@
-"""Reshaping."""
+"""Rules of pointwise operators and reductions, and of what only arranges elements: joining, views, reshaping."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bow.planning.problem.box import Box, Interval
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.rules.mapped import Along, Fixed, MappedRule, Shapes, Shifted, Side, Strided, Whole, broadcast
 from bow.planning.rules.rule import Dimension, Rule
+
+
+class PointwiseRule(MappedRule):
+    """Each element is made of those at the same place, operands being stretched to each other: split by everything."""
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        return [broadcast(shape, shapes.output) for shape in shapes.operands]
+
+
+class ReductionRule(MappedRule):
+    """One number of all elements along the attribute `dims`: split by all other dimensions.
+
+    Attribute: `keepdim`, whether the output has those dimensions, with one element each.
+    """
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        sides: list[Side] = []
+        kept = 0
+        for dim in range(len(shapes.operands[0])):
+            is_reduced = dim in attributes["dims"]
+            sides.append(Whole() if is_reduced else Along(kept))
+            kept += not is_reduced or attributes["keepdim"]
+        return [sides]
+
+
+class ConcatRule(MappedRule):
+    """Tensors behind each other along the attribute `dim`: split by everything."""
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        joined, rank = attributes["dim"], len(shapes.output)
+        offsets = itertools.accumulate((shape[joined] for shape in shapes.operands[:-1]), initial=0)
+        return [[Shifted(joined, offset) if dim == joined else Along(dim) for dim in range(rank)] for offset in offsets]
+
+
+class StackRule(MappedRule):
+    """Tensors side by side along a new dimension, the attribute `dim`: split by everything."""
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        new = attributes["dim"]
+        kept: list[Side] = [Along(dim) for dim in range(len(shapes.output)) if dim != new]
+        return [kept for _ in shapes.operands]
+
+    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:  # noqa: D102
+        first, end = box[operator.attributes["dim"]]
+        boxes = super().input_boxes(operator, graph, box)
+        return tuple(each if first <= number < end else None for number, each in enumerate(boxes))
+
+
+class PermuteRule(MappedRule):
+    """Dimensions in another order: dimension d of the output is dimension `dims[d]` of the operand."""
+
+    is_view = True
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        dims = list(attributes["dims"])
+        return [[Along(dims.index(dim)) for dim in range(len(dims))]]
+
+
+class ExpandRule(MappedRule):
+    """A tensor stretched to a larger shape."""
+
+    is_view = True
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        return [broadcast(shapes.operands[0], shapes.output)]
+
+
+class SliceRule(MappedRule):
+    """Every `step`-th element from `start` on, along `dim`."""
+
+    is_view = True
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        cut = Strided(attributes["dim"], attributes["start"], attributes["step"])
+        return [[cut if dim == cut.dim else Along(dim) for dim in range(len(shapes.output))]]
+
+
+class SelectRule(MappedRule):
+    """The element `index` along `dim`, which the output does not have."""
+
+    is_view = True
+
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+        sides: list[Side] = [Along(dim) for dim in range(len(shapes.output))]
+        sides.insert(attributes["dim"], Fixed(attributes["index"]))
+        return [sides]
+
 
 Sizes = tuple[int, ...]
 

@@ -1,0 +1,292 @@
+"""Lower bounds of a step's time when only the first operators' splits are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bow.errors import SettingError
+from bow.planning.problem.partition import Split
+from bow.planning.search.tile_tables import FAR, NEVER, Array, PlaceTables, TileTables, edges_of
+from bow.planning.simulator.step_model import StepModel
+
+
+@dataclass(frozen=True)
+class RemainingLoads:
+    """Tasks that wait for backward passes of the first operators: further backward passes, reductions, updates.
+
+    A place does one thing at a time: behind a backward pass it needs at least the sum of all that waits for it there.
+
+    Attributes:
+        tasks: [task, place], how long it takes.
+        waiting: by operator: [tile, task], whether it waits for the tile's backward pass, or is it.
+        loads: by operator: [tiles as bits, place], the sum of all that wait for one of these, or are it.
+        ends: by place: so long the step goes on at least behind such tasks.
+    """
+
+    tasks: Array
+    waiting: tuple[NDArray[np.bool_], ...]
+    loads: tuple[Array, ...]
+    ends: Array
+
+    @classmethod
+    def nothing(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
+        """No operator has its split yet."""
+        ends = np.full(tables.num_places, FAR, np.int64)
+        ends[:num_devices] = 0  # the last task of a device may be the step's last
+        return cls(np.zeros((0, tables.num_places), np.int64), (), (), ends)
+
+    def tails(self, tables: PlaceTables, operator: int, makers: Mapping[int, tuple[int, int]]) -> Array:
+        """By split and tile of the next operator: so long the step goes on at least behind its backward pass."""
+        own = np.einsum("stk,skp->stp", tables.leads[operator], tables.weights[operator])
+        further = np.zeros_like(own)
+        for edge, (maker, option) in makers.items():
+            further = np.maximum(further, self.loads[maker][tables.sources[operator][edge][option]])
+        ends = np.minimum(self.ends, np.where(self.ends > 0, tables.ends[operator][:, None], 0))[:, None]
+        tails: Array = np.where(own + further > 0, own + further + ends, 0).max(axis=2)
+        return tails
+
+    def extended(
+        self, tables: PlaceTables, operator: int, split: int, makers: Mapping[int, tuple[int, int]]
+    ) -> RemainingLoads:
+        """With one of the splits of the next operator."""
+        passes, weights = tables.passes[operator][split], tables.weights[operator][split]
+        tasks = np.concatenate([self.tasks, passes, weights])
+        waiting = np.zeros((len(passes), len(tasks)), np.bool_)
+        for edge, (maker, option) in makers.items():
+            of_maker = self.waiting[maker]
+            sources = tables.sources[operator][edge][option, split]
+            reads = sources[:, None] >> np.arange(len(of_maker)) & 1
+            waiting[:, : of_maker.shape[1]] |= reads @ of_maker > 0
+        first = len(self.tasks)
+        waiting[:, first : first + len(passes)] |= np.eye(len(passes), dtype=np.bool_)
+        waiting[:, first + len(passes) :] = tables.leads[operator][split]
+        subsets = np.arange(1 << len(passes))[:, None] >> np.arange(len(passes)) & 1
+        loads = (subsets @ waiting > 0).astype(np.int64) @ tasks
+        ends = np.minimum(self.ends, np.where(self.ends > 0, tables.ends[operator][split], 0))
+        return RemainingLoads(tasks, (*self.waiting, waiting), (*self.loads, loads), ends)
+
+
+class RemainingTimes:
+    """Lower bounds of what is left of a step when tiles of an operator are made.
+
+    In what is left each operator takes the split that is best for the bound, whatever it does to others. Two chains are
+    looked at. One follows single tiles: `around(u, t)`, from when tile t of operator u is made through the loss and
+    back to the end of its backward pass, is at least
+
+        backward(u, t) + max over readers v of u
+                         min over splits of v
+                         max over tiles j of v that read of t
+                         (transfer(t, j) + forward(v, j) + around(v, j) + gradient(j, t))
+
+    The other goes from the first tile that is made to the last whose backward pass ends: `across(u)` is at least
+
+        max over readers v of u
+        min over splits of v
+        (min over j max over t (transfer(t, j) + forward(v, j))
+         + across(v) + min over j max over t (gradient(j, t) + backward(u, t)))
+
+    which sees what the first overlooks: that the next operator cannot be where every tile would like to have it.
+
+    Attributes:
+        around: by operator: [split, tile].
+        onward: by operator: [split, tile], from when a tile is made to an update of a later operator.
+        across: by operator: [split].
+        beyond: by operator: [split], from the first tile that is made to an update of a later operator.
+
+    Args:
+        tables: of the splits to choose from.
+        has_backward: by operator.
+        check: called again and again meanwhile; what it raises ends it.
+    """
+
+    def __init__(
+        self, tables: TileTables, has_backward: Sequence[bool], check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._tables, self._has_backward = tables, has_backward
+        self.around = [np.full_like(table, NEVER) for table in tables.forward]
+        self.onward = [np.full_like(table, NEVER) for table in tables.forward]
+        self.across = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
+        self.beyond = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
+        for reader in reversed(range(len(self.around))):
+            check()
+            self._turn(reader)
+            for number, edge in enumerate(tables.edges[reader]):
+                self._follow_tiles(edge.maker, reader, number)
+                self._follow_all(edge.maker, reader, number)
+
+    def _turn(self, operator: int) -> None:
+        """No way back is shorter than the backward pass itself; where there is none, the step may end."""
+        if self._has_backward[operator]:
+            backward, is_tile = self._tables.backward[operator], self._tables.devices[operator] >= 0
+            self.around[operator] = np.maximum(self.around[operator], np.where(is_tile, backward, NEVER))
+            self.across[operator] = np.maximum(self.across[operator], backward.max(axis=1))
+            update = np.where(is_tile, self._tables.updates[operator], FAR).min(axis=1)
+            self.beyond[operator] = np.maximum(self.beyond[operator], self.across[operator] + update)
+            ending = self.around[operator] + self._tables.updates[operator]
+            self.onward[operator] = np.maximum(self.onward[operator], ending)
+        else:
+            self.onward[operator] = np.maximum(self.onward[operator], 0)
+            self.beyond[operator] = np.maximum(self.beyond[operator], 0)
+
+    def _follow_tiles(self, maker: int, reader: int, edge: int) -> None:
+        tables = self._tables
+        coming = tables.there[reader][edge] + tables.forward[reader][None, :, None, :]
+        returning = coming + self.around[reader][None, :, None, :] + tables.back[reader][edge]
+        around = returning.max(axis=3).min(axis=1) + tables.backward[maker]
+        self.around[maker] = np.maximum(self.around[maker], around)
+        onward = (coming + self.onward[reader][None, :, None, :]).max(axis=3).min(axis=1)
+        self.onward[maker] = np.maximum(self.onward[maker], onward)
+
+    def _follow_all(self, maker: int, reader: int, edge: int) -> None:
+        tables = self._tables
+        is_tile = tables.devices[reader][None] >= 0
+        first = tables.there[reader][edge].max(axis=2) + tables.forward[reader][None]
+        coming = np.where(is_tile, first, FAR).min(axis=2)
+        last = (tables.back[reader][edge] + tables.backward[maker][:, None, :, None]).max(axis=2)
+        returning = np.where(is_tile, last, FAR).min(axis=2)
+        across = (coming + self.across[reader] + returning).min(axis=1)
+        self.across[maker] = np.maximum(self.across[maker], across)
+        self.beyond[maker] = np.maximum(self.beyond[maker], (coming + self.beyond[reader]).min(axis=1))
+
+
+MOST_BYTES = 2**32
+"""So much memory the times between tiles may take."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first operators with their splits, and what follows from these.
+
+    Attributes:
+        options: by operator: which of its splits it has.
+        made: by operator, by tile: before this time nothing of what it makes leaves.
+        tails: by operator, by tile: so long the step goes on at least after the tile's backward pass.
+        loads: by place, which are devices and then channels: what it has to do.
+        behind: what waits for backward passes.
+        bound_ns: no step with these splits takes less.
+    """
+
+    options: tuple[int, ...]
+    made: tuple[Array, ...]
+    tails: tuple[Array, ...]
+    loads: Array
+    behind: RemainingLoads
+    bound_ns: int
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """All splits of the operator behind a prefix.
+
+    Attributes:
+        before: the prefix.
+        bounds_ns: by split: no step with it takes less.
+        made: by split and tile, as in `Prefix`.
+        tails: by split and tile.
+        loads: by split and place.
+    """
+
+    before: Prefix
+    bounds_ns: Array
+    made: Array
+    tails: Array
+    loads: Array
+
+
+class StepBounds:
+    """Lower bounds of simulated times, by the first operators' splits.
+
+    No step takes less than its longest chain of tasks that wait for each other. Of a chain's part in operators whose
+    splits are known all is known: computing, transfers, sums, reductions and updates, and how much of that one place
+    has to do one after the other (`RemainingLoads`). The rest is bounded as if each operator could have the split that
+    is best for the chain (`RemainingTimes`).
+
+    And no step takes less than what a device has to compute, nor than an equal share of what all have to.
+
+    Args:
+        model: of the step.
+        options: by operator: the splits that it may have.
+        check: called again and again while the tables are made, which may take long; what it raises ends it.
+
+    Raises:
+        SettingError: there are so many splits that the times between them would not fit into memory.
+
+    References:
+        Jia, Zaharia, Aiken, 2018, section 8.4, which prunes by A*.
+    """
+
+    def __init__(
+        self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
+    ) -> None:
+        _check_size(model, options)
+        self._num_devices = model.topology.num_devices
+        self._tables = TileTables(model, options, check)
+        self._rests = RemainingTimes(self._tables, model.has_backward, check)
+        self._places = PlaceTables(model, options, self._tables, check)
+        least = [int(loads[:, : self._num_devices].sum(axis=1).min()) for loads in self._places.loads]
+        self._least_behind = [sum(least[operator + 1 :]) for operator in range(len(least))]
+
+    def nothing(self) -> Prefix:
+        """No operator has its split yet."""
+        loads = np.zeros(self._places.num_places, np.int64)
+        return Prefix((), (), (), loads, RemainingLoads.nothing(self._places, self._num_devices), 0)
+
+    def extensions(self, prefix: Prefix) -> Extensions:
+        """Add each split of the next operator to a prefix that has not all yet."""
+        tables, operator = self._tables, len(prefix.options)
+        forward, backward, sums = tables.forward[operator], tables.backward[operator], tables.sums[operator]
+        ready, behind = np.zeros_like(forward), np.full_like(forward, NEVER)
+        loads = prefix.loads + self._places.loads[operator]
+        makers = self._makers(prefix, operator)
+        for edge, (maker, option) in makers.items():
+            there, back = tables.there[operator][edge][option], tables.back[operator][edge][option]
+            ready = np.maximum(ready, (there + prefix.made[maker][:, None]).max(axis=1))
+            returned = tables.backward[maker][option] + prefix.tails[maker]
+            behind = np.maximum(behind, (back + returned[:, None]).max(axis=1))
+            loads += self._places.edge_loads[operator][edge][option]
+        over = ready + forward
+        made = over if sums is None else (over[:, :, None] + sums).max(axis=1)
+        behind = behind if sums is None else (behind[:, None, :] + sums).max(axis=2)
+        waiting = prefix.behind.tails(self._places, operator, makers)
+        tails = np.maximum.reduce([tables.updates[operator], behind, waiting])
+        back_at = np.maximum(over + backward, made + self._rests.around[operator])
+        chains = np.maximum(back_at + tails, made + self._rests.onward[operator]).max(axis=1)
+        is_tile = tables.devices[operator] >= 0
+        first, last = (np.where(is_tile, times, FAR).min(axis=1) for times in (made, tails))
+        wholes = first + np.maximum(self._rests.across[operator] + last, self._rests.beyond[operator])
+        computing = loads[:, : self._num_devices].sum(axis=1) + self._least_behind[operator]
+        shares = -(-computing // self._num_devices)
+        bounds = np.maximum.reduce([chains, wholes, loads.max(axis=1), shares, np.full_like(shares, prefix.bound_ns)])
+        return Extensions(prefix, bounds, made, tails, loads)
+
+    def extended(self, extensions: Extensions, option: int) -> Prefix:
+        """The prefix that is longer by one of the splits."""
+        before = extensions.before
+        operator = len(before.options)
+        return Prefix(
+            (*before.options, option),
+            (*before.made, extensions.made[option]),
+            (*before.tails, extensions.tails[option]),
+            extensions.loads[option],
+            before.behind.extended(self._places, operator, option, self._makers(before, operator)),
+            int(extensions.bounds_ns[option]),
+        )
+
+    def _makers(self, prefix: Prefix, operator: int) -> dict[int, tuple[int, int]]:
+        """By edge of the next operator: who makes what it reads, and with which split."""
+        edges = self._tables.edges[operator]
+        return {number: (edge.maker, prefix.options[edge.maker]) for number, edge in enumerate(edges)}
+
+
+def _check_size(model: StepModel, options: Sequence[Sequence[Split]]) -> None:
+    sizes = [len(splits) * max(split.num_tiles for split in splits) for splits in options]
+    num_bytes = 2 * 8 * sum(sizes[edge.maker] * sizes[edge.reader] for edge in edges_of(model.graph))
+    if num_bytes > MOST_BYTES:
+        raise SettingError(
+            f"a proof over {max(map(len, options))} splits of an operator would need {num_bytes / 2**30:.1f} GiB of "
+            "tables; take fewer devices, or only even splits"
+        )

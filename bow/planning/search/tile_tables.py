@@ -1,0 +1,401 @@
+"""Times between tiles and loads of devices and channels, for all splits of two operators at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bow.planning.problem.box import Box
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.partition import Split
+from bow.planning.simulator.step_model import StepModel, WeightGroup, replica_bytes
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor that one operator makes and another reads.
+
+    Attributes:
+        maker: position of the operator that makes it.
+        output: which of its outputs it is.
+        reader: position of the operator that reads it.
+        input: which of its inputs it is.
+        itemsize: bytes of an element.
+        is_differentiable: whether a gradient flows back.
+    """
+
+    maker: int
+    output: int
+    reader: int
+    input: int
+    itemsize: int
+    is_differentiable: bool
+
+
+def edges_of(graph: OperatorGraph) -> Iterator[Edge]:
+    """All tensors between operators, by reader; a tensor that an operator reads twice stands there twice."""
+    makers = graph.makers
+    for reader, operator in enumerate(graph.operators):
+        for place, tensor in enumerate(operator.inputs):
+            if tensor in makers:
+                maker, shape = makers[tensor], graph.tensors[tensor]
+                output = graph.operators[maker].outputs.index(tensor)
+                yield Edge(maker, output, reader, place, shape.itemsize, shape.differentiable)
+
+
+def overlaps(made: Sequence[Box], read: Sequence[Box | None]) -> NDArray[np.int64]:
+    """How many elements of each box that is made lie in each box that is read, [made, read].
+
+    Example:
+        >>> overlaps([((0, 4),), ((4, 8),)], [((0, 3),), ((3, 8),), None]).tolist()
+        [[3, 1, 0], [0, 4, 0]]
+    """
+    if not made or not made[0]:  # scalars: whole, or not read at all
+        return np.array([[int(box is not None) for box in read] for _ in made], np.int64).reshape(len(made), len(read))
+    nothing = tuple((0, 0) for _ in made[0])
+    one = np.array(made, np.int64)[:, None]
+    other = np.array([nothing if box is None else box for box in read], np.int64)[None]
+    sides = np.minimum(one[..., 1], other[..., 1]) - np.maximum(one[..., 0], other[..., 0])
+    common: NDArray[np.int64] = np.maximum(sides, 0).prod(axis=-1)
+    return common
+
+
+class TransferTimes:
+    """How long transfers between devices take that have their routes for themselves.
+
+    Args:
+        topology: that joins the devices.
+    """
+
+    def __init__(self, topology: DeviceTopology) -> None:
+        devices = range(topology.num_devices)
+        routes = [[[topology.channel(number) for number in topology.route(a, b)] for b in devices] for a in devices]
+        self._latency = np.array([[sum(each.latency_ns for each in route) for route in row] for row in routes])
+        slowest = [[max((each.ns_per_byte for each in route), default=0.0) for route in row] for row in routes]
+        self._ns_per_byte = np.array(slowest)
+
+    def of(
+        self, num_bytes: NDArray[np.int64], senders: NDArray[np.int64], receivers: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Nanoseconds, rounded down; 0 for nothing, and for what stays on a device."""
+        time = self._latency[senders, receivers] + np.floor(num_bytes * self._ns_per_byte[senders, receivers])
+        times: NDArray[np.int64] = np.where(num_bytes > 0, time, 0).astype(np.int64)
+        return times
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """How long gradients of a group of weights are summed, and the weights updated.
+
+    Attributes:
+        reductions_ns: by devices that hold the same part: the sum over them.
+        updates_ns: by device that holds a part: its update.
+    """
+
+    reductions_ns: Mapping[tuple[int, ...], int]
+    updates_ns: Mapping[int, int]
+
+    def behind(self, device: int) -> int:
+        """How long it takes at least, from when a device has its gradients until all is updated that waits for them."""
+        waiting = [
+            time + max(self.updates_ns[member] for member in members)
+            for members, time in self.reductions_ns.items()
+            if device in members
+        ]
+        return max([self.updates_ns.get(device, 0), *waiting])
+
+
+def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split) -> GroupTimes:
+    """How long reductions and updates take, as if only one operator read the weights."""
+    if not group.trainable:
+        return GroupTimes({}, {})
+    names = model.graph.operators[reader].weights
+    places = [names.index(name) for name in group.weights]
+    holdings: dict[tuple[Box, ...], list[int]] = defaultdict(list)
+    for boxes, device in zip(model.tilings.of(reader, split.degrees).weights, split.devices, strict=True):
+        holdings[tuple(boxes[place] for place in places)].append(device)
+    shared = replica_bytes(model.graph, group, holdings)
+    held: dict[int, int] = defaultdict(int)
+    for members, num_bytes in shared.items():
+        for device in members:
+            held[device] += num_bytes
+    return GroupTimes(
+        {
+            members: model.collective(members).time_ns(num_bytes)
+            for members, num_bytes in shared.items()
+            if len(members) > 1
+        },
+        {device: model.costs.update_ns(num_bytes, device) for device, num_bytes in held.items()},
+    )
+
+
+Array: TypeAlias = NDArray[np.int64]
+
+NEVER = -(2**50)
+"""The time of what does not happen; sums of several stay far below any time."""
+
+FAR = 2**50
+"""The time behind what does not happen."""
+
+
+class TileTables:
+    """Times in nanoseconds by split and tile; all operators' tables have room for their splits' most tiles.
+
+    Attributes:
+        forward: by operator: [split, tile], the forward pass.
+        backward: by operator: [split, tile], the backward pass; 0 where there is none.
+        sums: by operator: [split, tile, tile], what a tile waits for before what it made leaves: a sum with that tile;
+            None where nothing is summed.
+        updates: by operator: [split, tile], what follows at least behind the tile's backward pass for its weights.
+        devices: by operator: [split, tile], where it is computed; -1 where there is no tile.
+        edges: by operator: the tensors that it reads and others make.
+        there: by operator and edge: [split of the maker, split of the reader, tile, tile], the transfer.
+        back: the same for the gradient.
+
+    Args:
+        model: of the step.
+        options: by operator: the splits that it may have.
+        check: called again and again meanwhile; what it raises ends it.
+    """
+
+    def __init__(
+        self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._model, self._options, self._check = model, options, check
+        self._transfers = TransferTimes(model.topology)
+        operators = range(len(options))
+        self.devices = [self._device_table(operator) for operator in operators]
+        self.forward = [self._tile_table(operator, "forward") for operator in operators]
+        self.backward = [self._tile_table(operator, "backward") for operator in operators]
+        self.sums = [self._sum_table(operator) for operator in operators]
+        self.updates = [np.zeros_like(table) for table in self.forward]
+        self._add_updates()
+        self.edges: list[list[Edge]] = [[] for _ in operators]
+        for edge in edges_of(model.graph):
+            self.edges[edge.reader].append(edge)
+        self.there = [[self._transfer_table(edge, is_back=False) for edge in edges] for edges in self.edges]
+        self.back = [[self._transfer_table(edge, is_back=True) for edge in edges] for edges in self.edges]
+
+    def _device_table(self, operator: int) -> Array:
+        splits = self._options[operator]
+        table = np.full((len(splits), max(split.num_tiles for split in splits)), -1, np.int64)
+        for option, split in enumerate(splits):
+            table[option, : split.num_tiles] = split.devices
+        return table
+
+    def _tile_table(self, operator: int, which: str) -> Array:
+        self._check()
+        is_forward = which == "forward"
+        table = np.full(self.devices[operator].shape, NEVER if is_forward else 0, np.int64)
+        if is_forward or self._model.has_backward[operator]:
+            for option, split in enumerate(self._options[operator]):
+                tiling = self._model.tilings.of(operator, split.degrees)
+                times = self._model.costs.of_tiles(operator, tiling, split.devices)
+                table[option, : split.num_tiles] = times[0 if is_forward else 1]
+        return table
+
+    def _sum_table(self, operator: int) -> Array | None:
+        rule, described = (
+            self._model.rules.of(self._model.graph.operators[operator]),
+            self._model.graph.operators[operator],
+        )
+        if not rule.sums(described):
+            return None
+        options, width = self.devices[operator].shape
+        table = np.full((options, width, width), NEVER, np.int64)
+        table[:, range(width), range(width)] = 0
+        for option, split in enumerate(self._options[operator]):
+            tiling = self._model.tilings.of(operator, split.degrees)
+            for number, num_bytes in enumerate(tiling.sum_bytes):
+                members = [tile for tile, of in enumerate(tiling.sums) if of == number]
+                devices = tuple(sorted({split.devices[tile] for tile in members}))
+                if len(devices) > 1:
+                    table[option][np.ix_(members, members)] = self._model.collective(devices).time_ns(num_bytes)
+        return table
+
+    def _add_updates(self) -> None:
+        """What several operators read together is updated for at least what one of them reads, and summed for free."""
+        for group in self._model.weight_groups:
+            is_only = len(group.readers) == 1
+            for reader in group.readers:
+                self._check()
+                for option, split in enumerate(self._options[reader]):
+                    times = group_times(self._model, group, reader, split)
+                    behind = times.behind if is_only else lambda device, times=times: times.updates_ns.get(device, 0)
+                    row = self.updates[reader][option]
+                    row[: split.num_tiles] = np.maximum(
+                        row[: split.num_tiles], [behind(each) for each in split.devices]
+                    )
+
+    def _transfer_table(self, edge: Edge, is_back: bool) -> Array:
+        (makers, made), (readers, read) = self.devices[edge.maker].shape, self.devices[edge.reader].shape
+        table = np.full((makers, readers, made, read), NEVER, np.int64)
+        if is_back and not self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output]):
+            return table
+        for one in self.alike(edge.maker):
+            self._check()
+            for other in self.alike(edge.reader):
+                self._fill(table, edge, one, other, is_back)
+        return table
+
+    def _fill(self, table: Array, edge: Edge, one: Sequence[int], other: Sequence[int], is_back: bool) -> None:
+        """The times between splits of the same degrees on either side."""
+        degrees = self._options[edge.maker][one[0]].degrees, self._options[edge.reader][other[0]].degrees
+        made = self._model.tilings.of(edge.maker, degrees[0]).outputs[edge.output]
+        read = self._model.tilings.of(edge.reader, degrees[1]).inputs[edge.input]
+        num_bytes = edge.itemsize * overlaps(made, read)
+        home = self.devices[edge.maker][one, : len(made)][:, None, :, None]
+        away = self.devices[edge.reader][other, : len(read)][None, :, None, :]
+        times = self._transfers.of(num_bytes, *((away, home) if is_back else (home, away)))
+        found = np.where(num_bytes > 0, times, NEVER)
+        table[np.ix_(one, other, range(len(made)), range(len(read)))] = found
+
+    def alike(self, operator: int) -> list[list[int]]:
+        """An operator's splits in groups of the same degrees."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for option, split in enumerate(self._options[operator]):
+            groups.setdefault(split.degrees, []).append(option)
+        return list(groups.values())
+
+
+class PlaceTables:
+    """What places, which are devices and then channels, have to do at least, in nanoseconds.
+
+    Attributes:
+        loads: by operator: [split, place], forward and backward passes, updates, reductions.
+        edge_loads: by operator and edge: [split of the maker, split of the reader, place], transfers and gradients.
+        passes: by operator: [split, tile, place], the backward pass.
+        weights: by operator: [split, task, place], its reductions and updates.
+        leads: by operator: [split, tile, task], whether a reduction or update waits for a tile's backward pass.
+        ends: by operator: [split], what follows at least behind a reduction.
+        sources: by operator and edge: [split of the maker, split of the reader, tile], the maker's tiles whose backward
+            pass waits for the tile's, as bits of a number.
+
+    Args:
+        model: of the step.
+        options: by operator: the splits that it may have.
+        tables: of these.
+        check: called again and again meanwhile; what it raises ends it.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        options: Sequence[Sequence[Split]],
+        tables: TileTables,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model, self._options, self._tables, self._check = model, options, tables, check
+        self.num_places = model.topology.num_devices + model.topology.num_channels
+        self._transfers = TransferTimes(model.topology)
+        operators = range(len(options))
+        self.passes = [self._pass_table(operator) for operator in operators]
+        groups = [self._group_tables(operator) for operator in operators]
+        self.weights, self.leads, self.ends = map(list, zip(*groups, strict=True))
+        self.loads = [self._load_table(operator) for operator in operators]
+        self.sources = [[_bits(back > NEVER // 2) for back in of] for of in tables.back]
+        self._seen: set[tuple[int, int]] = set()
+        self.edge_loads = [[self._edge_table(edge) for edge in edges] for edges in tables.edges]
+
+    def _pass_table(self, operator: int) -> Array:
+        devices = self._tables.devices[operator]
+        places = np.arange(self.num_places)
+        return np.where(devices[:, :, None] == places, self._tables.backward[operator][:, :, None], 0)
+
+    def _load_table(self, operator: int) -> Array:
+        there = self._tables.devices[operator][:, :, None] == np.arange(self.num_places)
+        forward = np.where(there, self._tables.forward[operator][:, :, None], 0)
+        loads: Array = (forward + self.passes[operator]).sum(axis=1) + self.weights[operator].sum(axis=1)
+        return loads
+
+    def _group_tables(self, operator: int) -> tuple[Array, NDArray[np.bool_], Array]:
+        """Reductions and updates of weights that this operator alone reads."""
+        self._check()
+        groups = [group for group in self._model.weight_groups if group.readers == (operator,)]
+        found = [
+            [task for group in groups for task in self._tasks(group_times(self._model, group, operator, split))]
+            for split in self._options[operator]
+        ]
+        devices = self._tables.devices[operator]
+        width = max(map(len, found))
+        weights = np.zeros((len(found), width, self.num_places), np.int64)
+        leads = np.zeros((*devices.shape, width), np.bool_)
+        ends = np.full(len(found), FAR, np.int64)
+        for option, tasks in enumerate(found):
+            for number, task in enumerate(tasks):
+                weights[option, number, list(task.places)] = task.duration_ns
+                leads[option, :, number] = np.isin(devices[option], list(task.behind))
+                ends[option] = min(ends[option], task.end_ns)
+        return weights, leads, ends
+
+    def _tasks(self, times: GroupTimes) -> Iterator[_WeightTask]:
+        for members, time in times.reductions_ns.items():
+            end = min(times.updates_ns[member] for member in members)
+            yield _WeightTask(self._model.collective_places(members), members, time, end)
+        for device, time in times.updates_ns.items():
+            waits = {member for members in times.reductions_ns if device in members for member in members}
+            yield _WeightTask((device,), (device, *waits), time, FAR)
+
+    def _edge_table(self, edge: Edge) -> Array:
+        """Readers of a tensor may share its transfers: those of the first one alone are counted."""
+        shape = len(self._options[edge.maker]), len(self._options[edge.reader]), self.num_places
+        table = np.zeros(shape, np.int64)
+        if (edge.maker, edge.output) not in self._seen:
+            self._seen.add((edge.maker, edge.output))
+            for one in self._tables.alike(edge.maker):
+                self._check()
+                for other in self._tables.alike(edge.reader):
+                    table[np.ix_(one, other)] = self._between(edge, one, other)
+        return table
+
+    def _between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> Array:
+        """The loads between splits of the same degrees on either side: [split, split, place].
+
+        Tiles of a device may share a transfer: of all from a tile to a device, only the longest is counted.
+        """
+        made = self._model.tilings.of(edge.maker, self._options[edge.maker][one[0]].degrees).outputs[edge.output]
+        read = self._model.tilings.of(edge.reader, self._options[edge.reader][other[0]].degrees).inputs[edge.input]
+        flows = self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output])
+        num_bytes = edge.itemsize * overlaps(made, read)
+        home = self._tables.devices[edge.maker][one, : len(made)][:, None, :, None]
+        away = self._tables.devices[edge.reader][other, : len(read)][None, :, None, :]
+        there = self._transfers.of(num_bytes, home, away)
+        back = self._transfers.of(num_bytes if flows else np.zeros_like(num_bytes), away, home)
+        loads = np.zeros((len(one), len(other), self.num_places), np.int64)
+        for source, target in itertools.permutations(range(self._model.topology.num_devices), 2):
+            for times, route in ((there, (source, target)), (back, (target, source))):
+                longest = np.where(away == target, times, 0).max(axis=3)
+                busy = np.where(home[..., 0] == source, longest, 0).sum(axis=2)
+                for place in self._model.transfer_places(*route):
+                    loads[..., place] += busy
+        return loads
+
+
+@dataclass(frozen=True)
+class _WeightTask:
+    """A reduction or an update.
+
+    Attributes:
+        places: that it occupies.
+        behind: the devices whose backward passes it waits for.
+        duration_ns: how long.
+        end_ns: what follows at least.
+    """
+
+    places: tuple[int, ...]
+    behind: tuple[int, ...]
+    duration_ns: int
+    end_ns: int
+
+
+def _bits(reads: NDArray[np.bool_]) -> Array:
+    """Of [..., tile of the maker, tile of the reader]: by tile of the reader, the maker's as bits."""
+    bits: Array = np.tensordot(reads, 1 << np.arange(reads.shape[-2]), axes=(-2, 0)).astype(np.int64)
+    return bits

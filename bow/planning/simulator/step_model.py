@@ -1,0 +1,222 @@
+"""All about a step that no partition changes: what is simulated again and again with other splits."""
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from bow.planning.problem.box import Box, cells, contains, volume
+from bow.planning.problem.device_topology import NS_PER_US, DeviceTopology
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.problem.tiling import Tilings
+from bow.planning.rules.rule import Rules
+from bow.planning.simulator.costs import Costs, TaskCosts
+from bow.planning.simulator.tasks import Ranks
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A sum over some devices, which all of them get.
+
+    In a ring of n devices each sends 1/n of the bytes to the next, 2 (n - 1) times. In a tree all bytes go up and down
+    once. Large sums are faster in the ring, small ones in the tree; whichever is faster is taken:
+
+        ring = 2 (n - 1) latency + 2 (n - 1) / n bytes ns_per_byte
+        tree = 2 ceil(log2 n) latency + 2 bytes ns_per_byte
+
+    Either takes what every sum takes beside its messages on top.
+
+    Attributes:
+        members: how many devices take part.
+        channels: that are occupied: all between neighbours in the ring.
+        latency_ns: the largest between neighbours.
+        ns_per_byte: of the slowest channel, times the number of neighbours that share it.
+        alone_ns: what every sum takes beside its messages.
+
+    References:
+        Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+    """
+
+    members: int
+    channels: tuple[int, ...]
+    latency_ns: int
+    ns_per_byte: float
+    alone_ns: int = 0
+
+    @classmethod
+    def over(cls, topology: DeviceTopology, devices: Sequence[int]) -> "Collective":
+        """The sum over some devices, in a ring in the order of their numbers."""
+        ring = sorted(devices)
+        routes = [topology.route(a, b) for a, b in itertools.pairwise([*ring, ring[0]])]
+        uses = Counter(channel for route in routes for channel in route)
+        return cls(
+            members=len(ring),
+            channels=tuple(sorted(uses)),
+            latency_ns=max(sum(topology.channel(channel).latency_ns for channel in route) for route in routes),
+            ns_per_byte=max(count * topology.channel(channel).ns_per_byte for channel, count in uses.items()),
+            alone_ns=round(topology.sum_us * NS_PER_US),
+        )
+
+    def time_ns(self, num_bytes: int) -> int:
+        """How long a sum of so many bytes takes, with the channels for itself."""
+        steps = 2 * (self.members - 1)
+        ring = steps * self.latency_ns + math.ceil(steps / self.members * num_bytes * self.ns_per_byte)
+        hops = 2 * math.ceil(math.log2(self.members))
+        return self.alone_ns + min(ring, hops * self.latency_ns + math.ceil(2 * num_bytes * self.ns_per_byte))
+
+    def moved_bytes(self, num_bytes: int) -> int:
+        """What all members send together."""
+        return 2 * (self.members - 1) * num_bytes
+
+
+WeightPart: TypeAlias = tuple[Box, ...]
+"""Of a group's weights: a box of each."""
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Weights that the same operators read: a layer's, whose gradients travel together.
+
+    Attributes:
+        name: what its tasks are called after: the layer of the first operator that reads them.
+        weights: their names.
+        readers: the operators' positions.
+        trainable: whether they have gradients; else they only take memory.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    readers: tuple[int, ...]
+    trainable: bool
+
+
+def weight_groups(graph: OperatorGraph) -> tuple[WeightGroup, ...]:
+    """A graph's weights in groups, in the order in which they are first read."""
+    readers: dict[str, list[int]] = {}
+    for index, operator in enumerate(graph.operators):
+        for name in dict.fromkeys(operator.weights):
+            readers.setdefault(name, []).append(index)
+    groups: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+    for name, those in readers.items():
+        groups.setdefault((tuple(those), graph.weights[name].differentiable), []).append(name)
+    first = [graph.operators[those[0]] for those, _ in groups]
+    return tuple(
+        WeightGroup(operator.layer or operator.name, tuple(names), those, trainable)
+        for operator, ((those, trainable), names) in zip(first, groups.items(), strict=True)
+    )
+
+
+def replica_bytes(
+    graph: OperatorGraph, group: WeightGroup, holdings: Mapping[WeightPart, Iterable[int]]
+) -> dict[tuple[int, ...], int]:
+    """How much of a group's weights which devices have in common.
+
+    Borders of all boxes cut a weight into cells; each is held by a set of devices, whose gradients of it are summed.
+    """
+    shared: dict[tuple[int, ...], int] = defaultdict(int)
+    for number, name in enumerate(group.weights):
+        holders: dict[Box, set[int]] = defaultdict(set)
+        for part, devices in holdings.items():
+            holders[part[number]].update(devices)
+        for cell in cells(list(holders)):
+            members = {device for box, those in holders.items() if contains(box, cell) for device in those}
+            shared[tuple(sorted(members))] += volume(cell) * graph.weights[name].itemsize
+    return dict(shared)
+
+
+GRADIENT_COPIES = 1.0
+"""Gradients of weights take as much memory as the weights."""
+
+AVERAGING_COPIES = 5.0
+"""Averaged learners keep so many more copies of a model: correction, central model, its next and last, their sum."""
+
+
+class StepModel:
+    """A step of training, wherever its operators are computed.
+
+    Args:
+        graph: its operators.
+        rules: that are known.
+        topology: devices and channels.
+        costs: of the computing tasks.
+        learners: how many groups of devices repeat the step, each on a batch of its own.
+        optimizer_bytes_per_weight_byte: what the optimizer keeps: 1 for momentum, 2 for Adam.
+        overlap: whether devices compute while they send and receive.
+
+    Raises:
+        TopologyError: the devices cannot be divided among the learners.
+    """
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        rules: Rules,
+        topology: DeviceTopology,
+        costs: Costs,
+        *,
+        learners: int = 1,
+        optimizer_bytes_per_weight_byte: float = 1.0,
+        overlap: bool = True,
+    ) -> None:
+        self.graph, self.rules, self.topology = graph, rules, topology
+        self.learners = learners
+        self.device_groups = topology.groups(learners)
+        self.overlap = overlap
+        averaging = AVERAGING_COPIES if learners > 1 else 0.0
+        self.copies = 1.0 + GRADIENT_COPIES + optimizer_bytes_per_weight_byte + averaging
+        """How many times the bytes of trainable weights stay in memory all the time."""
+        self.tilings = Tilings(graph, rules)
+        self.costs = TaskCosts(costs, topology, self.tilings.alike)
+        self.weight_groups = weight_groups(graph)
+        self.ranks = Ranks(learners * len(graph.operators), learners * len(self.weight_groups))
+        self._collectives: dict[tuple[int, ...], Collective] = {}
+
+    @cached_property
+    def has_backward(self) -> tuple[bool, ...]:
+        """By operator: whether it has weights to train, or reads something that leads back to some."""
+        found: list[bool] = []
+        for operator in self.graph.operators:
+            trains = any(self.graph.weights[name].differentiable for name in operator.weights)
+            made = (self.makers.get(tensor) for tensor in operator.inputs if self.graph.tensors[tensor].differentiable)
+            found.append(trains or any(maker is not None and found[maker[0]] for maker in made))
+        return tuple(found)
+
+    @cached_property
+    def makers(self) -> dict[int, tuple[int, int]]:
+        """By tensor: the operator that makes it, and the manieth of its outputs it is."""
+        return {
+            tensor: (index, slot)
+            for index, operator in enumerate(self.graph.operators)
+            for slot, tensor in enumerate(operator.outputs)
+        }
+
+    def flows(self, tensor: int) -> bool:
+        """Whether a gradient goes back through a tensor that an operator makes."""
+        return self.graph.tensors[tensor].differentiable and self.has_backward[self.makers[tensor][0]]
+
+    def transfer_places(self, source: int, target: int) -> tuple[int, ...]:
+        """What a transfer between two devices occupies."""
+        ends = () if self.overlap else tuple(sorted((source, target)))
+        return (*ends, *self.places(self.topology.route(source, target)))
+
+    def collective(self, devices: tuple[int, ...]) -> Collective:
+        """A sum over some devices, in ascending order."""
+        if devices not in self._collectives:
+            self._collectives[devices] = Collective.over(self.topology, devices)
+        return self._collectives[devices]
+
+    def collective_places(self, devices: tuple[int, ...]) -> tuple[int, ...]:
+        """What a sum over some devices occupies."""
+        return (*(() if self.overlap else devices), *self.places(self.collective(devices).channels))
+
+    def places(self, channels: tuple[int, ...]) -> tuple[int, ...]:
+        """The numbers of channels among all places: behind the devices."""
+        return tuple(self.topology.num_devices + channel for channel in channels)
+
+    def place_name(self, place: int) -> str:
+        """What a place is called."""
+        devices = self.topology.devices
+        return devices[place].name if place < len(devices) else self.topology.channel(place - len(devices)).name
