@@ -65,13 +65,13 @@ def save(
         (folder / PICTURE).write_text(timeline_svg(result.timeline, "simulated"), encoding="utf-8")
     except OSError as error:
         written = written or _written_elsewhere(text)
-        kept = "give another" if written is None else f"the strategy is in {written}"
+        kept = "give another" if written is None else f"the partition is in {written}"
         raise SettingError(f"out={settings.out} cannot be written ({disk_reason(error)}); {kept}") from error
     return tuple(folder / name for name in (PARTITION, TIMELINE, PICTURE))
 
 
 def _written_elsewhere(text: str) -> Path | None:
-    for path in spare_files("strategy", ".json"):
+    for path in spare_files("partition", ".json"):
         with contextlib.suppress(OSError):
             write_whole(path, text)
             return path
