@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.placement_comparison import Row, compare
+from benchmarks.placement_loads import device_loads, imbalance
+from benchmarks.placement_machine import PROCESSOR, k80_machine
 from benchmarks.placement_networks import PLACED
+from benchmarks.placement_picture import placement_svg
 from benchmarks.results import console
 from bow.planning.placement.budget import Budget
-from bow.planning.placement.comparison import Row, compare
-from bow.planning.placement.device_loads import device_loads, imbalance
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Groups
-from bow.planning.placement.machine import PROCESSOR, k80_machine
-from bow.planning.placement.picture import placement_svg
 from bow.planning.placement.towers import towers
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem

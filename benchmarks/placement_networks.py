@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.placement_machine import K80
 from bow.models import NETWORKS
 from bow.models.network import Size
 from bow.models.rnn_language_model import RNNLanguageModel
 from bow.models.translation import Translator
-from bow.planning.placement.machine import K80
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.tiles.capturing import capture_operators
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.placement_networks import PLACED
+from benchmarks.placement_steps import RealSteps
 from benchmarks.predicted_steps import Timed, time_strategies
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import console
@@ -24,7 +25,6 @@ from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Devices
 from bow.planning.placement.methods import SHORT, SIZES, place
-from bow.planning.placement.real_steps import RealSteps
 from bow.planning.placement.training import train_policy
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import topology_to_dict

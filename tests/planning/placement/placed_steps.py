@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from benchmarks.placement_machine import k80_machine
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.grouping import every_operator
 from bow.planning.placement.groups import Groups
-from bow.planning.placement.machine import k80_machine
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.rules import RULES

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.grouping import every_operator, module_groups
-from bow.planning.placement.machine import k80_machine
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import load_topology
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled

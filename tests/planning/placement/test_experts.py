@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.placement_machine import k80_machine
 from bow.planning.placement.experts import contiguous_parts, expert, layer_per_device
 from bow.planning.placement.grouping import every_operator, module_groups
-from bow.planning.placement.machine import k80_machine
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from benchmarks.placement_machine import k80_machine
 from bow.errors import MissingDependencyError
-from bow.planning.placement.machine import k80_machine
 from bow.planning.placement.metis import metis
 from tests.planning.placement.placed_steps import evaluator
 from tests.planning.placement.test_scotch import two_chains

@@ -7,11 +7,11 @@ import stat
 
 import pytest
 
+from benchmarks.placement_machine import k80_machine
 from bow.errors import MissingDependencyError, RuntimeUnavailableError
 from bow.planning.placement import scotch as scotch_module
 from bow.planning.placement.grouping import every_operator
 from bow.planning.placement.loads import group_times_ns, loads, speeds, traffic
-from bow.planning.placement.machine import k80_machine
 from bow.planning.placement.scotch import architecture, mapped, mincut, scotch, source_graph
 from tests.planning.placement.placed_steps import evaluator, made_of
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.placement_loads import device_loads, imbalance
+from benchmarks.placement_machine import k80_machine
 from bow.errors import SettingError
-from bow.planning.placement.device_loads import device_loads, imbalance
 from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.machine import k80_machine
 from bow.planning.placement.towers import towers
 from bow.planning.simulator.tasks import TaskKind
 from tests.planning.placement.placed_steps import evaluator, made_of

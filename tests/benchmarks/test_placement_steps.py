@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.placement_steps import RealSteps
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.grouping import every_operator
-from bow.planning.placement.real_steps import RealSteps
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
@@ -65,7 +65,7 @@ def test_the_first_of_the_steps_does_not_count(monkeypatch: pytest.MonkeyPatch) 
         return torch.zeros(())
 
     monkeypatch.setattr(TileRuntime, "step", step)
-    monkeypatch.setattr("bow.planning.placement.real_steps.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("benchmarks.placement_steps.time.perf_counter", lambda: now[0])
     measure = real_steps(steps=5)
     placement = (0,) * len(measure.evaluator.groups)
     assert measure([placement]) == [2.5]
@@ -92,8 +92,8 @@ def test_the_other_devices_take_part_in_every_step_until_they_may_go(monkeypatch
         def step(self, batch: Any, index: int) -> None:
             clocks.now = getattr(clocks, "now", 0.0) + (3.0 if self.number else 2.0)  # the slower one counts
 
-    monkeypatch.setattr("bow.planning.placement.real_steps.TileRuntime", Runtime)
-    monkeypatch.setattr("bow.planning.placement.real_steps.time.perf_counter", lambda: getattr(clocks, "now", 0.0))
+    monkeypatch.setattr("benchmarks.placement_steps.TileRuntime", Runtime)
+    monkeypatch.setattr("benchmarks.placement_steps.time.perf_counter", lambda: getattr(clocks, "now", 0.0))
     barrier, values = threading.Barrier(2, timeout=60), [None, None]
     first, second = (real_steps(devices=2, team=InThreads(n, barrier, values), steps=3) for n in range(2))
     other = threading.Thread(target=second.serve)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from benchmarks.placement_picture import TRANSPARENT, placement_svg
 from bow.planning.placement.grouping import module_groups
-from bow.planning.placement.picture import TRANSPARENT, placement_svg
 from bow.schedule.svg import COLOURS
 from tests.planning.placement.placed_steps import unrolled
 
