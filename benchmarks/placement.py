@@ -22,7 +22,7 @@ from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, carry_out
 from benchmarks.placement_networks import PLACED
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from bow.errors import SettingError
-from bow.planning.placement.budget import Budget
+from bow.planning.placement.evaluation import Budget
 from bow.planning.placement.methods import METHODS
 
 PARTS = ("simulated", "real")

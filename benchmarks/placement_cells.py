@@ -17,8 +17,7 @@ from benchmarks.placement_machine import PROCESSOR, k80_machine
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_picture import placement_svg
 from benchmarks.results import console
-from bow.planning.placement.budget import Budget
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Groups
 from bow.planning.placement.towers import towers

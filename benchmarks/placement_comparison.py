@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bow.errors import BowError
-from bow.planning.placement.budget import Budget
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices, Groups
 from bow.planning.placement.methods import METHODS, Placed, Say, place
 from bow.planning.problem.partition import Split

@@ -14,7 +14,7 @@ from bow.models.network import Size
 from bow.models.rnn_language_model import RNNLanguageModel
 from bow.models.translation import Translator
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.tiles.capturing import capture_operators
+from bow.planning.tiles.capture import capture_operators
 
 ADAM, RMSPROP = 2.0, 1.0  # Bytes that the optimizer keeps for each byte of a weight
 

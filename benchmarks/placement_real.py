@@ -20,8 +20,7 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.models.network import Size
-from bow.planning.placement.budget import Budget
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Devices
 from bow.planning.placement.methods import SHORT, SIZES, place
@@ -32,10 +31,10 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, mean_times
 from bow.planning.tiles import CapturedStep, capture_operators
-from bow.planning.tiles.exchanges import measure_links_in_use
+from bow.planning.tiles.link_benchmark import measure_links_in_use
 from bow.planning.tiles.machine import all_on, read_devices
-from bow.planning.tiles.measuring import measure_tiles
-from bow.planning.tiles.team import Team
+from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.tile_costs import measure_tiles
 
 CPU = torch.device("cpu")
 

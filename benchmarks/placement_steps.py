@@ -14,7 +14,7 @@ from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.groups import Devices
 from bow.planning.tiles import CapturedStep, Team, TileRuntime
-from bow.planning.tiles.updating import OptimizerFactory
+from bow.planning.tiles.runtime import OptimizerFactory
 
 STEPS = 10
 """So many steps are run with a placement; the first one, which takes longer, does not count."""

@@ -32,11 +32,11 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.tiles.exchanges import SHAPES, MessageRaces, SumRaces, measure_links_in_use
-from bow.planning.tiles.links import measured_topology
+from bow.planning.tiles.link_benchmark import SHAPES, MessageRaces, SumRaces, measure_links_in_use
+from bow.planning.tiles.link_model import measured_topology
 from bow.planning.tiles.machine import all_on, read_devices
-from bow.planning.tiles.measuring import measure_tiles
-from bow.planning.tiles.team import Team
+from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.tile_costs import measure_tiles
 
 CPU = torch.device("cpu")
 

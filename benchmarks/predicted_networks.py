@@ -11,7 +11,7 @@ from torch import nn
 from bow.engines import step_from_loss
 from bow.models.sizes import NETWORKS as SIZES
 from bow.planning.tiles import CapturedStep, capture_operators
-from bow.planning.tiles.updating import OptimizerFactory
+from bow.planning.tiles.runtime import OptimizerFactory
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.tiles import CapturedStep, Team, TileRuntime
-from bow.planning.tiles.updating import OptimizerFactory
+from bow.planning.tiles.runtime import OptimizerFactory
 from bow.schedule import Span
 
 WARM_UP = 1

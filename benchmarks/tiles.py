@@ -35,8 +35,8 @@ from bow.planning.search.problem import Problem
 from bow.planning.search.search import Found, search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.tiles import CapturedStep, capture_operators
-from bow.planning.tiles.measured import measured_costs
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
+from bow.planning.tiles.tile_costs import measured_costs
 
 DEVICES = 2
 

@@ -24,8 +24,8 @@ from bow.planning.search.search_settings import MOVES, STARTS, SearchSettings
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles import capture_operators
 from bow.planning.tiles.machine import MACHINE
-from bow.planning.tiles.measured import measured_costs
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
+from bow.planning.tiles.tile_costs import measured_costs
 from bow.training.evaluation import batch_length
 from bow.values import given_path
 

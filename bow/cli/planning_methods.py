@@ -147,8 +147,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
 
 
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
-    from bow.planning.placement.budget import Budget
-    from bow.planning.placement.evaluation import SimulatedEvaluator
+    from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
     from bow.planning.placement.grouping import module_groups
     from bow.planning.placement.methods import place
 

@@ -9,7 +9,7 @@ from torch import nn
 from bow.cli.suggestion import suggestion
 from bow.engines import Step
 from bow.errors import SettingError
-from bow.planning.tiles.measured import OPTIMIZER
+from bow.planning.tiles.tile_costs import OPTIMIZER
 from bow.replicas import OptimizerFactory
 
 SIZE = "tiny"

@@ -19,8 +19,8 @@ from bow.errors import CheckpointError, DivergenceError
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
 from bow.planning.tiles.agreement import check_agreement
-from bow.planning.tiles.refusing import refusal
-from bow.planning.tiles.team import wait_for
+from bow.planning.tiles.exported_nodes import refusal
+from bow.planning.tiles.process_group import wait_for
 from bow.schedule import Timeline
 from bow.schedule.scheduler import Dispatch
 from bow.seeds import derive_seed

@@ -15,8 +15,7 @@ from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedStep, Team, TileRuntime
-from bow.planning.tiles.predicting import predicted_timeline
-from bow.planning.tiles.timelines import save_timelines
+from bow.planning.tiles.predicting import predicted_timeline, save_timelines
 from bow.schedule import Timeline
 from bow.training.blueprint import Blueprint
 from bow.training.tiles import Placed

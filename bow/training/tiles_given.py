@@ -11,7 +11,7 @@ from bow.errors import SettingError
 from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.tiles.averaging import check_timing
-from bow.planning.tiles.updating import tile_optimizer
+from bow.planning.tiles.runtime import tile_optimizer
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened
 from bow.training.tiles import Placed, captured_step

@@ -10,7 +10,7 @@ from benchmarks.placement_comparison import compare, table
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
-from bow.planning.placement.budget import Budget
+from bow.planning.placement.evaluation import Budget
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.methods import METHODS, SEARCHES, place
 from bow.planning.simulator.native_simulator import library

@@ -230,15 +230,15 @@ def test_what_bow_plan_returns_is_saved_with_its_topology(
 def test_costs_and_topology_of_this_machine_are_measured_and_kept(
     said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bow.planning.tiles import measuring
     from bow.planning.tiles import planning as tiles_planning
+    from bow.planning.tiles import tile_costs
     from bow.planning.tiles.machine import read_devices
 
     def one_device(devices: str = "auto", count: int | None = None) -> DeviceTopology:
         return read_devices("cpu", 1)
 
     monkeypatch.setattr(tiles_planning, "measure_machine", one_device)
-    monkeypatch.setattr(measuring, "REPEATS", 1)
+    monkeypatch.setattr(tile_costs, "REPEATS", 1)
     monkeypatch.setenv("BOW_CACHE", str(tmp_path / "cache"))
     words = ["plan", *MODEL, "method=single", "costs=measured", "out=plan.json"]
     assert main([*words, "topology=machine", "save_topology=own.yaml"]) == 0

@@ -25,8 +25,8 @@ from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopol
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.tiles import capture_operators, kept_lines, predicting
-from bow.planning.tiles.exchanges import SHAPES
+from bow.planning.tiles import capture_operators, link_benchmark, measurement_cache, predicting
+from bow.planning.tiles.link_benchmark import SHAPES
 from bow.schedule import Timeline
 from bow.training import tiles_check
 from bow.training.tiles import LEFT_OUT
@@ -128,8 +128,8 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
         found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
     found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
     tiles_check.MARGIN, margin = math.inf, tiles_check.MARGIN
-    kept_lines.cache_folder = lambda: folder
-    predicting.lines_here = functools.partial(kept_lines.lines_here, shapes=SHAPES[:2], turns=1)  # soon done
+    measurement_cache.cache_folder = lambda: folder
+    predicting.lines_here = functools.partial(link_benchmark.lines_here, shapes=SHAPES[:2], turns=1)  # soon done
     train("checked", one, strategy_check=True)
     tiles_check.MARGIN, tiles_check._take_turns = margin, lambda *_: (0.03, 0.02)
     found["slow"] = refused(lambda: train("slow", one, strategy_check=True))
@@ -146,7 +146,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bow.training.run.write_report", lambda run_dir: None)
-        for module, name in ((tiles_check, "_take_turns"), (kept_lines, "cache_folder"), (predicting, "lines_here")):
+        patched = (tiles_check, "_take_turns"), (measurement_cache, "cache_folder"), (predicting, "lines_here")
+        for module, name in patched:
             patch.setattr(module, name, getattr(module, name))  # put back behind the trainings
         return in_world(2, functools.partial(trainings, folder=folder))[0]
 
@@ -218,7 +219,7 @@ def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[st
 @pytest.mark.usefixtures("found")
 def test_what_messages_take_between_two_processes_is_measured_and_kept(folder: Path) -> None:
     (file,) = (folder / "links").iterdir()
-    kept = kept_lines._load(file, 2)
+    kept = link_benchmark._load(file, 2)
     assert kept is not None
     lines, sum_us = kept
     assert list(lines) == [(0, 1)]

@@ -13,15 +13,11 @@ from pathlib import Path
 import cloudpickle
 
 from bow.errors import ClusterError, SettingError
-from bow.planning.placement.controller import Evaluate
 from bow.planning.placement.controller_process import ControllerJob
-from bow.planning.placement.findings import Watch
-from bow.planning.placement.learned import LearnedPlacement
-from bow.planning.placement.learning_settings import LearningSettings
-from bow.planning.placement.operations import Operations
 from bow.planning.placement.parameter_server import ParameterServer
-from bow.planning.placement.policy import PolicySettings
-from bow.planning.placement.training_state import TrainingState
+from bow.planning.placement.policy import Operations, PolicySettings
+from bow.planning.placement.reinforce import LearningSettings
+from bow.planning.placement.training import Evaluate, LearnedPlacement, TrainingState, Watch
 from bow.planning.placement.worker_pool import WorkerPool
 
 PAUSE_S = 0.002

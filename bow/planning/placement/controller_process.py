@@ -14,12 +14,10 @@ import torch
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.nn.utils import vector_to_parameters
 
-from bow.planning.placement.controller import Controller, Evaluate
-from bow.planning.placement.learning_settings import LearningSettings
 from bow.planning.placement.messages import batch_header, packed, unpacked
-from bow.planning.placement.operations import Operations
-from bow.planning.placement.policy import PlacementPolicy, PolicySettings
-from bow.planning.placement.updating import flat_gradients
+from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
+from bow.planning.placement.reinforce import LearningSettings, flat_gradients
+from bow.planning.placement.training import Controller, Evaluate
 from bow.planning.placement.worker import end_with_starter
 from bow.planning.placement.worker_pool import WorkerPool
 

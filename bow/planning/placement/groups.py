@@ -9,7 +9,7 @@ from math import prod
 from typing import TypeAlias
 
 from bow.errors import GraphError, ScheduleError
-from bow.planning.placement.operations import Operations
+from bow.planning.placement.policy import Operations
 from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.search.baselines import whole_on

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bow.planning.placement.controller import Batch
+from bow.planning.placement.training import Batch
 
 
 def packed(header: dict[str, Any], values: Tensor) -> bytes:

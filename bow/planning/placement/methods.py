@@ -5,17 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from bow.errors import SettingError
-from bow.planning.placement.budget import Budget
-from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.experts import expert
-from bow.planning.placement.findings import Progress
+from bow.planning.placement.baselines import expert, metis, mincut, scotch
+from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices, Groups
-from bow.planning.placement.learned import LearnedPlacement
-from bow.planning.placement.learning_settings import LearningSettings
-from bow.planning.placement.metis import metis
 from bow.planning.placement.policy import PolicySettings
-from bow.planning.placement.scotch import mincut, scotch
-from bow.planning.placement.training import train_policy
+from bow.planning.placement.reinforce import LearningSettings
+from bow.planning.placement.training import LearnedPlacement, Progress, train_policy
 from bow.planning.placement.walking import walk_from_several
 from bow.planning.problem.partition import Split
 from bow.planning.search.search import search

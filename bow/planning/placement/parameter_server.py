@@ -8,10 +8,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.utils import parameters_to_vector
 
 from bow.planning.placement.controller_process import PARAMETERS, applied_key, gradients_key
-from bow.planning.placement.findings import Progress
 from bow.planning.placement.messages import batch_of, packed, unpacked
-from bow.planning.placement.training_state import TrainingState
-from bow.planning.placement.updating import set_gradients
+from bow.planning.placement.reinforce import set_gradients
+from bow.planning.placement.training import Progress, TrainingState
 
 
 class ParameterServer:

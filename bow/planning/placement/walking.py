@@ -5,9 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from bow.errors import ScheduleError
-from bow.planning.placement.budget import Budget
-from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.experts import expert
+from bow.planning.placement.baselines import expert
+from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, Walk, metropolis

@@ -16,7 +16,7 @@ from typing import Self
 import cloudpickle
 
 from bow.errors import ClusterError, SettingError
-from bow.planning.placement.controller import Evaluate, Placement
+from bow.planning.placement.training import Evaluate, Placement
 
 TRIES = 2
 """A placement whose worker dies is tried once more: the worker may have died of something else."""

@@ -19,10 +19,10 @@ from bow.graph.learning_step import LearningStep, Step, StepOutputs
 from bow.graph.tracing import custom_functions
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Partition, everything_on
-from bow.planning.tiles.captured import CapturedStep
-from bow.planning.tiles.refusing import refusal
+from bow.planning.tiles.capture import CapturedStep
+from bow.planning.tiles.exported_nodes import refusal
+from bow.planning.tiles.process_group import Team
 from bow.planning.tiles.runtime import TileRuntime
-from bow.planning.tiles.team import Team
 
 COPIES = 3
 """Both steps, one after the other, have so many times the bytes of all tensors that operators make, at most."""

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from bow.errors import SettingError
-from bow.planning.tiles.cells import Cell
-from bow.planning.tiles.team import Team, Work, wait_for
-from bow.planning.tiles.weights import DeviceWeights
+from bow.planning.tiles.device_state import Cell, DeviceWeights
+from bow.planning.tiles.process_group import Team, Work, wait_for
 from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
 
 

@@ -27,10 +27,10 @@ from bow.planning.search.search import Found, search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.simulator.costs import Costs, RooflineCosts
 from bow.planning.tiles.agreement import check_agreement
-from bow.planning.tiles.capturing import capture_operators
+from bow.planning.tiles.capture import capture_operators
 from bow.planning.tiles.machine import MACHINE, measure_machine
-from bow.planning.tiles.measured import OPTIMIZER, measured_costs
-from bow.planning.tiles.updating import OptimizerFactory
+from bow.planning.tiles.runtime import OptimizerFactory
+from bow.planning.tiles.tile_costs import OPTIMIZER, measured_costs
 from bow.replicas import num_state_tensors
 
 CostsName: TypeAlias = Literal["roofline", "measured"]

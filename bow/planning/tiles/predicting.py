@@ -1,4 +1,9 @@
-"""What the simulator expects of a strategy on the devices that are about to run it."""
+"""What the simulator expects of a strategy on the devices that are about to run it, beside what was measured."""
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -8,12 +13,11 @@ from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes
-from bow.planning.tiles.kept_lines import Members, lines_here
-from bow.planning.tiles.links import measured_topology
-from bow.planning.tiles.machine import connected
-from bow.planning.tiles.measuring import load_times, times_file
-from bow.planning.tiles.speeds import device_kind
-from bow.planning.tiles.team import Team
+from bow.planning.tiles.link_benchmark import Members, lines_here
+from bow.planning.tiles.link_model import measured_topology
+from bow.planning.tiles.machine import connected, device_kind
+from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.tile_costs import load_times, times_file
 from bow.schedule import Timeline
 
 MEMORY_GIB = 1e6
@@ -39,3 +43,26 @@ def predicted_timeline(graph: OperatorGraph, strategy: Partition, team: Team, op
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)
     return problem.simulate(strategy.splits, strategy.learners).timeline
+
+
+def save_timelines(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
+    """Write timelines as trace events, each as a process with its places as threads, all from the same moment on.
+
+    `chrome://tracing` and https://ui.perfetto.dev show them below each other.
+
+    Example:
+        >>> from bow.schedule import Span
+        >>> path = getfixture("tmp_path") / "both.json"
+        >>> timelines = {name: Timeline([Span("conv", "device 0", 5, 9)]) for name in ("predicted", "measured")}
+        >>> save_timelines(path, timelines)
+        >>> sorted({event["pid"] for event in json.loads(path.read_text())["traceEvents"]})
+        [1, 2]
+    """
+    events = []
+    for number, (name, timeline) in enumerate(timelines.items(), 1):
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
+        events += [{**event, "pid": number} for event in timeline.to_chrome()["traceEvents"]]
+    path = Path(path)
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)

@@ -1,31 +1,66 @@
 """Trains a model under a strategy: every operator's tiles on their devices, as one device would train it."""
 
-from collections.abc import Mapping
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from bow.errors import SettingError
+from bow.errors import OptimizerError, SettingError
+from bow.planning.problem.box import whole
 from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.averaging import Averaging
-from bow.planning.tiles.backward import BackwardPass
-from bow.planning.tiles.captured import CapturedStep
-from bow.planning.tiles.cells import cells_of
-from bow.planning.tiles.forward import ForwardPass
-from bow.planning.tiles.kept import DeviceBuffers
-from bow.planning.tiles.member import Member
-from bow.planning.tiles.program import program_of
-from bow.planning.tiles.recording import Recorder
-from bow.planning.tiles.share import share_of
-from bow.planning.tiles.summing import sum_devices
-from bow.planning.tiles.team import Team, wait_for
-from bow.planning.tiles.updating import OptimizerFactory, tile_optimizer
-from bow.planning.tiles.weights import DeviceWeights
+from bow.planning.tiles.capture import CapturedStep
+from bow.planning.tiles.communication import Recorder, sum_devices
+from bow.planning.tiles.device_state import Cell, DeviceBuffers, DeviceWeights, cells_of
+from bow.planning.tiles.passes import BackwardPass, ForwardPass, Member
+from bow.planning.tiles.process_group import Team, wait_for
+from bow.planning.tiles.program import program_of, share_of
+from bow.planning.tiles.regions import region
+from bow.replicas.optimizer import is_elementwise, make_optimizer
 from bow.schedule import Timeline
 from bow.sync import Synchroniser
+
+OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+def tile_optimizer(
+    factory: OptimizerFactory, model: nn.Module, cells: Mapping[Cell, nn.Parameter], values: Mapping[str, Tensor]
+) -> Optimizer:
+    """An optimizer of the cells that a device has, with the groups and settings that the user's has."""
+    parameters = list(model.parameters())
+    optimizer = make_optimizer(factory, parameters)
+    if not is_elementwise(optimizer, torch.device("cpu")):
+        raise OptimizerError(
+            f"optimizer {type(optimizer).__name__} does not treat every element of a weight alike, so that a device "
+            "cannot update the part that it has; use an optimizer such as torch.optim.SGD or torch.optim.AdamW"
+        )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    states: dict[nn.Parameter, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        own = []
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for cell, part in cells.items():
+                if cell.name == names.get(id(parameter)):
+                    own.append(part)
+                    states[part] = {key: _cut(each, cell, values[cell.name]) for key, each in state.items()}
+        group["params"] = own
+    optimizer.state.clear()
+    optimizer.state.update({part: state for part, state in states.items() if state})
+    return optimizer
+
+
+def _cut(state: Any, cell: Cell, value: Tensor) -> Any:
+    """A cell's part of what an optimizer keeps of a whole parameter."""
+    if isinstance(state, Tensor) and state.numel() == value.numel() and state.dim() > 0:
+        own = region(state.reshape(value.shape), cell.box, whole(value.shape))
+        return own.clone(memory_format=torch.contiguous_format).to(value.device)
+    return state.clone() if isinstance(state, Tensor) else copy.copy(state)
 
 
 class TileRuntime:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bow.planning.placement.operations import Operations
-from bow.planning.placement.policy import PlacementPolicy, PolicySettings
+from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
 from tests.planning.placement.marking import sums as sums
 
 SMALL = PolicySettings(hidden=12, kind_size=3, attention=5)

@@ -27,9 +27,9 @@ from benchmarks.environment import inspect_environment
 from benchmarks.placement_report import DOCUMENT, replaced
 from benchmarks.placement_tables import small_table
 from benchmarks.results import Result, write_json, write_text
-from bow.planning.placement.learning_settings import LearningSettings
 from bow.planning.placement.methods import SHORT
 from bow.planning.placement.policy import PolicySettings
+from bow.planning.placement.reinforce import LearningSettings
 from bow.planning.placement.training import train_policy
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis

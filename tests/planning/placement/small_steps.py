@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.planning.placement.controller import Placement
-from bow.planning.placement.operations import Operations
+from bow.planning.placement.policy import Operations
+from bow.planning.placement.training import Placement
 
 GROUPS = {2: 20, 3: 13, 4: 10}
 """By number of devices: so many groups have at least a million placements."""

@@ -11,11 +11,9 @@ import torch
 
 from bow.errors import ClusterError, SettingError
 from bow.planning.placement.asynchronous import train_policy_asynchronously
-from bow.planning.placement.controller import Batch, Placement
-from bow.planning.placement.findings import Progress
-from bow.planning.placement.learned import LearnedPlacement
-from bow.planning.placement.learning_settings import LearningSettings
 from bow.planning.placement.messages import batch_header, batch_of, packed, unpacked
+from bow.planning.placement.reinforce import LearningSettings
+from bow.planning.placement.training import Batch, LearnedPlacement, Placement, Progress
 from tests.planning.placement.policies import SMALL, chain, sums
 
 QUICK = LearningSettings(samples=3, learning_rate=0.02, failing_s=None, is_scaled=True, elites=2)

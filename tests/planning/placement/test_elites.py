@@ -4,9 +4,8 @@ import random
 
 import torch
 
-from bow.planning.placement.controller import Controller, Placement
-from bow.planning.placement.elites import Elites
-from bow.planning.placement.learning_settings import LearningSettings
+from bow.planning.placement.reinforce import Elites, LearningSettings
+from bow.planning.placement.training import Controller, Placement
 from tests.planning.placement.policies import small_policy, sums
 
 

@@ -1,7 +1,6 @@
 import torch
 
-from bow.planning.placement.embedding import LOG_SCALE, MOST_SIZES, OperationEmbedding
-from bow.planning.placement.operations import Operations
+from bow.planning.placement.policy import LOG_SCALE, MOST_SIZES, OperationEmbedding, Operations
 
 GRAPH = Operations(
     ("embedding", "linear", "linear"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.placement_machine import k80_machine
-from bow.planning.placement.experts import contiguous_parts, expert, layer_per_device
+from bow.planning.placement.baselines import contiguous_parts, expert, layer_per_device
 from bow.planning.placement.grouping import every_operator, module_groups
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.placement_machine import k80_machine
 from bow.errors import MissingDependencyError
-from bow.planning.placement.metis import metis
+from bow.planning.placement.baselines import metis
 from tests.planning.placement.placed_steps import evaluator
 from tests.planning.placement.test_scotch import two_chains
 

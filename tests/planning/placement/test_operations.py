@@ -1,7 +1,7 @@
 import pytest
 
 from bow.errors import GraphError
-from bow.planning.placement.operations import Operations
+from bow.planning.placement.policy import Operations
 
 SHAPES = (((8, 4),), ((8, 9),))
 

@@ -9,10 +9,19 @@ import pytest
 
 from benchmarks.placement_machine import k80_machine
 from bow.errors import MissingDependencyError, RuntimeUnavailableError
-from bow.planning.placement import scotch as scotch_module
+from bow.planning.placement import baselines as scotch_module
+from bow.planning.placement.baselines import (
+    architecture,
+    group_times_ns,
+    loads,
+    mapped,
+    mincut,
+    scotch,
+    source_graph,
+    speeds,
+    traffic,
+)
 from bow.planning.placement.grouping import every_operator
-from bow.planning.placement.loads import group_times_ns, loads, speeds, traffic
-from bow.planning.placement.scotch import architecture, mapped, mincut, scotch, source_graph
 from tests.planning.placement.placed_steps import evaluator, made_of
 
 needs_scotch = pytest.mark.skipif(

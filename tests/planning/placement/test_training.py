@@ -9,11 +9,8 @@ import pytest
 import torch
 
 from bow.errors import CheckpointError, ScheduleError, SettingError
-from bow.planning.placement.controller import Controller, Placement
-from bow.planning.placement.findings import Progress
-from bow.planning.placement.learned import LearnedPlacement
-from bow.planning.placement.learning_settings import LearningSettings
-from bow.planning.placement.training import train_policy
+from bow.planning.placement.reinforce import LearningSettings
+from bow.planning.placement.training import Controller, LearnedPlacement, Placement, Progress, train_policy
 from tests.planning.placement.policies import SMALL, chain, small_policy, sums
 
 QUICK = LearningSettings(

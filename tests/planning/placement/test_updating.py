@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from bow.errors import SettingError
-from bow.planning.placement.learning_settings import LearningSettings
-from bow.planning.placement.updating import Updater, flat_gradients, set_gradients
+from bow.planning.placement.reinforce import LearningSettings, Updater, flat_gradients, set_gradients
 from tests.planning.placement.policies import small_policy
 
 

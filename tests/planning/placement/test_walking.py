@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
-from bow.planning.placement.budget import Budget
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.walking import GroupProposals, walk_from_several
 from bow.planning.simulator.native_simulator import library

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bow.errors import ClusterError, SettingError
-from bow.planning.placement.controller import Placement
+from bow.planning.placement.training import Placement
 from bow.planning.placement.worker_pool import WorkerPool
 from tests.planning.placement.marking import Marking
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 import bow
 from bow.errors import BowError, ModelError, ScheduleError, SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology
-from bow.planning.tiles import measuring, planning
+from bow.planning.tiles import planning, tile_costs
 from bow.planning.tiles.machine import read_devices
 
 SHORT: dict[str, Any] = {"budget_s": None, "proposals": 1, "starts": "single", "descend": False}
@@ -82,7 +82,7 @@ def test_a_terminal_shows_how_many_tiles_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(measuring, "REPEATS", 1)
+    monkeypatch.setattr(tile_costs, "REPEATS", 1)
     monkeypatch.setattr(planning, "Console", functools.partial(rich.console.Console, force_terminal=True, width=100))
     small(topology=read_devices("cpu", 1), costs="measured")
     assert re.search(r"(\d+) of \1 tiles", capsys.readouterr().err)

@@ -14,9 +14,8 @@ from bow.planning.problem.box import Box, cells, contains, intersection, volume,
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.problem.partition import Split, everything_on
 from bow.planning.rules import RULES
-from bow.planning.tiles.cells import cells_of
-from bow.planning.tiles.program import Program, program_of
-from bow.planning.tiles.share import share_of
+from bow.planning.tiles.device_state import cells_of
+from bow.planning.tiles.program import Program, program_of, share_of
 from tests.planning.tiles.strategies import random_splits
 
 CONVOLUTION = {"stride": [1], "padding": [1], "dilation": [1], "groups": 1}

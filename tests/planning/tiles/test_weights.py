@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from bow.errors import SettingError
-from bow.planning.tiles.cells import Cell
-from bow.planning.tiles.team import Team
-from bow.planning.tiles.weights import DeviceWeights
+from bow.planning.tiles.device_state import Cell, DeviceWeights
+from bow.planning.tiles.process_group import Team
 
 
 def weights(*dtypes: torch.dtype) -> DeviceWeights:

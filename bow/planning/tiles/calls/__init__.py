@@ -1,17 +1,14 @@
 """What computes the tiles of each kind of operator."""
 
-from bow.planning.tiles.calls.batch_norm import BATCH_NORM, frozen_batch_norm
-from bow.planning.tiles.calls.call import Call as Call
-from bow.planning.tiles.calls.call import LocalCall as LocalCall
-from bow.planning.tiles.calls.call import Operands as Operands
-from bow.planning.tiles.calls.call import Outputs as Outputs
-from bow.planning.tiles.calls.call import SummedCall as SummedCall
-from bow.planning.tiles.calls.elements import call_by_name, dropout
 from bow.planning.tiles.calls.layers import (
+    BATCH_NORM,
     attention,
+    call_by_name,
     counted_mean,
     cross_entropy,
+    dropout,
     embedding,
+    frozen_batch_norm,
     layer_norm,
     linear,
     log_softmax,
@@ -20,6 +17,11 @@ from bow.planning.tiles.calls.layers import (
     softmax,
 )
 from bow.planning.tiles.calls.shapes import concat, cut, expand, pad, permute, reshape, select, stack
+from bow.planning.tiles.calls.tile import Call as Call
+from bow.planning.tiles.calls.tile import LocalCall as LocalCall
+from bow.planning.tiles.calls.tile import Operands as Operands
+from bow.planning.tiles.calls.tile import Outputs as Outputs
+from bow.planning.tiles.calls.tile import SummedCall as SummedCall
 from bow.planning.tiles.calls.windows import adaptive_avg_pool, adaptive_max_pool, avg_pool, convolution, max_pool
 
 CALLS: dict[str, Call] = {

@@ -1,13 +1,46 @@
-"""Tiles of linear layers, products, embeddings, recurrent cells and losses."""
+"""Tiles of layers, losses, norms, pointwise operators and dropout."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bow.planning.tiles.calls.call import Operands, Outputs, given
-from bow.planning.tiles.tile import Tile
+from bow.planning.tiles.calls.tile import Operands, Outputs, SummedCall, Tile, given
+from bow.planning.tiles.encoding import decoded, function
+
+
+def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """Whatever operator the attributes name, called with the parts in the place of the whole.
+
+    Attributes: `function`, `arguments` and `keywords`, as `bow.planning.tiles.encoding` writes them.
+    """
+    attributes = tile.attributes
+    device = next((operand.device for operand in operands if operand is not None), torch.device("cpu"))
+    arguments = decoded(attributes["arguments"], operands, device)
+    keywords = {name: decoded(value, operands, device) for name, value in attributes["keywords"].items()}
+    made: Any = function(attributes["function"])(*arguments, **keywords)
+    return (made,) if isinstance(made, Tensor) else tuple(made)
+
+
+def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """Some elements are dropped, and which does not depend on how the tensor is cut.
+
+    The mask of the whole tensor is drawn from the seed, and the tile's part of it used.
+    """
+    (samples,) = given(operands)
+    probability = tile.attributes["p"]
+    generator = torch.Generator(samples.device).manual_seed(seed)
+    shape = list(tile.shapes.output)
+    part = tuple(slice(*side) for side in tile.box)
+    if tile.attributes["of_channels"]:  # a channel is dropped as a whole
+        shape[2:] = [1] * len(shape[2:])
+        part = part[:2]
+    # In float32 whatever the model computes in: the same elements are dropped in every precision.
+    drawn = torch.rand(shape, generator=generator, device=samples.device)[part]
+    return (samples * ((drawn >= probability).to(samples.dtype) / max(1 - probability, 1e-38)),)
 
 
 def linear(tile: Tile, operands: Operands, seed: int) -> Outputs:
@@ -91,3 +124,96 @@ def counted_mean(tile: Tile, operands: Operands, seed: int) -> Outputs:
 def _gates(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """All four gates' products, `[sample, 4 units]`, of a weight `[4, unit, in]`."""
     return F.linear(inputs, weight.flatten(0, 1), None if bias is None else bias.flatten())
+
+
+_aten: Any = torch.ops.aten
+
+
+def moments(tile: Tile, operands: Operands) -> Tensor:
+    """Count, mean and sum of squared deviations of each channel, `[3, channel]`."""
+    samples = operands[0]
+    assert samples is not None
+    variance, mean = torch.var_mean(samples, dim=_all_but_channel(samples), correction=0)
+    count = samples.numel() // samples.shape[1]
+    return torch.stack([torch.full_like(mean, count), mean, variance * count])
+
+
+def finish(tile: Tile, operands: Operands, found: Tensor) -> Outputs:
+    """Normalise by the moments of all tiles, `[tile, 3, channel]`."""
+    samples, weight, bias = [*operands, None, None][:3]
+    assert samples is not None
+    _, mean, squares, count = _combined(found)
+    ones = torch.ones_like(mean) if weight is None else weight
+    zeros = torch.zeros_like(mean) if bias is None else bias
+    normalised: Tensor = _Normalise.apply(samples, mean, squares / count, ones, zeros, tile.attributes["eps"])  # type: ignore[no-untyped-call]
+    return (normalised,)
+
+
+def update(tile: Tile, found: Tensor, kept: Mapping[str, Tensor]) -> None:
+    """Move the running statistics by the moments of all tiles; the variance is the unbiased one, as in PyTorch."""
+    _, mean, squares, count = _combined(found)
+    momentum = tile.attributes["momentum"]
+    kept["running_mean"].lerp_(mean, momentum)
+    kept["running_var"].lerp_(squares / (count - 1), momentum)
+
+
+def alone(tile: Tile, operands: Operands, kept: Mapping[str, Tensor] | None) -> Outputs:
+    """Batch norm of a tile that has all samples of its channels."""
+    samples, weight, bias = [*operands, None, None][:3]
+    assert samples is not None
+    mean, variance = (kept["running_mean"], kept["running_var"]) if kept else (None, None)
+    attributes = tile.attributes
+    return (F.batch_norm(samples, mean, variance, weight, bias, True, attributes["momentum"], attributes["eps"]),)
+
+
+BATCH_NORM = SummedCall(moments, finish, update, alone)
+
+
+def frozen_batch_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """Batch norm with given statistics."""
+    samples, mean, variance, weight, bias = [*operands, None, None][:5]
+    assert samples is not None
+    return (F.batch_norm(samples, mean, variance, weight, bias, eps=tile.attributes["eps"]),)
+
+
+def _combined(found: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Deviations of the tiles' means, the mean of all, the sum of squared deviations from it, and the count.
+
+    References:
+        Chan, Golub, LeVeque: Algorithms for computing the sample variance, 1983, equation 3.1.
+    """
+    counts, means, squares = found.unbind(1)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count
+    deviations = means - mean
+    return deviations, mean, (squares + counts * deviations.square()).sum(0), count
+
+
+def _all_but_channel(samples: Tensor) -> list[int]:
+    return [dim for dim in range(samples.dim()) if dim != 1]
+
+
+class _Normalise(torch.autograd.Function):
+    """`y = (x - mean) / sqrt(variance + eps) * weight + bias`, differentiable by all of them.
+
+    One kernel forward and one backward, PyTorch's own for given statistics: what it finds for weight and bias is
+    what the gradients of mean and variance are made of.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, samples: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(samples, mean, variance, weight)
+        ctx.eps = eps
+        return F.batch_norm(samples, mean, variance, weight, bias, eps=eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        samples, mean, variance, weight = ctx.saved_tensors
+        of_samples, of_weight, of_bias = _aten.native_batch_norm_backward(
+            gradients[0], samples, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+        )
+        scale = weight * (variance + ctx.eps).rsqrt()
+        of_variance = -0.5 * weight * of_weight / (variance + ctx.eps)
+        return of_samples, -scale * of_bias, of_variance, of_weight, of_bias, None

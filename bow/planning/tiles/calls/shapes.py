@@ -6,9 +6,7 @@ from torch import Tensor
 from bow.planning.problem.box import Box, volume
 from bow.planning.rules.mapped import Shape
 from bow.planning.rules.views import Segment, segments
-from bow.planning.tiles.calls.call import Operands, Outputs, given
-from bow.planning.tiles.calls.padding import padded
-from bow.planning.tiles.tile import Tile
+from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, given, padded
 
 
 def concat(tile: Tile, operands: Operands, seed: int) -> Outputs:

@@ -12,9 +12,7 @@ from torch import Tensor
 from bow.planning.problem.box import Box
 from bow.planning.rules.images import windows
 from bow.planning.rules.mapped import SlidingWindow
-from bow.planning.tiles.calls.call import Operands, Outputs, given
-from bow.planning.tiles.calls.padding import padded
-from bow.planning.tiles.tile import Tile
+from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, given, padded
 
 _CONVOLUTIONS: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _MAXIMA: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}

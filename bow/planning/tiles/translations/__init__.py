@@ -1,9 +1,8 @@
 """From the operators that PyTorch exports to those that are split."""
 
 from bow.planning.tiles.translations import layers as layers
-from bow.planning.tiles.translations import recurrent as recurrent
 from bow.planning.tiles.translations import views as views
-from bow.planning.tiles.translations.elements import pointwise as pointwise
+from bow.planning.tiles.translations.layers import pointwise as pointwise
 from bow.planning.tiles.translations.table import TRANSLATIONS as TRANSLATIONS
 from bow.planning.tiles.translations.table import Exported as Exported
 from bow.planning.tiles.translations.table import Result as Result

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from bow.planning.tiles.builder import GraphBuilder, Shape, Value
 from bow.planning.tiles.encoding import encoded
+from bow.planning.tiles.graph_builder import GraphBuilder, Shape, Value
 
 Result: TypeAlias = Value | tuple[Value, ...] | None
 """What takes the place of an exported operator's results; None: it is not to be translated so."""

@@ -16,8 +16,8 @@ from bow.planning.search.baselines import data_parallel
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.tasks import TaskKind
-from bow.planning.tiles import exchanges
-from bow.planning.tiles.exchanges import LAYERS, SUMS, MessageRaces, SumRaces, measure_links_in_use
+from bow.planning.tiles import link_benchmark
+from bow.planning.tiles.link_benchmark import LAYERS, SUMS, MessageRaces, SumRaces, measure_links_in_use
 from bow.planning.tiles.machine import connected
 from bow.planning.tiles.program import program_of
 
@@ -41,9 +41,9 @@ class Raced:
 
 
 def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_nothing() -> None:
-    graph = exchanges._chain(8, 4)[2].graph
+    graph = link_benchmark._chain(8, 4)[2].graph
     straight = data_parallel(graph, RULES, 2)
-    crossed = tuple(exchanges._crossed(straight, [each.kind == "linear" for each in graph.operators]))
+    crossed = tuple(link_benchmark._crossed(straight, [each.kind == "linear" for each in graph.operators]))
     (linear, *_) = (number for number, each in enumerate(graph.operators) if each.kind == "linear")
     assert crossed[linear] == straight[linear]
     layers = {tensor for each in graph.operators if each.kind == "linear" for tensor in each.outputs}
@@ -51,7 +51,7 @@ def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_
     assert len(parts) == 2 * LAYERS  # both devices send, behind the last layer too
     assert {end - start for part in parts for start, end in part.box} == {4}  # half of the samples, all of the width
     assert not [part for of in program_of(graph, straight, RULES).sent for part in of if part.tensor in layers]
-    assert exchanges._messages(graph, crossed) - exchanges._messages(graph, straight) == 4 * LAYERS
+    assert link_benchmark._messages(graph, crossed) - link_benchmark._messages(graph, straight) == 4 * LAYERS
 
 
 def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +69,8 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
     def race(team: Any, samples: int, width: int) -> Any:
         return SimpleNamespace(straight="straight", crossed="crossed", count=32, num_bytes=samples * width * 2)
 
-    monkeypatch.setattr(exchanges, "_race", race)
-    monkeypatch.setattr(exchanges, "_step_ns", step_ns)
+    monkeypatch.setattr(link_benchmark, "_race", race)
+    monkeypatch.setattr(link_benchmark, "_step_ns", step_ns)
     races = MessageRaces(Together())  # type: ignore[arg-type]
     races.turn(is_timed=False)
     for _ in range(3):
@@ -81,10 +81,10 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
 
 
 def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
-    graph = exchanges._norms()[2].graph
+    graph = link_benchmark._norms()[2].graph
     kinds = []
     for devices in ((0, 1, 0, 1), (0, 0, 1, 1)):
-        splits = tuple(exchanges._quartered(graph, devices))
+        splits = tuple(link_benchmark._quartered(graph, devices))
         topology = load_topology("two_cores")
         problem = Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
         kinds.append([task.kind for task in problem.simulate(splits).tasks])
@@ -96,8 +96,8 @@ def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
 def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     alike: Any = SimpleNamespace(everyone=lambda value: [value, value])
     race = SimpleNamespace(straight=1_000_000, crossed=1_000_000 + 40 * 300_000, count=40)
-    monkeypatch.setattr(exchanges, "_sum_race", lambda team: race)
-    monkeypatch.setattr(exchanges, "_step_ns", lambda team, runtime, race: runtime)
+    monkeypatch.setattr(link_benchmark, "_sum_race", lambda team: race)
+    monkeypatch.setattr(link_benchmark, "_step_ns", lambda team, runtime, race: runtime)
     races = SumRaces(alike)
     races.turn()
     assert races.beside_messages_us(100_000.0) == 100.0
@@ -106,18 +106,18 @@ def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.Monk
 
 def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
-    monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
-    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
-    monkeypatch.setattr(exchanges, "SumRaces", Raced)
+    monkeypatch.setattr(link_benchmark, "all_lines", lambda team: lines)
+    monkeypatch.setattr(link_benchmark, "MessageRaces", Raced)
+    monkeypatch.setattr(link_benchmark, "SumRaces", Raced)
     topology = measure_links_in_use(TEAM, connected(DEVICES))
     assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
     assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
 
 
 def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "all_lines", lambda team: pytest.fail("nothing else is measured"))
-    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
-    monkeypatch.setattr(exchanges, "SumRaces", Raced)
+    monkeypatch.setattr(link_benchmark, "all_lines", lambda team: pytest.fail("nothing else is measured"))
+    monkeypatch.setattr(link_benchmark, "MessageRaces", Raced)
+    monkeypatch.setattr(link_benchmark, "SumRaces", Raced)
     team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0)
     topology = measure_links_in_use(team, connected(DEVICES[:2]))
     (link,) = topology.links
@@ -127,9 +127,9 @@ def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytes
 
 def test_devices_still_share_the_bus_on_which_their_messages_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
-    monkeypatch.setattr(exchanges, "all_lines", lambda team: lines)
-    monkeypatch.setattr(exchanges, "MessageRaces", Raced)
-    monkeypatch.setattr(exchanges, "SumRaces", Raced)
+    monkeypatch.setattr(link_benchmark, "all_lines", lambda team: lines)
+    monkeypatch.setattr(link_benchmark, "MessageRaces", Raced)
+    monkeypatch.setattr(link_benchmark, "SumRaces", Raced)
     bus = Link(tuple(device.name for device in DEVICES), 8.0, 10.0, shared=True)
     topology = measure_links_in_use(TEAM, DeviceTopology("here", DEVICES, (bus,)))
     assert topology.links == (dataclasses.replace(bus, latency_us=300.0, gb_per_s=1.0),)

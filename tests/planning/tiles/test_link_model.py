@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
-from bow.planning.tiles import links
-from bow.planning.tiles.links import SIZES, all_lines, fitted_line, measured_topology
-from bow.planning.tiles.team import Message
+from bow.planning.tiles import link_model
+from bow.planning.tiles.link_model import SIZES, all_lines, fitted_line, measured_topology
+from bow.planning.tiles.process_group import Message
 from tests.planning.tiles.members import Member, team_of, together
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
@@ -47,7 +47,7 @@ def found_by(team: Clocked, first: int, second: int) -> tuple[float, float]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clocked:
     team = Clocked(0)
-    monkeypatch.setattr(links.time, "perf_counter_ns", lambda: team.now_ns)
+    monkeypatch.setattr(link_model.time, "perf_counter_ns", lambda: team.now_ns)
     return team
 
 
@@ -67,13 +67,13 @@ def test_line_is_never_negative() -> None:
 
 
 def test_messages_of_every_size_are_timed_one_way(clock: Clocked) -> None:
-    one_way = functools.partial(links._one_way_ns, clock, 0)  # type: ignore[arg-type]
+    one_way = functools.partial(link_model._one_way_ns, clock, 0)  # type: ignore[arg-type]
     assert [one_way(2, size) for size in SIZES] == [50_000 + size for size in SIZES]
     assert one_way(1, 256) == 100_256
 
 
 def test_every_pair_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_line", lambda team, *pair: found_by(team, *pair) if team.number in pair else None)
+    monkeypatch.setattr(link_model, "_line", lambda team, *pair: found_by(team, *pair) if team.number in pair else None)
     assert all_lines(Clocked(0)) == {(0, 1): (1e5, 1.0), (0, 2): (5e4, 1.0), (1, 2): (5e4, 1.0)}  # type: ignore[arg-type]
 
 
@@ -107,7 +107,7 @@ def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         under_way.remove((pair[0], pair[1]))
         return float(pair[0]), float(pair[1])
 
-    monkeypatch.setattr(links, "_line", line)
+    monkeypatch.setattr(link_model, "_line", line)
     found = together(all_lines, team_of(size))
     pairs = list(itertools.combinations(range(size), 2))
     assert [len(of) for of in seen] == [1] * 2 * len(pairs)

@@ -16,11 +16,10 @@ from bow.planning.problem.partition import Split, everything_on, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import tile_key
-from bow.planning.tiles import measured, measuring
-from bow.planning.tiles.capturing import capture_operators
+from bow.planning.tiles import tile_costs
+from bow.planning.tiles.capture import capture_operators
 from bow.planning.tiles.machine import core_kind
-from bow.planning.tiles.measured import measured_costs
-from bow.planning.tiles.measuring import kept_times, load_times, measure_tiles, times_file
+from bow.planning.tiles.tile_costs import kept_times, load_times, measure_tiles, measured_costs, times_file
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -38,13 +37,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The strategies under which steps were run."""
     made: list[Any] = []
-    real = measuring.TileRuntime
+    real = tile_costs.TileRuntime
 
     def counted(captured: Any, strategy: Any, *rest: Any, **settings: Any) -> Any:
         made.append(strategy)
         return real(captured, strategy, *rest, **settings)
 
-    monkeypatch.setattr(measuring, "TileRuntime", counted)
+    monkeypatch.setattr(tile_costs, "TileRuntime", counted)
     return made
 
 
@@ -93,7 +92,7 @@ def test_who_waits_is_told_how_many_tiles_are_measured() -> None:
 
 
 def test_times_are_kept_on_disk_and_read_by_the_next(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "REPEATS", 1)
+    monkeypatch.setattr(tile_costs, "REPEATS", 1)
     times = kept_times(CAPTURED, MODEL, BATCH, SGD, 1)
     path = times_file(torch.device("cpu"), "SGD")
     assert load_times(path) == times
@@ -132,7 +131,7 @@ def test_devices_of_this_machine_have_measured_costs(monkeypatch: pytest.MonkeyP
         seen.append(torch.get_num_threads())
         return measure_tiles(*given, repeats=1, **settings)
 
-    monkeypatch.setattr(measured, "kept_times", quick)
+    monkeypatch.setattr(tile_costs, "kept_times", quick)
     costs = measured_costs(CAPTURED, MODEL, BATCH, pair(core_kind(1)))
     (half, _) = tiles_of(GRAPH, GRAPH.operators[0], Split((2, 1), (0, 1)))
     assert costs.is_measured(0, half, 0)

@@ -1,12 +1,10 @@
-"""Captures a model's step as the graph of operators that is split: layers, not what they consist of.
-
-`torch.export` gives the forward pass up to the loss with one node a layer: a convolution, a linear layer, an LSTM cell.
-Each is translated to an operator that there is a rule for, or stays whole under its own name.
-"""
+"""Captures a model's step as the graph of operators that is split: layers, not what they consist of."""
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
-from bow.errors import BowError, CaptureError, LossError
+from bow.errors import BowError, CaptureError, DataError, LossError
 from bow.graph.batches import batch_tensors
 from bow.graph.learning_step import LearningStep, Step, checked_model, step_from_loss
 from bow.graph.quiet import quiet
@@ -23,13 +21,57 @@ from bow.graph.side_effects import changed, python_state, refuse_changes
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
-from bow.planning.tiles.builder import Constant, GraphBuilder, Made, Value, Weight
-from bow.planning.tiles.captured import CapturedStep
-from bow.planning.tiles.constants import buffer, constant_of, held
-from bow.planning.tiles.mutations import Mutations
-from bow.planning.tiles.refusing import REMEDY, refusal, refused
-from bow.planning.tiles.samples import with_samples
+from bow.planning.tiles.exported_nodes import REMEDY, Mutations, buffer, constant_of, held, refusal, refused
+from bow.planning.tiles.graph_builder import Constant, GraphBuilder, Made, Maker, Value, Weight, with_samples
 from bow.planning.tiles.translations import TRANSLATIONS, Exported, Result, exported_call, pointwise
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """The operators of a training step, from the batch to the loss. It can be pickled.
+
+    Attributes:
+        graph: what is split and placed.
+        inputs: the numbers of the batch's tensors, in the order in which they lie in it.
+        dtypes: the types of all tensors, by number.
+        counters: by buffer that counts: by how much it grows in a step.
+        makers: by tensor that is the same in every step: what makes it out of the model's buffers.
+    """
+
+    graph: OperatorGraph
+    inputs: tuple[int, ...]
+    dtypes: Mapping[int, torch.dtype]
+    counters: Mapping[str, int]
+    makers: Mapping[int, Maker]
+
+    def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
+        """The tensors that are the same in every step."""
+        buffers = dict(model.named_buffers())
+        return {number: make(buffers).detach().to(device) for number, make in self.makers.items()}
+
+    def equals(self, other: "CapturedStep", model: nn.Module) -> bool:
+        """Whether another capture of a model's step computes the same, with the same numbers and constants."""
+        cpu = torch.device("cpu")
+        pairs = zip(self.constants(model, cpu).values(), other.constants(model, cpu).values(), strict=False)
+        return self.graph == other.graph and all(mine.equal(theirs) for mine, theirs in pairs)
+
+    def fits(self, batch: Any) -> bool:
+        """Whether the tensors of a batch are of the shapes that were captured."""
+        shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(batch)]
+        return shapes == [self.graph.tensors[number].shape for number in self.inputs]
+
+    def leaves(self, batch: Any, device: torch.device) -> dict[int, Tensor]:
+        """The tensors of a batch by number."""
+        tensors: Sequence[Any] = tree_leaves(batch)
+        for place, (number, tensor) in enumerate(itertools.zip_longest(self.inputs, tensors)):
+            wanted = None if number is None else (*self.graph.tensors[number].shape,)
+            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
+            if wanted is None or got != wanted:
+                raise DataError(
+                    f"tensor {place} of the batch has the shape {got}, and the strategy is of {wanted}; "
+                    "give batches of the size that was planned"
+                )
+        return {number: tensor.to(device) for number, tensor in zip(self.inputs, tensors, strict=True)}
 
 
 def capture_operators(

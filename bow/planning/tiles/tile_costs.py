@@ -1,11 +1,10 @@
-"""How long tiles take on this device: measured where they run, in whole steps."""
+"""Tile costs: how long tiles take on the devices of this machine, measured in whole steps and kept on disk."""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import math
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,20 +15,21 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from bow.compiling import cache_folder
-from bow.devices import processor
+from bow.devices import available_cores, processor
 from bow.errors import BowError, SettingError, disk_reason
+from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Partition, Split, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import tile_key
-from bow.planning.simulator.measured_costs import TileTime, TileTimes, scaled
-from bow.planning.tiles.captured import CapturedStep
-from bow.planning.tiles.runtime import TileRuntime
-from bow.planning.tiles.team import Team
-from bow.planning.tiles.updating import OptimizerFactory
+from bow.planning.simulator.measured_costs import MeasuredCosts, TileTime, TileTimes, scaled
+from bow.planning.tiles.capture import CapturedStep
+from bow.planning.tiles.machine import all_on, core_kind
+from bow.planning.tiles.measurement_cache import cache_file
+from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.runtime import OptimizerFactory, TileRuntime
 from bow.runtime.build import machine
 from bow.schedule import Span
 
@@ -126,14 +126,7 @@ def kept_times(
 def times_file(device: torch.device, optimizer: str) -> Path:
     """Where the times of tiles are kept, of all graphs: by hardware, number of threads, PyTorch, bow and optimizer."""
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    described = [processor(), hardware, torch.get_num_threads(), torch.__version__, bow_version(), optimizer]
-    name = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
-    return cache_folder() / "tiles" / f"{name}.json"
-
-
-def bow_version() -> str:
-    """Of bow; importing it here would turn the layers round."""
-    return str(sys.modules["bow"].__version__)
+    return cache_file("tiles", processor(), hardware, torch.get_num_threads(), optimizer)
 
 
 def load_times(path: Path) -> TileTimes | None:
@@ -199,3 +192,53 @@ def _median(times: Sequence[TileTime]) -> TileTime:
         round(statistics.median(each.forward_ns for each in times)),
         round(statistics.median(each.backward_ns for each in times)),
     )
+
+
+OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+"""Whose updates are measured where no other is given."""
+
+
+def measured_costs(
+    captured: CapturedStep,
+    model: nn.Module,
+    batch: Any,
+    topology: DeviceTopology,
+    optimizer: OptimizerFactory = OPTIMIZER,
+    *,
+    even: bool = False,
+    rules: Rules = RULES,
+    tell: Tell | None = None,
+) -> MeasuredCosts:
+    """Measure what is not yet known of a step's tiles on this machine's devices; others have the roofline's times.
+
+    A kind of device is this machine's where its name says so, as those of `bow.planning.tiles.machine.read_devices` do.
+    """
+    times = {}
+    for kind, device, cores in _here(topology):
+        settings: dict[str, Any] = {"device": device, "even": even, "rules": rules, "tell": tell}
+        measure = functools.partial(kept_times, captured, model, batch, optimizer, topology.num_devices, **settings)
+        if device.type == "cuda":
+            times[kind] = measure()
+        else:
+            with all_on(cores):
+                times[kind] = measure()
+    if not times:
+        kinds = ", ".join(dict.fromkeys(device.kind.name for device in topology.devices))
+        raise SettingError(
+            f"costs=measured needs devices of this machine, topology {topology.name!r} has {kinds}; take "
+            "costs=roofline, or topology=machine"
+        )
+    return MeasuredCosts(captured.graph, rules, topology, times)
+
+
+def _here(topology: DeviceTopology) -> Iterator[tuple[str, torch.device, list[int]]]:
+    """The kinds of devices that this machine has: name, a device, and the cores that one of them is."""
+    cores = sorted(available_cores())
+    own = {core_kind(count): cores[:count] for count in range(1, len(cores) + 1)}
+    for kind in dict.fromkeys(device.kind.name for device in topology.devices):
+        if kind in own:
+            yield kind, torch.device("cpu"), own[kind]
+        for number in range(torch.cuda.device_count()):
+            if kind == torch.cuda.get_device_name(number):
+                yield kind, torch.device("cuda", number), []
+                break

@@ -1,4 +1,4 @@
-"""The processes that run a strategy together, one for each device: who they are, and how they talk."""
+"""The processes that run a strategy together, one for each device: who they are, and how they communicate."""
 
 import collections
 import contextlib

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bow.errors import RuntimeUnavailableError
-from bow.planning.tiles import kept_lines
-from bow.planning.tiles.kept_lines import Members, keep_lines, lines_here
-from bow.planning.tiles.links import Lines
-from bow.planning.tiles.team import Team
+from bow.planning.tiles import link_benchmark, measurement_cache
+from bow.planning.tiles.link_benchmark import Members, keep_lines, lines_here
+from bow.planning.tiles.link_model import Lines
+from bow.planning.tiles.process_group import Team
 from tests.planning.tiles.members import team_of, together
 
 LINES: Lines = {(0, 1): (120_000.0, 0.5)}
@@ -51,8 +51,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
         torch.rand(1)
         return LINES, 40.0
 
-    monkeypatch.setattr(kept_lines, "cache_folder", lambda: tmp_path / str(HERE.number))
-    monkeypatch.setattr(kept_lines, "lines_in_use", measure)
+    monkeypatch.setattr(measurement_cache, "cache_folder", lambda: tmp_path / str(HERE.number))
+    monkeypatch.setattr(link_benchmark, "lines_in_use", measure)
     return turns_of
 
 
@@ -64,7 +64,7 @@ def file_of(folder: Path, number: int = 0) -> Path:
 def test_what_is_kept_is_not_measured_again(pair: list[Any], measured: list[Any]) -> None:
     before = torch.get_rng_state()
     assert asked(pair) == asked(pair) == [(LINES, 40.0)] * 2
-    assert sorted(measured) == [(0, kept_lines.TURNS), (1, kept_lines.TURNS)]
+    assert sorted(measured) == [(0, link_benchmark.FEW_TURNS), (1, link_benchmark.FEW_TURNS)]
     assert torch.equal(torch.get_rng_state(), before)  # a training draws the same whether it was kept or not
 
 
@@ -147,7 +147,7 @@ def test_without_a_place_to_keep_it_it_is_measured_each_time(
         raise RuntimeUnavailableError("this user has no home folder")
 
     for folder in (nowhere, lambda: tmp_path / "file"):
-        monkeypatch.setattr(kept_lines, "cache_folder", folder)
+        monkeypatch.setattr(measurement_cache, "cache_folder", folder)
         assert asked(pair) == [(LINES, 40.0)] * 2
     assert len(measured) == 4
 
@@ -158,8 +158,8 @@ def test_other_gpus_have_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     (alone,) = team_of(1)
     alone.device = torch.device("cuda", 0)
     for uuid in ("0a", "1b", "0a"):
-        monkeypatch.setattr(kept_lines, "gpu_uuid", lambda device, uuid=uuid: uuid)
+        monkeypatch.setattr(link_benchmark, "gpu_uuid", lambda device, uuid=uuid: uuid)
         members = Members.of(alone)
         assert members.gpus == (uuid,)
-        files.append(kept_lines._file(members))
+        files.append(link_benchmark._file(members))
     assert files[0] == files[2] != files[1]

@@ -1,4 +1,4 @@
-"""How long transfers between the processes of a team take: measured, and made a topology of."""
+"""Link model: how long transfers between the processes of a machine take, as latency and time a byte."""
 
 import itertools
 import statistics
@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 
 from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology, Link
-from bow.planning.tiles.team import Message, Team, wait_for
+from bow.planning.tiles.process_group import Message, Team, wait_for
 
 SIZES = tuple(2**exponent for exponent in range(8, 21, 2))
 """Bytes of the transfers that show latency and bandwidth: 256 bytes to 1 MiB, as parts of tensors have."""

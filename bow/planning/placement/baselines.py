@@ -1,0 +1,280 @@
+"""Placements without a search: an expert's, and partitions by METIS and Scotch."""
+
+import itertools
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bow.errors import MissingDependencyError, RuntimeUnavailableError
+from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.groups import Devices, Groups
+from bow.planning.problem.box import whole
+from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology
+from bow.planning.search.baselines import RECURRENT
+
+
+def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
+    """By device and group: how long forward and backward passes take, alone.
+
+    Updates are left out: a layer has one, however many of its steps are on the device.
+    """
+    graph, costs = evaluator.problem.graph, evaluator.problem.costs
+    boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
+    times: list[list[int]] = []
+    for device in range(evaluator.num_devices):
+        of_group = [0] * len(evaluator.groups)
+        for number, (group, box) in enumerate(zip(evaluator.groups.of, boxes, strict=True)):
+            of_group[group] += costs.forward_ns(number, box, device) + costs.backward_ns(number, box, device)
+        times.append(of_group)
+    return times
+
+
+def speeds(times: Sequence[Sequence[int]]) -> list[float]:
+    """By device: how fast it does all groups, as a part of what all devices together can do.
+
+    Example:
+        >>> speeds([[30, 30], [10, 10]])
+        [0.25, 0.75]
+    """
+    rates = [1 / max(1, sum(of_device)) for of_device in times]
+    return [rate / sum(rates) for rate in rates]
+
+
+def loads(times: Sequence[Sequence[int]], devices: Sequence[int], most: int) -> list[int]:
+    """By group: how much work it is, in whole numbers up to a given one; at least 1.
+
+    The work of a group is what it takes on the fastest of the devices.
+    """
+    fastest = min(devices, key=lambda device: sum(times[device]))
+    largest = max(1, *times[fastest])
+    return [max(1, round(most * time / largest)) for time in times[fastest]]
+
+
+def traffic(evaluator: SimulatedEvaluator, most: int) -> dict[tuple[int, int], int]:
+    """By pair of groups, the smaller number first: what crosses in both directions, as whole numbers; at least 1."""
+    found: dict[tuple[int, int], int] = {}
+    for flow in evaluator.groups.flows:
+        pair = min(flow.maker, flow.reader), max(flow.maker, flow.reader)
+        found[pair] = found.get(pair, 0) + flow.num_bytes
+    largest = max(1, *found.values()) if found else 1
+    return {pair: max(1, round(most * num_bytes / largest)) for pair, num_bytes in found.items()}
+
+
+LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "linear"})
+"""Kinds of operators that count as layers of a network that is cut into contiguous parts."""
+
+
+def expert(evaluator: SimulatedEvaluator) -> Devices:
+    """What an expert does with a network of this sort; see `layer_per_device` and `contiguous_parts`.
+
+    References:
+        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.2.
+    """
+    is_recurrent = any(evaluator.groups.with_kinds(RECURRENT))
+    return (layer_per_device if is_recurrent else contiguous_parts)(evaluator)
+
+
+def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
+    """Each LSTM layer on an accelerator of its own, in turn where there are too few.
+
+    An embedding goes with the LSTM layer that reads it; attention, softmax, and all that is left, with the highest
+    LSTM layer, which is the last one in the order of the graph. An encoder's and a decoder's layers are layers of
+    their own: with two devices both lower layers are on the first, and both upper ones on the second.
+
+    References:
+        Wu et al.: Google's neural machine translation system, 2016. Mirhoseini et al., 2017, section 4.2.
+    """
+    groups, devices = evaluator.groups, evaluator.accelerators
+    cells = [number for number, held in enumerate(groups.with_kinds(RECURRENT)) if held]
+    in_order = sorted(cells, key=lambda number: groups.groups[number].operators)
+    layers = list(dict.fromkeys(groups.groups[number].layer for number in in_order))
+    place = {layer: devices[number % len(devices)] for number, layer in enumerate(layers)}
+    placed = {number: place[groups.groups[number].layer] for number in cells}
+    read_by: dict[str, int] = {}
+    for flow in groups.flows:
+        if flow.reader in placed:
+            read_by.setdefault(groups.groups[flow.maker].layer, placed[flow.reader])
+    embedding = groups.with_kinds({"embedding"})
+    highest = place[layers[-1]]
+    return evaluator.legal(
+        tuple(
+            placed.get(number, read_by.get(group.layer, highest) if embedding[number] else highest)
+            for number, group in enumerate(groups.groups)
+        )
+    )
+
+
+def contiguous_parts(evaluator: SimulatedEvaluator) -> Devices:
+    """Parts of about as many layers for each accelerator, cut in the order in which the groups run.
+
+    References:
+        Mirhoseini et al., 2017, section 4.2, on Inception-v3.
+    """
+    groups, devices = evaluator.groups, evaluator.accelerators
+    layers = [_layers(groups, group.operators) for group in groups.groups]
+    total, passed, placed = max(1, sum(layers)), 0, [0] * len(groups)
+    for number in groups.order:
+        middle = 2 * passed + layers[number]
+        placed[number] = devices[min(len(devices) - 1, len(devices) * middle // (2 * total))]
+        passed += layers[number]
+    return evaluator.legal(placed)
+
+
+def _layers(groups: Groups, operators: Iterable[int]) -> int:
+    return sum(groups.graph.operators[number].kind in LAYERS for number in operators)
+
+
+MOST = 10_000
+"""The largest load and the largest weight of an edge: METIS adds them up in whole numbers of 32 bits."""
+
+
+def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] | None = None) -> Devices:
+    """Cut the groups into a part for each accelerator, with loads by their speeds and the least that crosses.
+
+    References:
+        Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, 1995.
+    """
+    chosen = list(evaluator.accelerators if devices is None else devices)
+    if len(chosen) == 1:
+        return evaluator.legal((chosen[0],) * len(evaluator.groups))
+    times = group_times_ns(evaluator)
+    ways: list[dict[int, int]] = [{} for _ in range(len(evaluator.groups))]
+    for (a, b), weight in traffic(evaluator, MOST).items():
+        ways[a][b] = ways[b][a] = weight
+    pymetis = _library()
+    found = pymetis.part_graph(
+        len(chosen),
+        pymetis.CSRAdjacency(
+            [*itertools.accumulate(map(len, ways), initial=0)], [other for way in ways for other in way]
+        ),
+        vweights=loads(times, chosen, MOST),
+        eweights=[weight for way in ways for weight in way.values()],
+        tpwgts=speeds([times[device] for device in chosen]),
+        options=pymetis.Options(seed=random.Random(seed).randrange(2**31)),
+    )
+    return evaluator.legal(tuple(chosen[part] for part in found.vertex_part))
+
+
+def _library() -> Any:
+    try:
+        import pymetis
+    except ImportError as error:
+        raise MissingDependencyError(
+            "method=metis needs the package pymetis; pip install 'bow-trainer[partition]'"
+        ) from error
+    return pymetis
+
+
+GMAP = ("scotch_gmap", "gmap")
+ARCHITECTURE = ("amk_grf", "scotch_amk_grf")
+"""What distributions call the programs."""
+
+DISTANCE, SPEED = 10, 1000
+"""What the shortest way between two devices, and the speed of all together, are as whole numbers."""
+
+TIMEOUT_S = 60.0
+
+
+def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) -> Devices:
+    """Map groups to devices by Scotch's default strategy.
+
+    The graph's vertices are groups, as heavy as the time that they take; its edges are what crosses between them, both
+    ways. The architecture's vertices are devices, weighted by their speed; its edges are as long as a transfer
+    takes. Scotch balances the loads by the speeds, up to 5 %, and keeps the edges short.
+
+    References:
+        Pellegrini, Roman: Experimental analysis of the dual recursive bipartitioning algorithm for static mapping,
+        1996. Mirhoseini et al., 2017, section 4.2.
+    """
+    chosen = list(range(evaluator.num_devices) if devices is None else devices)
+    if len(chosen) == 1 or len(evaluator.groups) == 1:
+        return evaluator.legal((max(chosen),) * len(evaluator.groups))
+    times = group_times_ns(evaluator)
+    graph = source_graph(loads(times, chosen, MOST), traffic(evaluator, MOST))
+    target = architecture(evaluator.problem.topology, chosen, speeds([times[device] for device in chosen]))
+    return evaluator.legal(tuple(chosen[number] for number in mapped(graph, target)))
+
+
+def mincut(evaluator: SimulatedEvaluator) -> Devices:
+    """Map groups by Scotch to all devices but processors.
+
+    References:
+        Mirhoseini et al., 2017, section 4.2.
+    """
+    return scotch(evaluator, evaluator.accelerators)
+
+
+def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> str:
+    """A graph in Scotch's format: version, sizes, numbering from 0 with weights of both sorts, a line a vertex.
+
+    Example:
+        >>> print(source_graph([5, 7], {(0, 1): 3}), end="")
+        0
+        2 2
+        0 011
+        5 1 3 1
+        7 1 3 0
+    """
+    ways: list[list[int]] = [[] for _ in loads]
+    for (a, b), weight in sorted(edges.items()):
+        ways[a] += [weight, b]
+        ways[b] += [weight, a]
+    lines = [[load, len(way) // 2, *way] for load, way in zip(loads, ways, strict=True)]
+    header = ["0", f"{len(loads)} {2 * len(edges)}", "0 011"]
+    return "\n".join([*header, *(" ".join(map(str, line)) for line in lines)]) + "\n"
+
+
+def architecture(topology: DeviceTopology, devices: Sequence[int], speeds: Sequence[float]) -> str:
+    """Devices as a graph in Scotch's format, every two joined by an edge as long as a transfer takes."""
+    pairs = list(itertools.combinations(range(len(devices)), 2))
+    times = [
+        topology.transfer_ns(TYPICAL_BYTES, devices[a], devices[b])
+        + topology.transfer_ns(TYPICAL_BYTES, devices[b], devices[a])
+        for a, b in pairs
+    ]
+    shortest = max(1, min(times))
+    lengths = [max(1, round(DISTANCE * time / shortest)) for time in times]
+    return source_graph([max(1, round(SPEED * speed)) for speed in speeds], dict(zip(pairs, lengths, strict=True)))
+
+
+def mapped(graph: str, target: str) -> list[int]:
+    """What Scotch maps each vertex of a graph to."""
+    gmap, architecture = _program(GMAP), _program(ARCHITECTURE)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "source.grf").write_text(graph)
+        (folder / "target.grf").write_text(target)
+        _run(folder, architecture, "target.grf", "target.tgt")
+        _run(folder, gmap, "source.grf", "target.tgt", "map.txt")
+        count, *pairs = (folder / "map.txt").read_text().split()
+    found = dict(zip(map(int, pairs[::2]), map(int, pairs[1::2]), strict=True))
+    return [found[number] for number in range(int(count))]
+
+
+def _program(names: Sequence[str]) -> str:
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise MissingDependencyError(
+            f"static mapping needs Scotch's program {names[0]}, which is not installed; apt-get install scotch"
+        )
+    return found
+
+
+def _run(folder: Path, program: str, *arguments: str) -> None:
+    try:
+        done = subprocess.run(
+            [program, *arguments], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeUnavailableError(
+            f"Scotch's {Path(program).name} did not run ({error}); install it anew"
+        ) from error
+    said = (done.stderr or done.stdout).strip().replace("\n", "; ")
+    if done.returncode or "ERROR" in said:
+        raise RuntimeUnavailableError(
+            f"Scotch's {Path(program).name} failed ({said or f'exit status {done.returncode}'}); install it anew"
+        )

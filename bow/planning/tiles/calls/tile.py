@@ -1,0 +1,106 @@
+"""A tile: a part of an operator, and the interface of what computes it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from bow.planning.problem.box import Box, whole
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.rules.mapped import Shapes, places, shapes_of
+from bow.planning.rules.rule import Rule
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A part of an operator that one device computes.
+
+    Attributes:
+        kind: of the operator.
+        attributes: of the operator.
+        shapes: of the whole operands and of the whole output.
+        box: of the first output.
+        operands: by operand, in the order of the operator's arguments: what of it the tile is given; None: nothing.
+    """
+
+    kind: str
+    attributes: Mapping[str, Any]
+    shapes: Shapes
+    box: Box
+    operands: tuple[Box | None, ...]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of the first output's part."""
+        return tuple(end - start for start, end in self.box)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether there is no other tile."""
+        return self.box == whole(self.shapes.output)
+
+
+def tile_of(graph: OperatorGraph, operator: PlanOperator, rule: Rule, box: Box) -> Tile:
+    """The tile that makes a box of an operator's first output."""
+    boxes = {
+        "input": rule.input_boxes(operator, graph, box),
+        "weight": rule.weight_boxes(operator, graph, box),
+    }
+    operands = tuple(boxes[kind][index] for kind, index in places(operator))
+    return Tile(operator.kind, operator.attributes, shapes_of(operator, graph), box, operands)
+
+
+Operands: TypeAlias = Sequence[Tensor | None]
+"""The parts that a tile is given, in the order of the operator's arguments."""
+
+Outputs: TypeAlias = tuple[Tensor, ...]
+
+LocalCall: TypeAlias = Callable[[Tile, Operands, int], Outputs]
+"""Computes a tile; the number is a seed, the same for all tiles of an operator in a step."""
+
+
+@dataclass(frozen=True)
+class SummedCall:
+    """Computes a tile in two parts, between which all tiles of a sum get what each has found.
+
+    Autograd goes through both parts, and through what lies between.
+
+    Attributes:
+        moments: what a tile finds, a tensor of the same shape for all tiles of a sum.
+        finish: the outputs, given what all tiles of the sum found, stacked in the order of the tiles.
+        update: changes in place what the operator keeps from step to step, by what all tiles found: by name, the part
+            that belongs to the sum.
+        alone: computes a tile that is the only one of its sum, and changes what the operator keeps if there is any.
+    """
+
+    moments: Callable[[Tile, Operands], Tensor]
+    finish: Callable[[Tile, Operands, Tensor], Outputs]
+    update: Callable[[Tile, Tensor, Mapping[str, Tensor]], None]
+    alone: Callable[[Tile, Operands, Mapping[str, Tensor] | None], Outputs]
+
+
+Call: TypeAlias = LocalCall | SummedCall
+
+
+def given(operands: Operands) -> list[Tensor]:
+    """The operands of an operator whose tiles need all of them."""
+    found = [operand for operand in operands if operand is not None]
+    assert len(found) == len(operands)
+    return found
+
+
+def padded(tensor: Tensor, amounts: Sequence[tuple[int, int]], value: float) -> Tensor:
+    """A tensor with a constant around its last dimensions.
+
+    Example:
+        >>> import torch
+        >>> padded(torch.ones(1), [(3, -2)], 0.0)
+        tensor([0., 0.])
+    """
+    ends = [each for pair in reversed(amounts) for each in pair]
+    larger = F.pad(tensor, [max(0, each) for each in ends], value=value)
+    # Not in one call: F.pad cuts off first, and fails where more is cut off than the tensor has.
+    return F.pad(larger, [min(0, each) for each in ends]) if min(ends, default=0) < 0 else larger

@@ -1,0 +1,152 @@
+"""Communication within a step: parts of tensors from tile to tile, sums over tiles, and a record of the waiting."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bow.planning.problem.box import Box
+from bow.planning.tiles.process_group import Team, Work, wait_for
+from bow.planning.tiles.program import Part, TileTask
+from bow.schedule import Span
+
+Category: TypeAlias = Literal["forward", "backward", "transfer", "reduction", "update"]
+
+
+class Recorder:
+    """Notes spans while it is on.
+
+    The clock is the machine's: spans of processes on one machine can be compared. A span of the categories `transfer`
+    and `reduction` is the time that the device waited, not that for which something was under way. On a GPU every span
+    ends when the GPU has finished it, which takes away overlap: record some steps only.
+
+    Args:
+        number: of the device in the strategy.
+        device: what it is.
+        is_on: whether to note anything.
+    """
+
+    def __init__(self, number: int, device: torch.device, is_on: bool = False) -> None:
+        self.is_on = is_on
+        self.spans: list[Span] = []
+        self._place = f"device {number}"
+        self._device = device
+
+    @contextlib.contextmanager
+    def span(self, category: Category, name: str) -> Iterator[None]:
+        """Note from when to when the block ran."""
+        if not self.is_on:
+            yield
+            return
+        start = self._now()
+        yield
+        self.spans.append(Span(name, self._place, start, self._now(), category))
+
+    def _now(self) -> int:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic_ns()
+
+
+Letter: TypeAlias = tuple[Part, int, Tensor]
+"""A part, the device at the other end, and the values or the place for them."""
+
+
+class Mailbox:
+    """Sends and receives parts of one direction: values forward, or gradients backward.
+
+    Args:
+        team: the devices.
+        tags: a number for each part that travels, the same on all devices.
+        recorder: notes how long this one waits.
+    """
+
+    def __init__(self, team: Team, tags: Mapping[Part, int], recorder: Recorder) -> None:
+        self._team = team
+        self._tags = tags
+        self._recorder = recorder
+        self._arriving: dict[Part, tuple[list[Work], Tensor]] = {}
+        self._leaving: list[tuple[list[Work], list[Tensor]]] = []
+
+    def exchange(self, sends: Sequence[Letter], receives: Sequence[Letter]) -> None:
+        """Begin to send and to receive, in one batch."""
+        outgoing = [(tensor.contiguous(), device, self._tags[part]) for part, device, tensor in sends]
+        incoming = [(tensor, device, self._tags[part]) for part, device, tensor in receives]
+        leaving, arriving = self._team.exchange(outgoing, incoming)
+        if outgoing:
+            self._leaving.append((leaving, [tensor for tensor, _, _ in outgoing]))
+        one_each = len(arriving) == len(receives)
+        for place, (part, _, tensor) in enumerate(receives):
+            self._arriving[part] = (arriving[place : place + 1] if one_each else arriving), tensor
+
+    def arrived(self, part: Part) -> Tensor:
+        """The values of a part, once they are there."""
+        works, tensor = self._arriving[part]
+        if works:
+            with self._recorder.span("transfer", f"tensor {part.tensor}"):
+                wait_for(works)
+            self._arriving[part] = [], tensor
+        return tensor
+
+    def forget(self, part: Part) -> None:
+        """The values of a part are not needed any more."""
+        self._arriving.pop(part, None)
+
+    def close(self) -> None:
+        """Wait until all that was sent has left."""
+        for works, _ in self._leaving:
+            wait_for(works)
+        self._leaving.clear()
+        self._arriving.clear()
+
+
+def rows_of_all(
+    own: Sequence[tuple[TileTask, Tensor]], tasks: Sequence[TileTask], team: Team, recorder: Recorder
+) -> dict[Box, Tensor]:
+    """What every tile of each sum has found, stacked in the order of the tiles.
+
+    Every device of a sum puts its own rows among zeros, and all are added.
+    """
+    found: dict[Box, Tensor] = {}
+    for task, row in own:
+        assert task.sums is not None
+        if task.sums not in found:
+            found[task.sums] = row.new_zeros(len(_together(tasks, task.sums)), *row.shape)
+        found[task.sums][place_in_sum(task, tasks)] = row
+    add_up(found, tasks, team, recorder)
+    return found
+
+
+def add_up(found: dict[Box, Tensor], tasks: Sequence[TileTask], team: Team, recorder: Recorder) -> None:
+    """Add tensors up over the devices of each sum, in place."""
+    works: list[Work] = []
+    for box in sorted(found):  # in the same order on all devices
+        devices = sum_devices(tasks, box)
+        if len(devices) > 1:
+            works.append(team.sum(found[box], devices))
+    if works:
+        with recorder.span("reduction", "sums"):
+            wait_for(works)
+
+
+def is_alone(task: TileTask, tasks: Sequence[TileTask]) -> bool:
+    """Whether a tile is the only one of its sum."""
+    return sum(each.sums == task.sums for each in tasks) == 1
+
+
+def place_in_sum(task: TileTask, tasks: Sequence[TileTask]) -> int:
+    """Which row of its sum is a tile's."""
+    assert task.sums is not None
+    return [each.number for each in _together(tasks, task.sums)].index(task.number)
+
+
+def sum_devices(tasks: Sequence[TileTask], box: Box) -> tuple[int, ...]:
+    """The devices that have tiles of a sum, in ascending order."""
+    return tuple(sorted({task.device for task in _together(tasks, box)}))
+
+
+def _together(tasks: Sequence[TileTask], box: Box) -> list[TileTask]:
+    return [task for task in tasks if task.sums == box]

@@ -1,0 +1,279 @@
+"""What a device holds: cells of weights with their gradients, and running statistics."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.planning.problem.box import Box, contains, whole
+from bow.planning.problem.box import cells as boxes_between
+from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
+from bow.planning.tiles.process_group import Team, Work, wait_for
+from bow.planning.tiles.program import Program, TileTask
+from bow.planning.tiles.regions import Sums, put_together, region
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A part of a weight that a tile reads wholly or not at all.
+
+    Attributes:
+        name: the weight's.
+        box: in indices of the whole weight.
+        devices: those that have it, in ascending order.
+        is_trained: whether it has a gradient.
+        operator: the first that a gradient comes from, whose backward pass is the last; None: none comes.
+    """
+
+    name: str
+    box: Box
+    devices: tuple[int, ...]
+    is_trained: bool
+    operator: int | None
+
+
+def cells_of(graph: OperatorGraph, program: Program) -> tuple[Cell, ...]:
+    """The cells of all weights, in an order that is the same in every process."""
+    readers: dict[str, list[tuple[Box, TileTask]]] = {}
+    for task in program.all_tasks:
+        for name, box in task.weights:
+            readers.setdefault(name, []).append((box, task))
+    return tuple(
+        cell for name, reading in readers.items() for cell in _of_weight(name, reading, graph.weights[name], program)
+    )
+
+
+def _of_weight(
+    name: str, reading: Sequence[tuple[Box, TileTask]], weight: TensorShape, program: Program
+) -> Iterator[Cell]:
+    by_box: dict[Box, list[TileTask]] = {}
+    by_task = [task for _, task in reading]
+    for box, task in reading:
+        by_box.setdefault(box, []).append(task)
+    for cell in boxes_between([*by_box, whole(weight.shape)]):
+        tasks = [task for box, of_box in by_box.items() if contains(box, cell) for task in of_box]
+        gradients = [task.operator for task in tasks or by_task if task.operator in program.backward]
+        devices = tuple(sorted({task.device for task in tasks or by_task[:1]}))
+        yield Cell(name, cell, devices, weight.differentiable, min(gradients, default=None))
+
+
+class DeviceWeights:
+    """What one device has of the weights.
+
+    Args:
+        cells: those of all devices.
+        values: the whole weights, by name, in the shape that the graph gives them.
+        team: the devices.
+
+    Attributes:
+        parameters: by cell: what is trained.
+    """
+
+    def __init__(self, cells: Sequence[Cell], values: Mapping[str, Tensor], team: Team) -> None:
+        self.parameters = {cell: _own(cell, values[cell.name]) for cell in cells if team.number in cell.devices}
+        self._team = team
+        self._all = cells
+        self._shapes = {name: tuple(value.shape) for name, value in values.items()}
+        self._dtypes = {name: value.dtype for name, value in values.items()}
+        self._inside: dict[tuple[str, Box], list[Cell]] = {}
+        self._read: dict[tuple[str, Box], Tensor] = {}
+        self._gradients = Sums(self._zeros)
+        self._sums: list[tuple[Work, Tensor, list[Cell]]] = []
+        self._summed: dict[int, list[list[Cell]]] = {}
+        for cell in self.parameters:
+            if cell.operator is not None and cell.is_trained and len(cell.devices) > 1:
+                _together(self._summed.setdefault(cell.operator, []), cell, self._dtypes)
+        team.prepare(cell.devices for cell in cells)
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """A box of a weight, as a leaf that gradients are asked for; the same tensor all through a step."""
+        key = name, box
+        if key not in self._read:
+            cells = self._cells_in(name, box)
+            parts = [(cell.box, self.parameters[cell].detach()) for cell in cells]
+            self._read[key] = put_together(box, parts).detach().requires_grad_(cells[0].is_trained)
+        return self._read[key]
+
+    def add_gradient(self, name: str, box: Box, gradient: Tensor) -> None:
+        """Add a tile's gradient of what it read."""
+        for cell in self._cells_in(name, box):
+            self._gradients.add(cell, cell.box, cell.box, region(gradient, cell.box, box))
+
+    def begin_sums(self, operator: int) -> None:
+        """Begin to sum the gradients that are there once an operator's backward pass has run."""
+        for cells in self._summed.get(operator, ()):
+            flat = torch.cat([self._gradients.take(cell, cell.box).reshape(-1) for cell in cells])
+            self._sums.append((self._team.sum(flat, cells[0].devices), flat, cells))
+
+    def finish_sums(self) -> None:
+        """Wait for all sums, and give every parameter its gradient."""
+        for work, flat, cells in self._sums:
+            wait_for([work])
+            parts = torch.split(flat, [self.parameters[cell].numel() for cell in cells])
+            for cell, part in zip(cells, parts, strict=True):
+                self._gradients.add(cell, cell.box, cell.box, part.view_as(self.parameters[cell]))
+        self._sums.clear()
+        for cell, parameter in self.parameters.items():
+            has_gradient = cell.is_trained and cell.operator is not None
+            parameter.grad = self._gradients.take(cell, cell.box).contiguous() if has_gradient else None
+        self._read.clear()
+
+    def in_a_row(self) -> Tensor:
+        """Put what is trained into one tensor, of which the parameters are views from now on."""
+        trained = [parameter for cell, parameter in self.parameters.items() if cell.is_trained]
+        if len({parameter.dtype for parameter in trained}) > 1:
+            raise SettingError("learners are averaged in one type, the model has several; convert it with .to(dtype)")
+        row = torch.cat([each.detach().flatten() for each in trained] or [torch.empty(0, device=self._team.device)])
+        for parameter, part in zip(trained, torch.split(row, [each.numel() for each in trained]), strict=True):
+            parameter.data = part.view_as(parameter)
+        return row
+
+    def gathered(self, values: Mapping[Cell, Tensor] | None = None) -> dict[str, Tensor]:
+        """Whole weights by name, the same on every device; all devices ask for them."""
+        own = {cell: parameter.detach() for cell, parameter in self.parameters.items()} if values is None else values
+        found: dict[str, Tensor] = {}
+        for cell in self._all:
+            if values is not None and not (cell.is_trained and cell.operator is not None):
+                continue
+            if cell.name not in found:
+                shape = self._shapes[cell.name]
+                found[cell.name] = torch.zeros(shape, dtype=self._dtypes[cell.name], device=self._team.device)
+            if cell.devices[0] == self._team.number:
+                region(found[cell.name], cell.box, whole(self._shapes[cell.name])).copy_(own[cell])
+        self._team.sum_all(found.values())
+        return found
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Whole gradients by name, of what has one, the same on every device; all devices ask for them."""
+        return self.gathered({cell: each.grad for cell, each in self.parameters.items() if each.grad is not None})
+
+    def _cells_in(self, name: str, box: Box) -> list[Cell]:
+        key = name, box
+        if key not in self._inside:
+            own = [cell for cell in self.parameters if cell.name == name]
+            self._inside[key] = [cell for cell in own if contains(box, cell.box)]
+        return self._inside[key]
+
+    def _zeros(self, key: object, shape: tuple[int, ...]) -> Tensor:
+        assert isinstance(key, Cell)
+        return torch.zeros(shape, dtype=self._dtypes[key.name], device=self._team.device)
+
+
+def _own(cell: Cell, value: Tensor) -> nn.Parameter:
+    own = region(value.detach(), cell.box, whole(tuple(value.shape))).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(own, requires_grad=cell.is_trained)
+
+
+def _together(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Put a cell to those that are summed by the same devices at the same time: one message for all."""
+    for group in groups:
+        if group[0].devices == cell.devices and dtypes[group[0].name] == dtypes[cell.name]:
+            group.append(cell)
+            return
+    groups.append([cell])
+
+
+class DeviceBuffers:
+    """The parts of buffers that one device keeps: those that belong to the sums which its tiles add to.
+
+    Every device of a sum changes its copy by the same numbers in the same order, so that the copies stay equal.
+
+    Args:
+        graph: the operators.
+        program: which tiles there are.
+        values: the model's buffers, by name.
+        team: the devices.
+    """
+
+    def __init__(self, graph: OperatorGraph, program: Program, values: Mapping[str, Tensor], team: Team) -> None:
+        self._team = team
+        self._names = {
+            number: running
+            for number, operator in enumerate(graph.operators)
+            if (running := operator.attributes.get("running"))
+        }
+        tasks = [task for task in program.all_tasks if task.operator in self._names and task.sums is not None]
+        self._sharing = _sharing(graph, self._names)
+        self._first: dict[tuple[int, Box], int] = {}
+        for task in tasks:
+            assert task.sums is not None
+            self._first.setdefault((task.operator, task.sums), task.device)
+        own = {(task.operator, task.sums) for task in tasks if task.device == team.number}
+        self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in values.items()}
+        self._kept = {
+            (operator, box): {
+                role: self._begun(operator, region(values[name], box, whole(values[name].shape)))
+                for role, name in self._names[operator].items()
+            }
+            for operator, box in self._first
+            if (operator, box) in own
+        }
+
+    def of(self, task: TileTask) -> Mapping[str, Tensor] | None:
+        """What belongs to the sums of a task, ready to be changed; None: nothing."""
+        assert task.sums is not None
+        kept = self._kept.get((task.operator, task.sums))
+        if kept is not None and (of_others := self._sharing[task.operator].of_others) != 1:
+            for tensor in kept.values():
+                tensor.mul_(of_others)
+        return kept
+
+    def gathered(self) -> dict[str, Tensor]:
+        """The whole buffers by name; the same on every device, all of which ask for it."""
+        found: dict[str, Tensor] = {}
+        for (operator, box), device in self._first.items():
+            for role, name in self._names[operator].items():
+                if name not in found:
+                    shape, dtype = self._shapes[name]
+                    found[name] = torch.zeros(shape, dtype=dtype, device=self._team.device)
+                if device == self._team.number:
+                    own = self._kept[operator, box][role] * self._sharing[operator].of_later
+                    region(found[name], box, whole(found[name].shape)).add_(own)
+        self._team.sum_all(found.values())
+        for tensor in found.values() if self._team.count > 1 else ():
+            wait_for([self._team.sum_over_teams(tensor)])
+            tensor.div_(self._team.count)
+        return found
+
+    @property
+    def own(self) -> list[Tensor]:
+        """What this device keeps, in an order that depends on the strategy only."""
+        return [tensor for kept in self._kept.values() for tensor in kept.values()]
+
+    def _begun(self, operator: int, value: Tensor) -> Tensor:
+        sharing = self._sharing[operator]
+        begun = value / (sharing.of_others or 1.0) if sharing.is_first else torch.zeros_like(value)
+        return begun.to(self._team.device)
+
+
+@dataclass(frozen=True)
+class _Sharing:
+    """How an operator shares running statistics with others that are the same layer.
+
+    With K operators a step, `r <- (1 - m)^K r + sum_k m (1 - m)^(K - k) x_k`. The sum is taken apart: operator k keeps
+    `b_k <- (1 - m)^K b_k + m x_k`, the first one the start as well, and `r = sum_k (1 - m)^(K - k) b_k`. So no device
+    has to know what another one's tiles found.
+
+    Attributes:
+        is_first: whether it is the first of them in a step.
+        of_others: what is left of a statistic behind all the others' changes, `(1 - m)^(K - 1)`.
+        of_later: what is left of it behind those of the operators that follow, `(1 - m)^(K - k)`.
+    """
+
+    is_first: bool
+    of_others: float
+    of_later: float
+
+
+def _sharing(graph: OperatorGraph, names: Mapping[int, Mapping[str, str]]) -> dict[int, _Sharing]:
+    together: dict[tuple[str, ...], list[int]] = {}
+    for number, running in names.items():
+        together.setdefault(tuple(running.values()), []).append(number)
+    found = {}
+    for numbers in together.values():
+        for place, number in enumerate(numbers):
+            left = 1 - graph.operators[number].attributes["momentum"]
+            found[number] = _Sharing(place == 0, left ** (len(numbers) - 1), left ** (len(numbers) - 1 - place))
+    return found

@@ -1,0 +1,356 @@
+"""The forward and the backward pass of one device's tiles."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bow.planning.problem.box import Box, whole
+from bow.planning.problem.operator_graph import OperatorGraph
+from bow.planning.tiles.calls import SummedCall, call_of
+from bow.planning.tiles.communication import Mailbox, Recorder, add_up, is_alone, place_in_sum, rows_of_all
+from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
+from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.program import Fetch, Part, Program, Share, TileTask
+from bow.planning.tiles.regions import Sums, put_together, region, sizes
+from bow.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device of a team, ready to run steps.
+
+    Attributes:
+        graph: the operators.
+        dtypes: of all tensors, by number.
+        program: what all devices do in a step.
+        share: what this one does of it.
+        team: the devices.
+        weights: what this one has of the weights.
+        buffers: what this one keeps besides.
+        recorder: notes when it does what.
+        seed: of random draws.
+    """
+
+    graph: OperatorGraph
+    dtypes: Mapping[int, torch.dtype]
+    program: Program
+    share: Share
+    team: Team
+    weights: DeviceWeights
+    buffers: DeviceBuffers
+    recorder: Recorder
+    seed: int
+
+    @cached_property
+    def places(self) -> Mapping[int, tuple[int, int]]:
+        """By tensor that an operator makes: the operator's number, and the tensor's among its outputs."""
+        return {
+            tensor: (number, place)
+            for number, operator in enumerate(self.graph.operators)
+            for place, tensor in enumerate(operator.outputs)
+        }
+
+
+@dataclass
+class Saved:
+    """What a tile's backward pass needs.
+
+    Attributes:
+        task: the tile.
+        leaves: by input: what it was given; None: nothing.
+        weights: by weight: what it read.
+        outputs: what it made, with its autograd graph.
+        moments: what it found for the sums, with its autograd graph; None: there are none.
+        found: what all tiles of the sum found, as a leaf.
+        of_found: its gradient, as far as it comes from this tile.
+    """
+
+    task: TileTask
+    leaves: list[Tensor | None]
+    weights: list[Tensor]
+    outputs: tuple[Tensor, ...] = ()
+    moments: Tensor | None = None
+    found: Tensor | None = None
+    of_found: Tensor | None = None
+
+    @property
+    def operands(self) -> list[Tensor | None]:
+        """Inputs and weights in the order of the operator's arguments."""
+        return [self.leaves[index] if kind == "input" else self.weights[index] for kind, index in self.task.order]
+
+
+class ForwardPass:
+    """Runs the tiles of one device, operator by operator, and sends what others need of them.
+
+    Args:
+        member: the device.
+        batch: the tensors that come with the batch, by number.
+        step: which step it is: random draws follow it.
+
+    Attributes:
+        saved: by operator: what its backward pass needs.
+        loss: on the device that computes it, else None.
+    """
+
+    def __init__(self, member: Member, batch: Mapping[int, Tensor], step: int) -> None:
+        self.saved: dict[int, list[Saved]] = {}
+        self.loss: Tensor | None = None
+        self._member = member
+        self._batch = batch
+        self._step = step
+        self._made: dict[tuple[int, int], tuple[Box, Tensor]] = {}
+        self._mailbox = Mailbox(member.team, member.share.tags, member.recorder)
+
+    def run(self) -> None:
+        """Go through all operators."""
+        for operator, tasks in enumerate(self._member.share.tasks):
+            if tasks:
+                self._compute(operator, tasks)
+                self._member.team.give_way()
+            self._exchange(operator)
+            self._release(operator)
+
+    def close(self) -> None:
+        """Wait until all that was sent has left."""
+        self._mailbox.close()
+
+    def _compute(self, operator: int, tasks: Sequence[TileTask]) -> None:
+        member, name = self._member, self._member.graph.operators[operator].name
+        call = call_of(member.graph.operators[operator].kind)
+        has_backward = operator in member.program.backward
+        given = [self._given(task) for task in tasks]
+        with torch.set_grad_enabled(has_backward):
+            if isinstance(call, SummedCall):
+                several = [saved for saved in given if not is_alone(saved.task, member.program.tasks[operator])]
+                if several:
+                    self._sum_moments(call, operator, several)
+            for saved in given:
+                with member.recorder.span("forward", name):
+                    saved.outputs = self._outputs(saved)
+        for saved in given:
+            self._keep(saved)
+        if has_backward:
+            self.saved[operator] = given
+
+    def _outputs(self, saved: Saved) -> tuple[Tensor, ...]:
+        call = call_of(saved.task.tile.kind)
+        if isinstance(call, SummedCall):
+            if saved.found is None:
+                return call.alone(saved.task.tile, saved.operands, self._member.buffers.of(saved.task))
+            return call.finish(saved.task.tile, saved.operands, saved.found)
+        return call(saved.task.tile, saved.operands, derive_seed(self._member.seed, self._step, saved.task.operator))
+
+    def _sum_moments(self, call: SummedCall, operator: int, given: Sequence[Saved]) -> None:
+        """Give every tile what all tiles of its sum have found."""
+        member = self._member
+        with member.recorder.span("forward", member.graph.operators[operator].name):
+            for saved in given:
+                saved.moments = call.moments(saved.task.tile, saved.operands)
+        own = [(saved.task, saved.moments.detach()) for saved in given if saved.moments is not None]
+        rows = rows_of_all(own, member.program.tasks[operator], member.team, member.recorder)
+        updated: set[Box] = set()
+        for saved in given:
+            assert saved.task.sums is not None
+            saved.found = rows[saved.task.sums].detach().requires_grad_(torch.is_grad_enabled())
+            if saved.task.sums not in updated:
+                updated.add(saved.task.sums)
+                kept = member.buffers.of(saved.task)
+                with torch.no_grad():
+                    if kept is not None:
+                        call.update(saved.task.tile, saved.found, kept)
+
+    def _given(self, task: TileTask) -> Saved:
+        """A tile with all that it reads."""
+        leaves: list[Tensor | None] = []
+        for fetch in task.inputs:
+            if fetch is None:
+                leaves.append(None)
+            else:
+                flows = task.operator in self._member.program.backward and fetch.tensor in self._member.program.flows
+                leaves.append(self._fetched(fetch).detach().requires_grad_(flows))
+        return Saved(task, leaves, [self._member.weights.read(name, box) for name, box in task.weights])
+
+    def _fetched(self, fetch: Fetch) -> Tensor:
+        if not fetch.parts:
+            tensor = self._batch[fetch.tensor]
+            return region(tensor, fetch.box, whole(tensor.shape))
+        return put_together(fetch.box, [(part.box, self._value(part)) for part in fetch.parts])
+
+    def _value(self, part: Part) -> Tensor:
+        if part.source != part.target:
+            return self._mailbox.arrived(part)
+        box, tensor = self._made[part.tensor, part.tile]
+        return region(tensor, part.box, box)
+
+    def _keep(self, saved: Saved) -> None:
+        """Keep what a tile made for those that read it."""
+        numbers = self._member.graph.operators[saved.task.operator].outputs
+        for number, box, output in zip(numbers, saved.task.outputs, saved.outputs, strict=True):
+            self._made[number, saved.task.number] = box, output.detach()
+            if number == self._member.graph.loss:
+                self.loss = output.detach()
+
+    def _exchange(self, operator: int) -> None:
+        """Send what an operator has made to those that read it elsewhere."""
+        share = self._member.share
+        sends = []
+        for part in share.sends[operator]:
+            box, tensor = self._made[part.tensor, part.tile]
+            sends.append((part, part.target, region(tensor, part.box, box)))
+        receives = [(part, part.source, self._empty(part)) for part in share.receives[operator]]
+        if sends or receives:
+            self._mailbox.exchange(sends, receives)
+            self._member.team.give_way()
+
+    def _empty(self, part: Part) -> Tensor:
+        dtype = self._member.dtypes[part.tensor]
+        return torch.empty(sizes(part.box), dtype=dtype, device=self._member.team.device)
+
+    def _release(self, operator: int) -> None:
+        """Forget what nobody reads any more; what a backward pass needs of it, autograd keeps."""
+        for piece in self._member.share.last_pieces.get(operator, ()):
+            self._made.pop(piece, None)
+        for part in self._member.share.last_parts.get(operator, ()):
+            self._mailbox.forget(part)
+
+
+class BackwardPass:
+    """Runs autograd on the tiles of one device, operator by operator, the last one first.
+
+    Gradients take the way of the values back: what a tile has read of another device's tile, it returns the gradient
+    of, once nobody else here adds to it.
+
+    Args:
+        member: the device.
+        saved: what the forward pass has left, by operator; it is used up.
+    """
+
+    def __init__(self, member: Member, saved: dict[int, list[Saved]]) -> None:
+        self._member = member
+        self._saved = saved
+        self._mailbox = Mailbox(member.team, member.share.tags, member.recorder)
+        self._pieces = Sums(self._zeros)  # by tensor and tile of this device
+        self._parts = Sums(self._zeros)  # by part of another device's tile
+        self._returning: dict[tuple[int, int], list[Part]] = {}
+
+    def run(self) -> None:
+        """Go through all operators."""
+        for operator in sorted(self._member.program.backward, reverse=True):
+            given = self._saved.pop(operator, [])
+            if given:
+                self._compute(operator, given)
+                self._member.team.give_way()
+            self._exchange(operator)
+            self._member.weights.begin_sums(operator)
+
+    def close(self) -> None:
+        """Wait until all that was sent has left."""
+        self._mailbox.close()
+
+    def _compute(self, operator: int, given: Sequence[Saved]) -> None:
+        recorder, name = self._member.recorder, self._member.graph.operators[operator].name
+        arrived = [self._gradients_of_outputs(saved) for saved in given]
+        for saved, gradients in zip(given, arrived, strict=True):
+            with recorder.span("backward", name):
+                pairs = [
+                    (output, gradient)
+                    for output, gradient in zip(saved.outputs, gradients, strict=True)
+                    if gradient is not None and output.requires_grad
+                ]
+                self._differentiate(saved, pairs)
+        several = [saved for saved in given if saved.moments is not None]
+        if several:
+            self._back_through_sums(operator, several)
+
+    def _gradients_of_outputs(self, saved: Saved) -> list[Tensor | None]:
+        """By output of a tile; None: no gradient flows through it."""
+        member, found = self._member, list[Tensor | None]()
+        for number, box in zip(member.graph.operators[saved.task.operator].outputs, saved.task.outputs, strict=True):
+            if number == member.graph.loss:
+                found.append(torch.ones(sizes(box), dtype=member.dtypes[number], device=member.team.device))
+                continue
+            if number not in member.program.flows:
+                found.append(None)
+                continue
+            key = number, saved.task.number
+            for part in self._returning.pop(key, ()):
+                self._pieces.add(key, box, part.box, self._mailbox.arrived(part))
+                self._mailbox.forget(part)
+            found.append(self._pieces.take(key, box))
+        return found
+
+    def _back_through_sums(self, operator: int, given: Sequence[Saved]) -> None:
+        """Add up the gradients of what all tiles of a sum have got, and go through what each tile found."""
+        member, tasks = self._member, self._member.program.tasks[operator]
+        totals: dict[Box, Tensor] = {}
+        for saved in given:
+            assert saved.task.sums is not None
+            assert saved.found is not None
+            gradient = torch.zeros_like(saved.found) if saved.of_found is None else saved.of_found
+            totals[saved.task.sums] = totals.get(saved.task.sums, 0) + gradient
+        add_up(totals, tasks, member.team, member.recorder)
+        for saved in given:
+            assert saved.task.sums is not None
+            assert saved.moments is not None
+            if saved.moments.requires_grad:
+                own = totals[saved.task.sums][place_in_sum(saved.task, tasks)]
+                with member.recorder.span("backward", member.graph.operators[operator].name):
+                    self._differentiate(saved, [(saved.moments, own)])
+
+    def _differentiate(self, saved: Saved, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Add the gradients of what a tile has read to where it comes from."""
+        inputs = [
+            (fetch, leaf)
+            for fetch, leaf in zip(saved.task.inputs, saved.leaves, strict=True)
+            if fetch is not None and leaf is not None and leaf.requires_grad
+        ]
+        weights = [
+            (weight, leaf) for weight, leaf in zip(saved.task.weights, saved.weights, strict=True) if leaf.requires_grad
+        ]
+        found = [] if saved.found is None else [saved.found]
+        leaves = [*(leaf for _, leaf in inputs), *(leaf for _, leaf in weights), *found]
+        if not pairs or not leaves:
+            return
+        outputs, directions = zip(*pairs, strict=True)
+        gradients = iter(torch.autograd.grad(outputs, leaves, directions, allow_unused=True))
+        for (fetch, _), gradient in zip(inputs, gradients, strict=False):
+            if gradient is not None:
+                self._add(fetch, gradient)
+        for ((name, box), _), gradient in zip(weights, gradients, strict=False):
+            if gradient is not None:
+                self._member.weights.add_gradient(name, box, gradient)
+        saved.of_found = next(gradients, None)
+
+    def _add(self, fetch: Fetch, gradient: Tensor) -> None:
+        """Add a gradient of what was fetched to that of each part."""
+        for part in fetch.parts:
+            own = region(gradient, part.box, fetch.box)
+            if part.source != part.target:
+                self._parts.add(part, part.box, part.box, own)
+            else:
+                key = part.tensor, part.tile
+                self._pieces.add(key, self._box_of(key), part.box, own)
+
+    def _exchange(self, operator: int) -> None:
+        """Return the gradients that are there once an operator's backward pass has run."""
+        share, team = self._member.share, self._member.team
+        sends = [(part, part.source, self._parts.take(part, part.box)) for part in share.gradient_sends[operator]]
+        receives = []
+        for part in share.gradient_receives[operator]:
+            empty = torch.empty(sizes(part.box), dtype=self._member.dtypes[part.tensor], device=team.device)
+            receives.append((part, part.target, empty))
+            self._returning.setdefault((part.tensor, part.tile), []).append(part)
+        if sends or receives:
+            self._mailbox.exchange(sends, receives)
+            team.give_way()
+
+    def _box_of(self, key: tuple[int, int]) -> Box:
+        maker, place = self._member.places[key[0]]
+        return self._member.program.tasks[maker][key[1]].outputs[place]
+
+    def _zeros(self, key: Hashable, shape: tuple[int, ...]) -> Tensor:
+        number = key.tensor if isinstance(key, Part) else key[0]  # type: ignore[index]
+        return torch.zeros(shape, dtype=self._member.dtypes[number], device=self._member.team.device)
