@@ -11,13 +11,16 @@ BIN := $(VENV)/bin
 
 # Idle threads of OpenMP spin unless told not to, and take the other threads their cores.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Tests that start processes would compile all modules anew in each of them.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test nightly lint types layers check stress soak killed gpu image-test wheel clean
+.PHONY: help train quick test nightly lint types layers check stress soak killed gpu image-test wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make train   train LeNet on handwritten digits with several learners'
-	@echo 'make test    run the tests'
+	@echo 'make quick   the core of the tests, in less than a minute'
+	@echo 'make test    the tests, in less than five minutes'
 	@echo 'make nightly everything that takes long: all tests, fuzzing, stress, soak, killed'
 	@echo 'make lint    formatting and lint rules'
 	@echo 'make types   mypy, strict'
@@ -34,11 +37,17 @@ help:
 train: $(VENV)/.train
 	@$(BIN)/bow train $(ARGS)
 
+# Two processes, and whichever is through takes tests from the other.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+
+quick: $(VENV)/.dev
+	@$(PYTEST) -q $$(grep -rlw --include='test_*.py' pytest.mark.quick tests) -m quick $(ARGS)
+
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 nightly: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --nightly $(ARGS)
+	@$(PYTEST) --nightly --doctest-modules $(or $(ARGS),tests bow benchmarks)
 	@$(MAKE) --no-print-directory stress soak killed ARGS=
 
 lint: $(VENV)/.dev

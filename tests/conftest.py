@@ -1,10 +1,12 @@
-"""What every test gets: checked shapes, no thread that outlives its test, `gpu` tests that skip with a reason."""
+"""What every test gets: a tier, checked shapes, and no thread that outlives its test."""
 
 import functools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,28 +25,51 @@ settings.load_profile("bow")
 # Before the first test imports bow.
 shape_checks.install("bow")
 
+# Where tensors are computed with; `--nightly` checks everywhere.
+_CHECKED = ("data", "devices", "kernels", "models", "replicas", "sync")
+
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="the tests that take long, too: wide tables and fuzzing")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # Idle threads of a second OpenMP pool spin, which on two busy cores costs more than they bring.
     torch.set_num_threads(1)
+    config.stash[_LEFT_OUT] = Counter()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--nightly"):
-        long = [item for item in items if item.get_closest_marker("nightly") is not None]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
-    if torch.cuda.is_available():
-        return
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-    skip = pytest.mark.skip(reason=f"needs a CUDA device; this {build} build of torch sees none")
+    """Tests that cannot run here, or are of another tier, are deselected: skipped ones would hide the others."""
+    reasons = {"nightly": "are for `pytest --nightly`"} if not config.getoption("--nightly") else {}
+    if not torch.cuda.is_available():
+        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+        reasons["gpu"] = f"need a CUDA device, and this {build} build of torch sees none"
+    kept, left_out = [], []
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(skip)
+        why = next((reason for name, reason in reasons.items() if item.get_closest_marker(name) is not None), None)
+        (kept if why is None else left_out).append(item)
+        if why is not None:
+            config.stash[_LEFT_OUT][why] += 1
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist, which reports to the first one
+        session.config.workeroutput["left_out"] = dict(session.config.stash[_LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: pytest.Item) -> None:
+    node.config.stash[_LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for why, count in config.stash[_LEFT_OUT].items():
+        terminalreporter.write_line(f"left out: {count} tests that {why}")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +77,13 @@ def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, mon
     """What trainings of a test find by measurement is kept for that test only."""
     folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))
     monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
+
+
+@pytest.fixture(autouse=True)
+def _shapes(request: pytest.FixtureRequest) -> Iterator[None]:
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    with shape_checks.during(folder in _CHECKED or request.config.getoption("--nightly")):
+        yield
 
 
 @pytest.fixture(autouse=True)

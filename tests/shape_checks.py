@@ -2,15 +2,16 @@
 
 Only functions whose annotations name a shape are wrapped, and only those annotations are checked: a test that hands
 over a wrong type on purpose shall meet bow's own error. Code that `torch.compile` traces runs as it is, because the
-check itself cannot be traced.
+check itself cannot be traced. The checks take a fifth of the time of a test, so they are on where `during` says.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import FunctionType, ModuleType
 from typing import Any
@@ -19,6 +20,19 @@ import torch
 from beartype import beartype
 from jaxtyping import AbstractArray, jaxtyped
 
+_is_on = False
+
+
+@contextlib.contextmanager
+def during(is_on: bool = True) -> Iterator[None]:
+    """Checks are made, or are not."""
+    global _is_on
+    before, _is_on = _is_on, is_on
+    try:
+        yield
+    finally:
+        _is_on = before
+
 
 def install(package: str) -> None:
     """Check the modules of a package that are imported from now on."""
@@ -26,23 +40,30 @@ def install(package: str) -> None:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with its shapes checked, or the function itself where it names none."""
+    """The function with its shapes checked where checks are on, or the function itself where it names none."""
     hints = function.__annotations__
     if not any(map(_has_shape, hints.values())):
         return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _is_on or torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        return with_check()(*args, **kwargs)
+
+    with_check = functools.cache(functools.partial(_with_check, function))
+    return call
+
+
+def _with_check(function: Callable[..., Any]) -> Callable[..., Any]:
+    hints = function.__annotations__
     plain = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     plain.__kwdefaults__ = function.__kwdefaults__
     plain.__qualname__, plain.__module__ = function.__qualname__, function.__module__
     plain.__annotations__ = {name: hint if _has_shape(hint) else Any for name, hint in hints.items()}
-    with_check = jaxtyped(typechecker=beartype)(plain)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (function if torch.compiler.is_compiling() else with_check)(*args, **kwargs)
-
-    return call
+    return jaxtyped(typechecker=beartype)(plain)
 
 
 class _Finder:
