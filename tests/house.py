@@ -1,7 +1,7 @@
 """Measures of the package's size and structure, tree beside tree: `python -m tests.house [TREE ...] [--wheel]`.
 
-A tree is a checkout of bow, or any folder with a package in it (`TREE:PACKAGE`). Code lines are those that are no blank, comment or
-docstring. `tests/test_house.py` keeps limits on some of the numbers.
+A tree is a checkout of bow, or any folder with a package in it (`TREE:PACKAGE`). Code lines are those that are no
+blank, comment or docstring. `tests/test_house.py` keeps limits on some of the numbers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ ROOT = Path(__file__).parents[1]
 
 SECTIONS = re.compile(r"^\s*(Args|Returns|Yields):\s*$", re.MULTILINE)
 
-LOADED = "import sys; sys.path.insert(0, '.'); import bow; bow.train; print(*(n for n in sys.modules if n.split('.')[0] == 'bow'))"
+LOADED = """
+import sys; sys.path.insert(0, ".")
+import bow; bow.train
+print(*(name for name in sys.modules if name.split(".")[0] == "bow"))
+"""
 WHEEL = "from setuptools import build_meta; build_meta.build_wheel({!r})"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """A file of the package."""
 
@@ -106,7 +110,7 @@ def class_names(modules: dict[str, Module]) -> Counter[str]:
 
 
 def unfinished_overrides(modules: dict[str, Module]) -> list[str]:
-    """Methods that do nothing but raise NotImplementedError, in a class that inherits from another one of the package."""
+    """Methods that do nothing but raise NotImplementedError, in a class that inherits from one of the package."""
     known = class_names(modules)
     found = []
     for module in modules.values():
@@ -181,7 +185,8 @@ class Imports:
         if module.is_package and not any(
             isinstance(each, (*Function.__args__, ast.ClassDef)) for each in module.tree.body
         ):
-            # It passes names on, each of which is followed where it is asked for, and imports modules for what they register.
+            # It passes names on, each of which is followed where it is asked for, and imports modules for what they
+            # register.
             return [
                 dotted for dotted in _dotted(module) if dotted in self.modules and not self.modules[dotted].is_package
             ]
@@ -204,15 +209,17 @@ class Imports:
             return [name]
         if size == len(parts):  # the package itself, all of whose names may be used
             return [name, *(where for each in _dotted(module) if each != name for where in self._resolved(each))]
-        passed = self._passed_on(module).get(parts[size])
+        passed = passed_on(module).get(parts[size])
         return [name, *(self._resolved(passed) if passed not in (None, dotted) else [])]
 
-    @functools.cache  # noqa: B019 - a program that ends soon
-    def _passed_on(self, package: Module) -> dict[str, str]:
-        found = {}
-        for node in _from_imports(package):
-            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
-        return found
+
+@functools.cache
+def passed_on(package: Module) -> dict[str, str]:
+    """The names that a package imports, and what they are."""
+    found = {}
+    for node in _from_imports(package):
+        found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return found
 
 
 def _from_imports(module: Module) -> Iterator[ast.ImportFrom]:
