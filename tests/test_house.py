@@ -9,8 +9,8 @@ from tests import house
 ROOT = Path(__file__).parents[1]
 
 # What the tree has reached; the aim stands beside it.
-UNREACHED = 26  # 0
-NAMES_TWICE = 30  # 0
+UNREACHED = 21  # 0
+NAMES_TWICE = 28  # 0
 LARGE_CLASSES = 8  # 0
 METHODS = 56  # 25
 UNFINISHED = 1  # 0
