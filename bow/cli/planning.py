@@ -29,8 +29,7 @@ from bow.planning.tiles.tile_costs import measured_costs
 from bow.training.evaluation import batch_length
 from bow.values import given_path
 
-WIDTH = 160
-"""Of tables that go into a file or through a pipe, in characters."""
+WIDTH = 160  # of tables that go into a file or through a pipe, in characters
 
 USAGE = """\
 usage: bow plan [--dry-run] [NAME=VALUE ...]

@@ -25,17 +25,11 @@ PARTITION, TIMELINE, PICTURE = "partition.json", "timeline.json", "timeline.svg"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds.
-
-    Attributes:
-        strategy: for some graph.
-        settings: with what the file says filled in where nothing else was given.
-        topology: of the file; None: another one was given.
-    """
+    """What a file holds."""
 
     partition: Partition
-    settings: PlanSettings
-    topology: DeviceTopology | None
+    settings: PlanSettings  # with what the file says filled in where nothing else was given
+    topology: DeviceTopology | None  # of the file; None: another one was given
 
 
 def save(

@@ -21,41 +21,30 @@ from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import IncrementalEvaluator
 from bow.planning.simulator.step_model import StepModel
 
-SEARCHES = ("search", "mcmc", "exhaustive")
-"""Methods of the planner that take time; `mcmc` is another name of `search`."""
+SEARCHES = ("search", "mcmc", "exhaustive")  # methods of the planner that take time; `mcmc` is another name of `search`
 
-LEARNING = ("search", "mcmc")
-"""Methods that walk from strategy to strategy, and choose a number of learners too."""
+LEARNING = ("search", "mcmc")  # methods that walk from strategy to strategy, and choose a number of learners too
 
-USUAL = SearchSettings()
-"""What is not set has these values."""
+USUAL = SearchSettings()  # what is not set has these values
 
 RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
 """Methods of device placement that are called otherwise here, because the planner has methods of these names."""
 
 ALIASES = {"reinforce": "learned"}
 
-MANY = 10**9
-"""So many strategies and more are told as a power of ten."""
+MANY = 10**9  # so many strategies and more are told as a power of ten
 
-PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")
-"""What a topology calls a device that is a processor beside accelerators."""
+PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # what a topology calls a device that is a processor beside accelerators
 
-LEFT_OUT = ("soap",)
-"""A method of device placement that is the planner's search."""
+LEFT_OUT = ("soap",)  # a method of device placement that is the planner's search
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What a method has found.
-
-    Attributes:
-        strategy: for the graph.
-        how: what there is to say about it; "": nothing.
-    """
+    """What a method has found."""
 
     partition: Partition
-    how: str = ""
+    how: str = ""  # what there is to say about it; "": nothing
 
 
 def placement_methods() -> dict[str, str]:

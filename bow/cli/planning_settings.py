@@ -20,42 +20,22 @@ FLAGS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What belongs to `bow plan` itself.
+    """What belongs to `bow plan` itself."""
 
-    Attributes:
-        topology: name or file; "": none was given.
-        costs: where the times of tiles are from; None: it was not said, a roofline.
-        devices: of this machine: how many; None: all.
-        save_topology: the file to which the topology is written; None: none.
-        method: that finds the strategy.
-        methods: those that are compared; empty: all.
-        out: where the strategy goes: a folder, or a JSON file.
-        dry_run: print, and neither measure nor write.
-        network: of the papers; "": a model by settings.
-        size: of the network.
-        keep: how many other choices are shown for each operator.
-        others: settings of the model, as for `bow train`.
-        search: how strategies are searched for.
-        given: the names of all settings that were given.
-
-    Raises:
-        SettingError: settings that exclude each other.
-    """
-
-    topology: str = ""
-    costs: CostsName | None = None
-    devices: int | None = None
-    save_topology: Path | None = None
+    topology: str = ""  # name or file; "": none was given
+    costs: CostsName | None = None  # where the times of tiles are from; None: it was not said, a roofline
+    devices: int | None = None  # of this machine: how many; None: all
+    save_topology: Path | None = None  # the file to which the topology is written; None: none
     method: str = "search"
-    methods: tuple[str, ...] = ()
-    out: Path = Path("plan")
-    dry_run: bool = False
-    network: str = ""
+    methods: tuple[str, ...] = ()  # those that are compared; empty: all
+    out: Path = Path("plan")  # where the strategy goes: a folder, or a JSON file
+    dry_run: bool = False  # print, and neither measure nor write
+    network: str = ""  # of the papers; "": a model by settings
     size: str = ""
-    keep: int = 2
-    others: tuple[str, ...] = ()
+    keep: int = 2  # how many other choices are shown for each operator
+    others: tuple[str, ...] = ()  # settings of the model, as for `bow train`
     search: SearchSettings = field(default_factory=SearchSettings)
-    given: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()  # the names of all settings that were given
 
     def __post_init__(self) -> None:
         if self.dry_run and (self.costs == "measured" or self.topology == MACHINE):

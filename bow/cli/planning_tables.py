@@ -10,8 +10,7 @@ from bow.planning.search.metropolis import Alternative
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.python_simulator import SimulationResult
 
-FEW = 4
-"""Of more devices only the first two and the last are named."""
+FEW = 4  # of more devices only the first two and the last are named
 
 
 def told(partition: Partition, result: SimulationResult) -> str:
@@ -74,12 +73,7 @@ def strategy_table(problem: Problem, explanation: Explanation) -> Table:
 
 
 def devices_text(devices: Sequence[str]) -> str:
-    """Devices; of many the first ones and the last.
-
-    Example:
-        >>> devices_text(["a", "b"]), devices_text([f"gpu{number}" for number in range(8)])
-        ('a b', 'gpu0 gpu1 .. gpu7 (8)')
-    """
+    """Devices; of many the first ones and the last."""
     if len(devices) <= FEW:
         return " ".join(devices)
     return f"{devices[0]} {devices[1]} .. {devices[-1]} ({len(devices)})"

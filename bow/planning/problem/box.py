@@ -5,20 +5,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-Interval: TypeAlias = tuple[int, int]
-"""From one index of a dimension to another, which it excludes."""
+Interval: TypeAlias = tuple[int, int]  # from one index of a dimension to another, which it excludes
 
-Box: TypeAlias = tuple[Interval, ...]
-"""An interval of each dimension of a tensor; of a scalar: ()."""
+Box: TypeAlias = tuple[Interval, ...]  # an interval of each dimension of a tensor; of a scalar: ()
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All of a tensor.
-
-    Example:
-        >>> whole((2, 3))
-        ((0, 2), (0, 3))
-    """
+    """All of a tensor."""
     return tuple((0, size) for size in shape)
 
 
@@ -28,12 +21,7 @@ def volume(box: Box) -> int:
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """What lies in both; None where nothing does.
-
-    Example:
-        >>> intersection(((0, 4), (0, 2)), ((3, 6), (1, 5)))
-        ((3, 4), (1, 2))
-    """
+    """What lies in both; None where nothing does."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return common if all(start < end for start, end in common) else None
 
@@ -44,22 +32,12 @@ def bounds(boxes: Sequence[Box]) -> Box:
 
 
 def within(box: Box, origin: Box) -> Box:
-    """A box as indices into another one that holds it.
-
-    Example:
-        >>> within(((3, 4),), origin=((2, 6),))
-        ((1, 2),)
-    """
+    """A box as indices into another one that holds it."""
     return tuple((a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True))
 
 
 def cut(size: int, degree: int) -> tuple[Interval, ...]:
-    """A dimension in parts that are as equal as can be; the first ones are larger by one where they cannot be equal.
-
-    Example:
-        >>> cut(7, 3)
-        ((0, 3), (3, 5), (5, 7))
-    """
+    """A dimension in parts that are as equal as can be; the first ones are larger by one where they cannot be equal."""
     least, larger = divmod(size, degree)
     ends = [*itertools.accumulate((least + (part < larger) for part in range(degree)), initial=0)]
     return tuple(itertools.pairwise(ends))
@@ -71,12 +49,7 @@ def tiles(shape: Sequence[int], degrees: Sequence[int]) -> Iterator[Box]:
 
 
 def cells(boxes: Sequence[Box]) -> list[Box]:
-    """The parts into which all borders of some boxes cut what lies in them: each lies in a box wholly or not at all.
-
-    Example:
-        >>> cells([((0, 4),), ((2, 6),), ((2, 6),)])
-        [((0, 2),), ((2, 4),), ((4, 6),)]
-    """
+    """The parts into which all borders of some boxes cut what lies in them: each lies in a box wholly or not at all."""
     if not boxes:
         return []
     borders = [sorted({end for side in sides for end in side}) for sides in zip(*boxes, strict=True)]

@@ -19,25 +19,14 @@ TYPICAL_BYTES = 2**20
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """What devices of one make have in common.
+    """What devices of one make have in common."""
 
-    Attributes:
-        name: such as `p100`.
-        memory_gib: of each, in GiB.
-        tflops: floating-point operations per second that large products reach, in 10^12.
-        gb_per_s: bytes per second that large copies reach between processor and memory, in 10^9.
-        overhead_us: of starting one kernel, in microseconds.
-        half_outputs: a product with so many results reaches half of `tflops`: with fewer, parts of the device idle.
-
-    Raises:
-        TopologyError: a value outside its range.
-    """
-
-    name: str
-    memory_gib: float
-    tflops: float
-    gb_per_s: float
-    overhead_us: float = 0.0
+    name: str  # such as `p100`
+    memory_gib: float  # of each, in GiB
+    tflops: float  # floating-point operations per second that large products reach, in 10^12
+    gb_per_s: float  # bytes per second that large copies reach between processor and memory, in 10^9
+    overhead_us: float = 0.0  # of starting one kernel, in microseconds
+    # a product with so many results reaches half of `tflops`: with fewer, parts of the device idle
     half_outputs: float = 0.0
 
     def __post_init__(self) -> None:
@@ -49,37 +38,21 @@ class DeviceKind:
 
 @dataclass(frozen=True)
 class Device:
-    """What runs one operator at a time.
-
-    Attributes:
-        name: that no other device or switch has.
-        kind: what it is.
-        node: the number of the machine that it belongs to.
-    """
+    """What runs one operator at a time."""
 
     name: str
     kind: DeviceKind
-    node: int = 0
+    node: int = 0  # the number of the machine that it belongs to
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between devices and switches: a line between two of them, or a bus.
+    """A connection between devices and switches: a line between two of them, or a bus."""
 
-    Attributes:
-        ends: the names of what it connects; two, or more where it is shared.
-        latency_us: from the start of a transfer until its first byte arrives, in microseconds.
-        gb_per_s: bytes per second, in 10^9.
-        shared: whether all ends and directions share the bandwidth; else each direction has so much.
-
-    Raises:
-        TopologyError: a value outside its range, an end that stands twice, or a line with more than two ends.
-    """
-
-    ends: tuple[str, ...]
-    latency_us: float
-    gb_per_s: float
-    shared: bool = False
+    ends: tuple[str, ...]  # the names of what it connects; two, or more where it is shared
+    latency_us: float  # from the start of a transfer until its first byte arrives, in microseconds
+    gb_per_s: float  # bytes per second, in 10^9
+    shared: bool = False  # whether all ends and directions share the bandwidth; else each direction has so much
 
     def __post_init__(self) -> None:
         if len(set(self.ends)) < max(2, len(self.ends)):
@@ -92,15 +65,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Channel:
-    """One direction of a link, or all of it where it is shared: what one transfer occupies at a time.
+    """One direction of a link, or all of it where it is shared: what one transfer occupies at a time."""
 
-    Attributes:
-        name: such as `gpu0 > gpu1`.
-        latency_ns: nanoseconds until the first byte arrives.
-        ns_per_byte: nanoseconds for each byte.
-    """
-
-    name: str
+    name: str  # such as `gpu0 > gpu1`
     latency_ns: int
     ns_per_byte: float
 

@@ -14,64 +14,39 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor without its values.
-
-    Attributes:
-        shape: its sizes.
-        itemsize: bytes of an element.
-        differentiable: whether a gradient flows back through it: not for token numbers and the like.
-    """
+    """A tensor without its values."""
 
     shape: tuple[int, ...]
-    itemsize: int = 4
-    differentiable: bool = True
+    itemsize: int = 4  # bytes of an element
+    differentiable: bool = True  # whether a gradient flows back through it: not for token numbers and the like
 
 
 @dataclass(frozen=True)
 class PlanOperator:
-    """A forward operator; its backward operators and the update of its weights belong to it.
+    """A forward operator; its backward operators and the update of its weights belong to it."""
 
-    Attributes:
-        name: a name that no other operator has, such as `features.0`.
-        kind: which rule it follows, such as `conv2d`.
-        inputs: the tensors that it reads, by number: of the batch or made by earlier operators.
-        outputs: the tensors that it makes. A split is one of the first; the rule says what it makes of the others.
-        weights: names of the parameters that it reads.
-        attributes: what else its rule has to know, such as strides: numbers, strings, and lists of them.
-        flops: of the forward pass, of the whole operator.
-        layer: operators of one layer share their weights, as the steps of an unrolled LSTM do; most often its name.
-    """
-
-    name: str
-    kind: str
-    inputs: tuple[int, ...]
+    name: str  # a name that no other operator has, such as `features.0`
+    kind: str  # which rule it follows, such as `conv2d`
+    inputs: tuple[int, ...]  # the tensors that it reads, by number: of the batch or made by earlier operators
+    # the tensors that it makes. A split is one of the first; the rule says what it makes of the others
     outputs: tuple[int, ...]
     weights: tuple[str, ...] = ()
+    # what else its rule has to know, such as strides: numbers, strings, and lists of them
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    flops: float = 0.0
+    flops: float = 0.0  # of the forward pass, of the whole operator
+    # operators of one layer share their weights, as the steps of an unrolled LSTM do; most often its name
     layer: str = ""
 
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """A model's step up to its loss, at the granularity at which it is split.
+    """A model's step up to its loss, at the granularity at which it is split."""
 
-    Attributes:
-        operators: in an order in which they can run.
-        tensors: by number.
-        batch: the numbers of the tensors that come with every batch.
-        weights: parameters by name.
-        loss: the number of the loss, a scalar that the last operator makes.
-
-    Raises:
-        GraphError: an operator reads what nothing made before, or a name stands twice.
-    """
-
-    operators: tuple[PlanOperator, ...]
-    tensors: Mapping[int, TensorShape]
-    batch: tuple[int, ...]
+    operators: tuple[PlanOperator, ...]  # in an order in which they can run
+    tensors: Mapping[int, TensorShape]  # by number
+    batch: tuple[int, ...]  # the numbers of the tensors that come with every batch
     weights: Mapping[str, TensorShape]
-    loss: int
+    loss: int  # the number of the loss, a scalar that the last operator makes
 
     def __post_init__(self) -> None:
         made, names = set(self.batch), set[str]()

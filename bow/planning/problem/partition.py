@@ -14,14 +14,10 @@ from bow.planning.rules.rule import Rules
 
 @dataclass(frozen=True)
 class Split:
-    """Into which tiles an operator is cut, and where they are computed.
+    """Into which tiles an operator is cut, and where they are computed."""
 
-    Attributes:
-        degrees: by dimension of the operator's first output: into how many parts.
-        devices: by tile, the last dimension's side by side: the number of its device; several may have the same.
-    """
-
-    degrees: tuple[int, ...]
+    degrees: tuple[int, ...]  # by dimension of the operator's first output: into how many parts
+    # by tile, the last dimension's side by side: the number of its device; several may have the same
     devices: tuple[int, ...]
 
     @property

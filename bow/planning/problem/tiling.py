@@ -9,35 +9,23 @@ from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Split, tiles_of
 from bow.planning.rules.rule import Rules
 
-SUM_ITEMSIZE = 4
-"""Bytes of an element of what tiles sum in the middle of an operator."""
+SUM_ITEMSIZE = 4  # bytes of an element of what tiles sum in the middle of an operator
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """An operator's tiles, wherever they are computed.
-
-    Attributes:
-        degrees: by dimension of the first output: into how many parts.
-        boxes: by tile: what it makes of the first output.
-        outputs: by output, by tile: what the tile makes of it.
-        inputs: by input, by tile: what the tile reads of it; None: nothing.
-        weights: by tile, by weight: what the tile reads of it.
-        sums: by tile: the number of the sum that it adds to in the middle of the operator; () where nothing is summed.
-        sum_bytes: by sum: how much is summed.
-        output_bytes: by tile: what all that it makes takes; nothing where the operator is a view.
-        gradient_bytes: by tile: what the gradients of that take.
-    """
+    """An operator's tiles, wherever they are computed."""
 
     degrees: tuple[int, ...]
-    boxes: tuple[Box, ...]
-    outputs: tuple[tuple[Box, ...], ...]
-    inputs: tuple[tuple[Box | None, ...], ...]
-    weights: tuple[tuple[Box, ...], ...]
+    boxes: tuple[Box, ...]  # by tile: what it makes of the first output
+    outputs: tuple[tuple[Box, ...], ...]  # by output, by tile: what the tile makes of it
+    inputs: tuple[tuple[Box | None, ...], ...]  # by input, by tile: what the tile reads of it; None: nothing
+    weights: tuple[tuple[Box, ...], ...]  # by tile, by weight: what the tile reads of it
+    # by tile: the number of the sum that it adds to in the middle of the operator; () where nothing is summed
     sums: tuple[int, ...]
-    sum_bytes: tuple[int, ...]
-    output_bytes: tuple[int, ...]
-    gradient_bytes: tuple[int, ...]
+    sum_bytes: tuple[int, ...]  # by sum: how much is summed
+    output_bytes: tuple[int, ...]  # by tile: what all that it makes takes; nothing where the operator is a view
+    gradient_bytes: tuple[int, ...]  # by tile: what the gradients of that take
 
     @property
     def num_tiles(self) -> int:
@@ -49,10 +37,6 @@ class Tilings:
     """Tilings of a graph's operators, each worked out once: operators that are alike share them.
 
     Alike are operators of equal kind, attributes, sizes and work, such as the steps of an unrolled layer.
-
-    Args:
-        graph: whose operators they are.
-        rules: that are known.
     """
 
     def __init__(self, graph: OperatorGraph, rules: Rules) -> None:

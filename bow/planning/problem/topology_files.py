@@ -15,8 +15,7 @@ from bow.files import save_text
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.values import given_path
 
-NETWORK = "network"
-"""The switch that joins the nodes."""
+NETWORK = "network"  # the switch that joins the nodes
 
 _Described = TypeVar("_Described", DeviceKind, Link)
 
@@ -24,24 +23,13 @@ _KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "o
 
 
 def shipped_topologies() -> tuple[str, ...]:
-    """The names of the topologies that come with bow.
-
-    Example:
-        >>> "p100_cluster" in shipped_topologies()
-        True
-    """
+    """The names of the topologies that come with bow."""
     folder = importlib.resources.files("bow.conf") / "topology"
     return tuple(sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")))
 
 
 def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopology:
-    """Read a topology from a file, or a shipped one by its name.
-
-    Example:
-        >>> cluster = load_topology("p100_cluster")
-        >>> cluster.num_devices, [cluster.channel(number).name for number in cluster.route(0, 1)]
-        (16, ['node0.gpu0 > node0.gpu1'])
-    """
+    """Read a topology from a file, or a shipped one by its name."""
     shipped = isinstance(source, str) and source in shipped_topologies()
     try:
         if shipped:
@@ -64,17 +52,7 @@ def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopolog
 
 
 def topology_from_dict(data: object) -> DeviceTopology:
-    """A topology from what its file says, as hydra composes it.
-
-    Example:
-        >>> pair = topology_from_dict({
-        ...     "kinds": {"core": {"memory_gib": 4, "tflops": 0.05, "gb_per_s": 10}},
-        ...     "devices": {"a": "core", "b": "core"},
-        ...     "links": [{"between": ["a", "b"], "latency_us": 50, "gb_per_s": 1, "shared": True}],
-        ... })
-        >>> pair.num_devices, pair.num_channels
-        (2, 1)
-    """
+    """A topology from what its file says, as hydra composes it."""
     if not isinstance(data, Mapping):
         raise TopologyError("a topology is a mapping with devices and links; write one")
     _check_keys("a topology", data, needed=(), known=_KEYS)

@@ -65,8 +65,7 @@ def shipped_rules() -> list[Rule]:
     ]
 
 
-RULES = Rules()
-"""The rules that capture, planner and runtime go by; `bow.planning.tiles.register_rule` adds to them."""
+RULES = Rules()  # the rules that capture, planner and runtime go by; `bow.planning.tiles.register_rule` adds to them
 
 for _rule in shipped_rules():
     RULES.register(_rule)

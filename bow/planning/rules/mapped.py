@@ -11,13 +11,9 @@ from bow.planning.rules.rule import Dimension, Kind, Rule
 
 
 class Side(ABC):
-    """What of one dimension of an operand a tile needs.
+    """What of one dimension of an operand a tile needs."""
 
-    Attributes:
-        dim: the output's dimension that it depends on; None: on none.
-    """
-
-    dim: int | None
+    dim: int | None  # the output's dimension that it depends on; None: on none
 
     @abstractmethod
     def interval(self, box: Box, size: int) -> Interval | None:
@@ -46,12 +42,7 @@ class Along(Side):
 
 @dataclass(frozen=True)
 class Strided(Side):
-    """Every so many elements from a start on, as of a slice.
-
-    Example:
-        >>> Strided(0, start=2, step=3).interval(((1, 3),), size=10)
-        (5, 9)
-    """
+    """Every so many elements from a start on, as of a slice."""
 
     dim: int
     start: int
@@ -75,12 +66,7 @@ class Fixed(Side):
 
 @dataclass(frozen=True)
 class Shifted(Side):
-    """Where an operand lies in the output from an offset on, as of concatenation and padding: nothing outside of it.
-
-    Example:
-        >>> Shifted(0, 4).interval(((2, 6),), size=10), Shifted(0, 4).interval(((0, 4),), size=10)
-        ((0, 2), None)
-    """
+    """Where an operand lies in the output from an offset on, as of concatenation and padding: nothing outside of it."""
 
     dim: int
     offset: int
@@ -92,12 +78,7 @@ class Shifted(Side):
 
 @dataclass(frozen=True)
 class SlidingWindow(Side):
-    """The windows of a convolution or of pooling, halo included, as far as they lie in the operand.
-
-    Example:
-        >>> SlidingWindow(0, kernel=3, padding=1).interval(((4, 8),), size=8)
-        (3, 8)
-    """
+    """The windows of a convolution or of pooling, halo included, as far as they lie in the operand."""
 
     dim: int
     kernel: int
@@ -120,12 +101,7 @@ class SlidingWindow(Side):
 
 @dataclass(frozen=True)
 class Adaptive(Side):
-    """The windows of pooling to a given size: output i is made of `floor(i n / m)` to `ceil((i + 1) n / m)`.
-
-    Example:
-        >>> Adaptive(0, output=3).interval(((1, 2),), size=7)
-        (2, 5)
-    """
+    """The windows of pooling to a given size: output i is made of `floor(i n / m)` to `ceil((i + 1) n / m)`."""
 
     dim: int
     output: int
@@ -137,12 +113,7 @@ class Adaptive(Side):
 
 @dataclass(frozen=True)
 class Grouped(Side):
-    """The input channels of the groups that some output channels belong to, of a grouped convolution.
-
-    Example:
-        >>> Grouped(0, groups=2, output=8).interval(((3, 4),), size=6)
-        (0, 3)
-    """
+    """The input channels of the groups that some output channels belong to, of a grouped convolution."""
 
     dim: int
     groups: int
@@ -159,14 +130,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Shapes:
-    """An operator's tensors.
+    """An operator's tensors."""
 
-    Attributes:
-        operands: what it reads, in the order of its arguments.
-        output: the first that it makes.
-    """
-
-    operands: tuple[Shape, ...]
+    operands: tuple[Shape, ...]  # what it reads, in the order of its arguments
     output: Shape
 
 
@@ -195,11 +161,7 @@ def shapes_of(operator: PlanOperator, graph: OperatorGraph) -> Shapes:
 
 
 class MappedRule(Rule):
-    """A rule that is told by the sides of its operands.
-
-    Args:
-        kind: which operators it is of.
-    """
+    """A rule that is told by the sides of its operands."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -8,23 +8,16 @@ from bow.errors import GraphError
 from bow.planning.problem.box import Box, volume, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 
-Kind: TypeAlias = Literal["S", "A", "P"]
-"""Sample, attribute, or parameter: splitting the last splits weights."""
+Kind: TypeAlias = Literal["S", "A", "P"]  # sample, attribute, or parameter: splitting the last splits weights
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of an operator's first output.
+    """A dimension of an operator's first output."""
 
-    Attributes:
-        name: such as `height`.
-        size: its size.
-        kind: sample, attribute or parameter; None where it cannot be split.
-    """
-
-    name: str
+    name: str  # such as `height`
     size: int
-    kind: Kind | None
+    kind: Kind | None  # sample, attribute or parameter; None where it cannot be split
 
 
 class Rule(ABC):
@@ -78,11 +71,7 @@ class Rule(ABC):
 
 
 class WholeRule(Rule):
-    """Of operators that nobody has a rule for: they stay whole.
-
-    Args:
-        kind: which they are.
-    """
+    """Of operators that nobody has a rule for: they stay whole."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -103,24 +103,14 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring dimensions of the operand that become neighbouring dimensions of the output.
+    """Neighbouring dimensions of the operand that become neighbouring dimensions of the output."""
 
-    Attributes:
-        operand: the first of the operand's dimensions, and the one behind the last.
-        output: the same of the output.
-    """
-
-    operand: Interval
-    output: Interval
+    operand: Interval  # the first of the operand's dimensions, and the one behind the last
+    output: Interval  # the same of the output
 
 
 def segments(operand: Sizes, output: Sizes) -> list[Segment]:
-    """The smallest groups of dimensions that are reshaped among themselves.
-
-    Example:
-        >>> [(s.operand, s.output) for s in segments((8, 3, 4, 4), (8, 48))]
-        [((0, 1), (0, 1)), ((1, 4), (1, 2))]
-    """
+    """The smallest groups of dimensions that are reshaped among themselves."""
     found = []
     begin = [0, 0]
     while begin[0] < len(operand) or begin[1] < len(output):
@@ -141,12 +131,7 @@ def _sizes(operand: Sizes, output: Sizes, begin: Sequence[int], end: Sequence[in
 
 
 def flat_bounds(sizes: Sizes, box: Box) -> Interval:
-    """From where to where a box reaches, counting elements row by row.
-
-    Example:
-        >>> flat_bounds((4, 5), ((1, 3), (2, 4)))
-        (7, 14)
-    """
+    """From where to where a box reaches, counting elements row by row."""
     first = last = 0
     for size, (start, end) in zip(sizes, box, strict=True):
         first, last = first * size + start, last * size + end - 1
@@ -154,12 +139,7 @@ def flat_bounds(sizes: Sizes, box: Box) -> Interval:
 
 
 def box_of_flat(sizes: Sizes, flat: Interval) -> Box:
-    """The smallest box that holds an interval of elements, counted row by row.
-
-    Example:
-        >>> box_of_flat((4, 5), (7, 9)), box_of_flat((4, 5), (7, 14))
-        (((1, 2), (2, 4)), ((1, 3), (0, 5)))
-    """
+    """The smallest box that holds an interval of elements, counted row by row."""
     first, last = flat[0], flat[1] - 1
     sides: list[Interval] = []
     for dim in range(len(sizes)):

@@ -71,14 +71,12 @@ def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tupl
     )
 
 
-DENSE = frozenset({"linear", "matmul"})
-"""Kinds of operators that are densely connected, where they have weights."""
+DENSE = frozenset({"linear", "matmul"})  # kinds of operators that are densely connected, where they have weights
 
 KEEPING = frozenset({"pointwise", "dropout"})
 """Kinds of operators that stay with the tiles of the dense layer whose results they change one by one."""
 
-RECURRENT = frozenset({"lstm_cell", "lstm"})
-"""Kinds of operators that make a network a recurrent one."""
+RECURRENT = frozenset({"lstm_cell", "lstm"})  # kinds of operators that make a network a recurrent one
 
 
 def expert(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:

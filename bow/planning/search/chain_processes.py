@@ -19,8 +19,7 @@ from bow.planning.search.chains import Chain, Tally, WalkStart, run_chains
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_settings import SearchSettings
 
-Report: TypeAlias = tuple[int, int, float]
-"""The number of a start, proposals, the best time of a batch in nanoseconds."""
+Report: TypeAlias = tuple[int, int, float]  # the number of a start, proposals, the best time of a batch in nanoseconds
 
 
 def run_in_processes(

@@ -22,37 +22,24 @@ from bow.seeds import derive_seed
 
 @dataclass(frozen=True)
 class WalkStart:
-    """Where a walk starts.
+    """Where a walk starts."""
 
-    Attributes:
-        name: such as `data`.
-        number: of all starts.
-        learners: how many share the devices.
-        splits: by operator, of one learner.
-    """
-
-    name: str
-    number: int
-    learners: int
+    name: str  # such as `data`
+    number: int  # of all starts
+    learners: int  # how many share the devices
     splits: tuple[Split, ...]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A walk from a start, and the way down from the best strategy on it.
+    """A walk from a start, and the way down from the best strategy on it."""
 
-    Attributes:
-        start: where it started.
-        walk: what was found at random.
-        descent: what was found from there: by trying neighbours, or where there was no time to try all of them, by
-            a walk on which nothing slower is accepted; None where that was not looked for.
-        refusal: why there was no walk: the start does not fit; None where there was.
-    """
-
-    start: WalkStart
-    walk: Walk | None
+    start: WalkStart  # where it started
+    walk: Walk | None  # what was found at random
+    # what was found from there: by trying neighbours, or where there was no time to try all of them, by a walk on which
+    # nothing slower is accepted; None where that was not looked for
     descent: Walk | None = None
-    refusal: str | None = None
+    refusal: str | None = None  # why there was no walk: the start does not fit; None where there was
 
     @property
     def best(self) -> Walk | None:
@@ -78,12 +65,7 @@ Report: TypeAlias = Callable[[int, int, float], bool]
 
 
 class Tally:
-    """Adds up how the walks of a search go.
-
-    Args:
-        progress: who is told of all together; None: nobody.
-        clock: seconds.
-    """
+    """Adds up how the walks of a search go."""
 
     def __init__(self, progress: SearchProgress | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._progress, self._clock, self._begun = progress, clock, clock()
@@ -205,12 +187,7 @@ class _Walks:
 
 
 def _rounds(num_starts: int) -> list[int]:
-    """Of how many walks each round consists, before the last one goes on alone.
-
-    Example:
-        >>> _rounds(8), _rounds(3), _rounds(1)
-        ([8, 4, 2], [3, 2], [])
-    """
+    """Of how many walks each round consists, before the last one goes on alone."""
     return [] if num_starts <= 1 else [num_starts, *_rounds(-(-num_starts // 2))]
 
 

@@ -17,8 +17,7 @@ from bow.planning.search.metropolis import Watch
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.step_model import StepModel
 
-Renaming = tuple[int, ...]
-"""By device: the number of the device that takes its place."""
+Renaming = tuple[int, ...]  # by device: the number of the device that takes its place
 
 
 def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
@@ -26,11 +25,6 @@ def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
 
     A strategy and the same strategy on renamed devices take the same time, but for ties: tasks that become ready at
     the same nanosecond run in the order of their devices' numbers.
-
-    Example:
-        >>> from bow.planning.problem.topology_files import load_topology
-        >>> len([*symmetries(load_topology("p100_node"))]), len([*symmetries(load_topology("k80_node"))])
-        (24, 8)
     """
     return _extended(topology, (), {})
 
@@ -78,32 +72,19 @@ def _alike(topology: DeviceTopology, one: int, another: int) -> bool:
 Evaluate: TypeAlias = Callable[[Sequence[Split], int | None], int | None]
 """What a step takes with a strategy, in nanoseconds, exactly where it is below the limit; None: it does not fit."""
 
-PASSES = 8
-"""The bar is raised in so many steps from what is surely needed to the best time that is known."""
+PASSES = 8  # the bar is raised in so many steps from what is surely needed to the best time that is known
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What looking at all strategies has shown.
+    """What looking at all strategies has shown."""
 
-    Attributes:
-        splits: by operator, of the fastest strategy that is known.
-        makespan_ns: of a step with it.
-        bound_ns: no strategy takes less; 0: it was given up before anything was known.
-        strategies: how many there are.
-        symmetries: how many ways there are to rename devices; of strategies that differ by these one is looked at.
-        prefixes: of how many strategies' beginnings the continuations were bounded.
-        evaluated: how many strategies were simulated.
-        seconds: that it took.
-        is_complete: whether it came to its end.
-    """
-
-    splits: tuple[Split, ...]
+    splits: tuple[Split, ...]  # by operator, of the fastest strategy that is known
     makespan_ns: int
-    bound_ns: int
-    strategies: int
-    symmetries: int
-    prefixes: int
+    bound_ns: int  # no strategy takes less; 0: it was given up before anything was known
+    strategies: int  # how many there are
+    symmetries: int  # how many ways there are to rename devices; of strategies that differ by these one is looked at
+    prefixes: int  # of how many strategies' beginnings the continuations were bounded
     evaluated: int
     seconds: float
     is_complete: bool

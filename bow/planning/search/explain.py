@@ -21,54 +21,31 @@ MOVES = frozenset({TaskKind.TRANSFER, TaskKind.GRADIENT})
 
 @dataclass(frozen=True)
 class OperatorExplanation:
-    """An operator of a strategy. Times are of the slowest device.
-
-    Attributes:
-        name: of the operator.
-        kind: of the operator.
-        degrees: by name of a dimension that is split: into how many parts.
-        kinds: by name of a dimension that is split: S, A or P, as in the paper's Table 1.
-        devices: the names of its tiles' devices.
-        forward_ns: what forward passes of its tiles take.
-        backward_ns: what backward passes of its tiles take.
-        moved_bytes: of what it makes, sent to other devices, and of gradients that come back.
-        moving_ns: what these transfers take together, as if one came after the other.
-        summing_ns: what sums in its middle and reductions of its weights' gradients take together.
-        updating_ns: what updates of its weights take.
-        others: other splits, the best of each degrees first.
-    """
+    """An operator of a strategy. Times are of the slowest device."""
 
     name: str
     kind: str
-    degrees: dict[str, int]
-    kinds: dict[str, Kind]
-    devices: tuple[str, ...]
+    degrees: dict[str, int]  # by name of a dimension that is split: into how many parts
+    kinds: dict[str, Kind]  # by name of a dimension that is split: S, A or P, as in the paper's Table 1
+    devices: tuple[str, ...]  # the names of its tiles' devices
     forward_ns: int
     backward_ns: int
-    moved_bytes: int
-    moving_ns: int
-    summing_ns: int
+    moved_bytes: int  # of what it makes, sent to other devices, and of gradients that come back
+    moving_ns: int  # what these transfers take together, as if one came after the other
+    summing_ns: int  # what sums in its middle and reductions of its weights' gradients take together
     updating_ns: int
-    others: tuple[Alternative, ...]
+    others: tuple[Alternative, ...]  # other splits, the best of each degrees first
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A strategy, operator by operator.
-
-    Attributes:
-        makespan_ns: of a step.
-        learners: how many share the devices.
-        operators: in the order of the graph.
-        tried: how many other choices were simulated.
-        left_out: of how many operators none was, because it was ended before.
-    """
+    """A strategy, operator by operator."""
 
     makespan_ns: int
     learners: int
-    operators: tuple[OperatorExplanation, ...]
-    tried: int
-    left_out: int = 0
+    operators: tuple[OperatorExplanation, ...]  # in the order of the graph
+    tried: int  # how many other choices were simulated
+    left_out: int = 0  # of how many operators none was, because it was ended before
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain data."""
@@ -216,12 +193,7 @@ def split_dimensions(dimensions: Sequence[Dimension], split: Split) -> tuple[dic
 
 
 def degrees_text(degrees: Mapping[str, int], kinds: Mapping[str, Kind]) -> str:
-    """Into how many parts dimensions are split.
-
-    Example:
-        >>> degrees_text({"sample": 2, "channel": 4}, {"sample": "S", "channel": "P"}), degrees_text({}, {})
-        ('sample (S) 2, channel (P) 4', 'whole')
-    """
+    """Into how many parts dimensions are split."""
     return ", ".join(f"{name} ({kinds[name]}) {degree}" for name, degree in degrees.items()) or "whole"
 
 

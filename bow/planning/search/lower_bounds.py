@@ -19,18 +19,14 @@ class RemainingLoads:
     """Tasks that wait for backward passes of the first operators: further backward passes, reductions, updates.
 
     A place does one thing at a time: behind a backward pass it needs at least the sum of all that waits for it there.
-
-    Attributes:
-        tasks: [task, place], how long it takes.
-        waiting: by operator: [tile, task], whether it waits for the tile's backward pass, or is it.
-        loads: by operator: [tiles as bits, place], the sum of all that wait for one of these, or are it.
-        ends: by place: so long the step goes on at least behind such tasks.
     """
 
-    tasks: Array
+    tasks: Array  # [task, place], how long it takes
+    # by operator: [tile, task], whether it waits for the tile's backward pass, or is it
     waiting: tuple[NDArray[np.bool_], ...]
+    # by operator: [tiles as bits, place], the sum of all that wait for one of these, or are it
     loads: tuple[Array, ...]
-    ends: Array
+    ends: Array  # by place: so long the step goes on at least behind such tasks
 
     @classmethod
     def nothing(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
@@ -90,17 +86,6 @@ class RemainingTimes:
          + across(v) + min over j max over t (gradient(j, t) + backward(u, t)))
 
     which sees what the first overlooks: that the next operator cannot be where every tile would like to have it.
-
-    Attributes:
-        around: by operator: [split, tile].
-        onward: by operator: [split, tile], from when a tile is made to an update of a later operator.
-        across: by operator: [split].
-        beyond: by operator: [split], from the first tile that is made to an update of a later operator.
-
-    Args:
-        tables: of the splits to choose from.
-        has_backward: by operator.
-        check: called again and again meanwhile; what it raises ends it.
     """
 
     def __init__(
@@ -108,8 +93,10 @@ class RemainingTimes:
     ) -> None:
         self._tables, self._has_backward = tables, has_backward
         self.around = [np.full_like(table, NEVER) for table in tables.forward]
+        # by operator: [split, tile], from when a tile is made to an update of a later operator
         self.onward = [np.full_like(table, NEVER) for table in tables.forward]
         self.across = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
+        # by operator: [split], from the first tile that is made to an update of a later operator
         self.beyond = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
         for reader in reversed(range(len(self.around))):
             check()
@@ -153,48 +140,30 @@ class RemainingTimes:
         self.beyond[maker] = np.maximum(self.beyond[maker], (coming + self.beyond[reader]).min(axis=1))
 
 
-MOST_BYTES = 2**32
-"""So much memory the times between tiles may take."""
+MOST_BYTES = 2**32  # so much memory the times between tiles may take
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first operators with their splits, and what follows from these.
+    """The first operators with their splits, and what follows from these."""
 
-    Attributes:
-        options: by operator: which of its splits it has.
-        made: by operator, by tile: before this time nothing of what it makes leaves.
-        tails: by operator, by tile: so long the step goes on at least after the tile's backward pass.
-        loads: by place, which are devices and then channels: what it has to do.
-        behind: what waits for backward passes.
-        bound_ns: no step with these splits takes less.
-    """
-
-    options: tuple[int, ...]
-    made: tuple[Array, ...]
-    tails: tuple[Array, ...]
-    loads: Array
+    options: tuple[int, ...]  # by operator: which of its splits it has
+    made: tuple[Array, ...]  # by operator, by tile: before this time nothing of what it makes leaves
+    tails: tuple[Array, ...]  # by operator, by tile: so long the step goes on at least after the tile's backward pass
+    loads: Array  # by place, which are devices and then channels: what it has to do
     behind: RemainingLoads
-    bound_ns: int
+    bound_ns: int  # no step with these splits takes less
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """All splits of the operator behind a prefix.
-
-    Attributes:
-        before: the prefix.
-        bounds_ns: by split: no step with it takes less.
-        made: by split and tile, as in `Prefix`.
-        tails: by split and tile.
-        loads: by split and place.
-    """
+    """All splits of the operator behind a prefix."""
 
     before: Prefix
-    bounds_ns: Array
-    made: Array
-    tails: Array
-    loads: Array
+    bounds_ns: Array  # by split: no step with it takes less
+    made: Array  # by split and tile, as in `Prefix`
+    tails: Array  # by split and tile
+    loads: Array  # by split and place
 
 
 class StepBounds:
@@ -206,14 +175,6 @@ class StepBounds:
     is best for the chain (`RemainingTimes`).
 
     And no step takes less than what a device has to compute, nor than an equal share of what all have to.
-
-    Args:
-        model: of the step.
-        options: by operator: the splits that it may have.
-        check: called again and again while the tables are made, which may take long; what it raises ends it.
-
-    Raises:
-        SettingError: there are so many splits that the times between them would not fit into memory.
 
     References:
         Jia, Zaharia, Aiken, 2018, section 8.4, which prunes by A*.

@@ -14,31 +14,21 @@ from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import Simulated
 from bow.values import number, whole
 
-GRACE = 20
-"""No walk ends for want of success before so many proposals for each operator."""
+GRACE = 20  # no walk ends for want of success before so many proposals for each operator
 
 Ending: TypeAlias = Literal["budget", "proposals", "no gain", "interrupted"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a walk ends; whatever comes first.
+    """When a walk ends; whatever comes first."""
 
-    Attributes:
-        budget_s: after so many seconds; None: never for that.
-        proposals: after so many proposals; None: never for that.
-        patience: when the best strategy has not got better for this part of the walk, in seconds, or in proposals where
-            there is no budget in seconds; None: never for that. The paper has a half.
-        grace: not for that before so many proposals; None: 20 for each operator.
-
-    Raises:
-        SettingError: a value outside its range, or no limit at all.
-    """
-
-    budget_s: float | None = None
-    proposals: int | None = None
+    budget_s: float | None = None  # after so many seconds; None: never for that
+    proposals: int | None = None  # after so many proposals; None: never for that
+    # when the best strategy has not got better for this part of the walk, in seconds, or in proposals where there is no
+    # budget in seconds; None: never for that. The paper has a half
     patience: float | None = 0.5
-    grace: int | None = None
+    grace: int | None = None  # not for that before so many proposals; None: 20 for each operator
 
     def __post_init__(self) -> None:
         if self.budget_s is None and self.proposals is None and self.patience is None:
@@ -64,71 +54,45 @@ class Limits:
         return None
 
 
-TEMPERATURE = 0.001
-"""A strategy that is slower by a thousandth of the start's time is accepted with probability 1/e."""
+TEMPERATURE = 0.001  # a strategy that is slower by a thousandth of the start's time is accepted with probability 1/e
 
 Watch: TypeAlias = Callable[[float, int, int], bool]
 """Is told seconds, proposals and the best time in nanoseconds; False ends the walk."""
 
-WATCH_S = 0.1
-"""So often who watches a walk is told how it goes."""
+WATCH_S = 0.1  # so often who watches a walk is told how it goes
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """When a strategy was found that is better than all before.
+    """When a strategy was found that is better than all before."""
 
-    Attributes:
-        seconds: since the start of the walk.
-        proposals: since then.
-        makespan_ns: of a step.
-    """
-
-    seconds: float
+    seconds: float  # since the start of the walk
     proposals: int
     makespan_ns: int
 
 
 @dataclass(frozen=True)
 class RecordedProposal:
-    """A proposal as it was, to be played again.
+    """A proposal as it was, to be played again."""
 
-    Attributes:
-        changes: operators and their new splits.
-        limit_ns: up to which time it is accepted.
-        is_accepted: what became of it.
-    """
-
-    changes: Changes
+    changes: Changes  # operators and their new splits
     limit_ns: int
     is_accepted: bool
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What a walk found.
+    """What a walk found."""
 
-    Attributes:
-        splits: by operator, of the best strategy.
-        bests: the start, and every strategy that was better than all before.
-        proposals: how many were drawn; some of them leave the strategy as it is.
-        evaluated: how many were simulated.
-        accepted: how many of them were accepted.
-        refused: how many of them did not fit.
-        seconds: that it took.
-        ending: why it ended.
-        recorded: every proposal that was simulated, where asked for.
-    """
-
-    splits: tuple[Split, ...]
-    bests: tuple[Improvement, ...]
-    proposals: int
-    evaluated: int
+    splits: tuple[Split, ...]  # by operator, of the best strategy
+    bests: tuple[Improvement, ...]  # the start, and every strategy that was better than all before
+    proposals: int  # how many were drawn; some of them leave the strategy as it is
+    evaluated: int  # how many were simulated
     accepted: int
-    refused: int
+    refused: int  # how many of them did not fit
     seconds: float
     ending: Ending
-    recorded: tuple[RecordedProposal, ...] = ()
+    recorded: tuple[RecordedProposal, ...] = ()  # every proposal that was simulated, where asked for
 
     @property
     def makespan_ns(self) -> int:
@@ -264,34 +228,21 @@ class _Walker:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another split of one operator.
-
-    Attributes:
-        operator: its position.
-        split: the other split.
-        makespan_ns: what a step takes with it; None: it does not fit.
-    """
+    """Another split of one operator."""
 
     operator: int
     split: Split
-    makespan_ns: int | None
+    makespan_ns: int | None  # what a step takes with it; None: it does not fit
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What trying all strategies that differ in one operator has shown.
-
-    Attributes:
-        makespan_ns: of the strategy itself.
-        tried: how many were simulated.
-        refused: how many of them do not fit.
-        best: the best one that is better than the strategy; None: none is.
-    """
+    """What trying all strategies that differ in one operator has shown."""
 
     makespan_ns: int
     tried: int
-    refused: int
-    best: Alternative | None
+    refused: int  # how many of them do not fit
+    best: Alternative | None  # the best one that is better than the strategy; None: none is
 
     @property
     def is_local_optimum(self) -> bool:

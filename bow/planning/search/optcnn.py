@@ -22,30 +22,20 @@ Table: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Term:
-    """What some choices cost together.
+    """What some choices cost together."""
 
-    Attributes:
-        choices: their numbers, each once, ascending.
-        costs: with a dimension for each choice.
-    """
-
-    choices: tuple[int, ...]
-    costs: Table
+    choices: tuple[int, ...]  # their numbers, each once, ascending
+    costs: Table  # with a dimension for each choice
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """The least sum.
+    """The least sum."""
 
-    Attributes:
-        options: by choice: which option it is.
-        cost: the sum of all terms.
-        fixed: choices that had to be taken one by one because their tables would have been too large; the minimum is
-            exact where there are none.
-    """
-
-    options: tuple[int, ...]
+    options: tuple[int, ...]  # by choice: which option it is
     cost: float
+    # choices that had to be taken one by one because their tables would have been too large; the minimum is exact where
+    # there are none
     fixed: tuple[int, ...] = ()
 
 
@@ -58,12 +48,6 @@ def minimise(counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2
 
     Where every table would be too large, the choice that most depends on is fixed to the option that is best when all
     others may still be chosen freely for each of its terms.
-
-    Example:
-        >>> unary, pair = Term((0,), np.array([0.0, 1.0])), Term((0, 1), np.array([[5.0, 5.0], [2.0, 3.0]]))
-        >>> found = minimise([2, 2], [unary, pair])
-        >>> found.options, found.cost
-        ((1, 0), 3.0)
 
     References:
         Dechter: Bucket elimination, a unifying framework for reasoning, 1999. Jia, Lin, Qi, Aiken: Exploring hidden
@@ -169,23 +153,16 @@ def _aligned(term: Term, axes: Sequence[int]) -> NDArray[Any]:
     return term.costs.transpose(order).reshape(shape)
 
 
-ORDERS = 2
-"""Tiles are dealt to devices along the dimensions in at most so many orders: rows first, or columns first."""
+ORDERS = 2  # tiles are dealt to devices along the dimensions in at most so many orders: rows first, or columns first
 
 
 @dataclass(frozen=True)
 class OptCNNPartition:
-    """What OptCNN found.
-
-    Attributes:
-        splits: by operator.
-        sum_ns: the sum that it has made least: of times of operators, of reductions and of transfers.
-        is_exact: whether no other strategy with the same kinds of splits has a smaller sum.
-    """
+    """What OptCNN found."""
 
     splits: tuple[Split, ...]
-    sum_ns: int
-    is_exact: bool
+    sum_ns: int  # the sum that it has made least: of times of operators, of reductions and of transfers
+    is_exact: bool  # whether no other strategy with the same kinds of splits has a smaller sum
 
 
 def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> OptCNNPartition:

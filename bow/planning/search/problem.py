@@ -15,23 +15,13 @@ from bow.planning.simulator.simulation import Simulation
 
 @dataclass(frozen=True)
 class Problem:
-    """What is planned for.
-
-    Attributes:
-        graph: what is trained.
-        rules: that are known.
-        topology: the devices.
-        costs: how long tiles take on them.
-        optimizer_bytes_per_weight_byte: what the optimizer keeps: 1 for momentum, 2 for Adam.
-        overlap: whether devices compute while they send and receive.
-        algorithm: how proposals are simulated.
-    """
+    """What is planned for."""
 
     graph: OperatorGraph
     rules: Rules
     topology: DeviceTopology
     costs: Costs
-    optimizer_bytes_per_weight_byte: float = 1.0
+    optimizer_bytes_per_weight_byte: float = 1.0  # what the optimizer keeps: 1 for momentum, 2 for Adam
     overlap: bool = True
     algorithm: Algorithm = "incremental"
 

@@ -15,8 +15,7 @@ from bow.planning.problem.partition import Split
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.step_model import StepModel
 
-Families: TypeAlias = Sequence[Sequence[int]]
-"""By operator: the operators of its family, itself among them."""
+Families: TypeAlias = Sequence[Sequence[int]]  # by operator: the operators of its family, itself among them
 
 FLOPS_PER_OUTPUT = 32
 """An operator with more than this computes so much for each result that it may want a split of its own."""
@@ -30,14 +29,6 @@ def families_of(graph: OperatorGraph) -> list[Families]:
     * Chains: a convolution or another operator that computes much, and what follows it in the same shape, such as
       normalisation and activation.
     * The closure of both.
-
-    Example:
-        >>> from bow.planning.problem.operator_graph import TensorShape
-        >>> tensors = {number: TensorShape((8, 4)) for number in range(5)}
-        >>> cells = [PlanOperator(f"cell{step}", "cell", (step,), (step + 2,), layer="lstm") for step in (0, 1)]
-        >>> graph = OperatorGraph((*cells, PlanOperator("tanh", "pointwise", (3,), (4,))), tensors, (0, 1), {}, 4)
-        >>> families_of(graph)
-        [[[0, 1], [0, 1], [2]], [[0], [1, 2], [1, 2]], [[0, 1, 2], [0, 1, 2], [0, 1, 2]]]
     """
     count = len(graph.operators)
     first: dict[str, int] = {}
@@ -98,8 +89,7 @@ def _joined(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
     return [members[leader(number)] for number in range(count)]
 
 
-RENEWED = 20
-"""The chain is looked at anew after so many draws: until then few changes were accepted."""
+RENEWED = 20  # the chain is looked at anew after so many draws: until then few changes were accepted
 
 
 class Timed(Protocol):
@@ -119,10 +109,6 @@ class CriticalOperators:
     A task begins when another one ends: one that it waits for, or one that had its place before. From the last task
     back to the start of the step that makes a chain without a gap, and only who shortens it makes the step faster. Of
     several tasks that end at the right time one is drawn.
-
-    Args:
-        simulation: of the strategy as it is when an operator is drawn.
-        source: of random numbers.
 
     References:
         Kwok, Ahmad: Dynamic critical-path scheduling, 1996, which also looks first at what the end depends on now.
@@ -170,11 +156,9 @@ def _operators_of(rank: int, model: StepModel) -> tuple[int, ...]:
     return () if group is None else model.weight_groups[group % len(model.weight_groups)].readers
 
 
-Changes: TypeAlias = tuple[tuple[int, Split], ...]
-"""Operators and their new splits; none: the strategy stays as it is."""
+Changes: TypeAlias = tuple[tuple[int, Split], ...]  # operators and their new splits; none: the strategy stays as it is
 
-SINGLE_OF_FAMILY = 0.5
-"""So often a single operator changes, where several could."""
+SINGLE_OF_FAMILY = 0.5  # so often a single operator changes, where several could
 
 
 class Proposals(Protocol):
@@ -191,12 +175,6 @@ class SymmetricProposals:
     * Of a family of operators, such as the steps of an unrolled layer, all that are now split alike get another split
       that none of the family has. The way back draws the same operators, and is as likely. One operator of a family
       rarely gains anything for itself: its weights then lie on one more device.
-
-    Args:
-        space: by operator, the splits to choose from.
-        graph: whose operators they are.
-        source: of random numbers.
-        families: whether families change together.
 
     References:
         Jia, Zaharia, Aiken, 2018, section 6.2.
@@ -227,23 +205,18 @@ class SymmetricProposals:
         return tuple((each, split) for each in alike)
 
 
-SINGLE = 0.3
-"""So often one operator changes."""
+SINGLE = 0.3  # so often one operator changes
 
 UNIFORM = 0.5
 """So often one operator that changes gets any split: the paper's proposal, by which every strategy can be reached."""
 
-REGION = 4
-"""So many families change together at most."""
+REGION = 4  # so many families change together at most
 
-CRITICAL = 0.3
-"""So often the operator that changes is one that the end of the step waits for, where these are known."""
+CRITICAL = 0.3  # so often the operator that changes is one that the end of the step waits for, where these are known
 
-FACTORS = (0.5, 2, 2, 3, 4)
-"""By one of these a degree changes when operators move together."""
+FACTORS = (0.5, 2, 2, 3, 4)  # by one of these a degree changes when operators move together
 
-TOGETHER = 0.3
-"""So often operators that share their devices move to others together."""
+TOGETHER = 0.3  # so often operators that share their devices move to others together
 
 
 class GuidedProposals:
@@ -264,12 +237,6 @@ class GuidedProposals:
     These changes are not as likely back as forth, so that a walk does not visit strategies as often as their times
     say. It finds fast ones sooner: in strategies that are fast, operators that depend on each other, or share their
     weights, are seldom split differently.
-
-    Args:
-        space: by operator, the splits to choose from.
-        graph: whose operators they are.
-        source: of random numbers.
-        critical: draws an operator that the end of the step waits for; None: these are not known.
     """
 
     def __init__(

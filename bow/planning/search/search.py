@@ -24,8 +24,7 @@ from bow.planning.search.search_settings import SearchSettings
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
 
-PLANNED_FOR = "planned_for"
-"""Key of what is in a strategy's file besides: `Partition.from_json` leaves it out."""
+PLANNED_FOR = "planned_for"  # key of what is in a strategy's file besides: `Partition.from_json` leaves it out
 
 
 def partition_text(
@@ -128,17 +127,6 @@ def search(
     """Find a fast strategy.
 
     Ctrl-C ends the search, and the best strategy so far is returned, once there is one.
-
-    Args:
-        problem: what is planned for.
-        settings: of the search.
-        progress: who is told now and then how it goes; False ends it.
-        clock: seconds.
-
-    Raises:
-        ScheduleError: no strategy that was looked at fits the devices' memory.
-        TopologyError: the devices cannot be divided among so many learners.
-        KeyboardInterrupt: Ctrl-C was pressed before anything was found.
 
     References:
         Jia, Zaharia, Aiken, 2018, section 6.2.

@@ -10,16 +10,13 @@ from bow.planning.search.metropolis import TEMPERATURE, Limits
 from bow.planning.search.search_space import DeviceLists
 from bow.values import number, processes, whole, whole_seed
 
-Moves: TypeAlias = Literal["paper", "symmetric", "guided"]
-"""What walks change next."""
+Moves: TypeAlias = Literal["paper", "symmetric", "guided"]  # what walks change next
 
 MOVES: tuple[Moves, ...] = ("paper", "symmetric", "guided")
 
-STARTS = ("data", "expert", "random", "model", "single", "optcnn")
-"""What a walk may start from."""
+STARTS = ("data", "expert", "random", "model", "single", "optcnn")  # what a walk may start from
 
-DESCENT = 0.3
-"""This part of a budget is kept for going down from the best strategy of each walk."""
+DESCENT = 0.3  # this part of a budget is kept for going down from the best strategy of each walk
 
 
 @dataclass(frozen=True)

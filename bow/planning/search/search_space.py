@@ -16,17 +16,13 @@ from bow.planning.rules.rule import Rules
 DeviceLists: TypeAlias = Literal["auto", "every", "distinct", "regular"]
 """Which lists of devices the tiles of an operator may have, see `SplitSpace`."""
 
-FEW = 4
-"""Up to so many devices all lists without repetition are tried: 24 of 4 devices, 40,320 of 8."""
+FEW = 4  # up to so many devices all lists without repetition are tried: 24 of 4 devices, 40,320 of 8
 
-SOME = 8
-"""Up to so many devices all degrees and all evenly spaced lists are tried."""
+SOME = 8  # up to so many devices all degrees and all evenly spaced lists are tried
 
-DIMENSIONS = 2
-"""With more devices than that, at most so many dimensions are split at once."""
+DIMENSIONS = 2  # with more devices than that, at most so many dimensions are split at once
 
-NUM_RANDOM = 4
-"""So many lists of each length are drawn at random besides the regular ones."""
+NUM_RANDOM = 4  # so many lists of each length are drawn at random besides the regular ones
 
 
 class SplitSpace:
@@ -39,19 +35,6 @@ class SplitSpace:
     * `"regular"`: evenly spaced devices, as neighbours or one of each node are, dealt to the tiles along the dimensions
       in any order (rows first, columns first); and a few lists drawn once at random.
     * `"auto"`: every with 2 devices, distinct with up to 4, else regular.
-
-    Args:
-        graph: whose operators are split.
-        rules: that are known.
-        num_devices: of one learner.
-        devices: which lists of devices there are.
-        even: tiles of an operator must have equal sizes, as in the paper.
-        max_tiles: of an operator; None: as many as there are devices.
-        including: strategies (splits by operator) that shall be in the set whatever they are, such as those that a
-            search starts from.
-
-    Raises:
-        SettingError: a value outside its range.
 
     References:
         Jia, Zaharia, Aiken, 2018, sections 4 and 6.2.
@@ -210,14 +193,7 @@ def which_lists(which: DeviceLists, num_devices: int) -> Literal["every", "disti
 def device_lists(
     degrees: tuple[int, ...], num_devices: int, which: DeviceLists = "auto"
 ) -> tuple[tuple[int, ...], ...]:
-    """The lists of devices that tiles may have, each once.
-
-    Example:
-        >>> device_lists((2,), 2)
-        ((0, 0), (0, 1), (1, 0), (1, 1))
-        >>> len(device_lists((2, 2), 4)), len(device_lists((2, 2), 16))
-        (24, 28)
-    """
+    """The lists of devices that tiles may have, each once."""
     tiles = math.prod(degrees)
     kind = which_lists(which, num_devices)
     if kind == "every":

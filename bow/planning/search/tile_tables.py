@@ -20,21 +20,12 @@ from bow.planning.simulator.step_model import StepModel, WeightGroup, replica_by
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that one operator makes and another reads.
+    """A tensor that one operator makes and another reads."""
 
-    Attributes:
-        maker: position of the operator that makes it.
-        output: which of its outputs it is.
-        reader: position of the operator that reads it.
-        input: which of its inputs it is.
-        itemsize: bytes of an element.
-        is_differentiable: whether a gradient flows back.
-    """
-
-    maker: int
-    output: int
-    reader: int
-    input: int
+    maker: int  # position of the operator that makes it
+    output: int  # which of its outputs it is
+    reader: int  # position of the operator that reads it
+    input: int  # which of its inputs it is
     itemsize: int
     is_differentiable: bool
 
@@ -51,12 +42,7 @@ def edges_of(graph: OperatorGraph) -> Iterator[Edge]:
 
 
 def overlaps(made: Sequence[Box], read: Sequence[Box | None]) -> NDArray[np.int64]:
-    """How many elements of each box that is made lie in each box that is read, [made, read].
-
-    Example:
-        >>> overlaps([((0, 4),), ((4, 8),)], [((0, 3),), ((3, 8),), None]).tolist()
-        [[3, 1, 0], [0, 4, 0]]
-    """
+    """How many elements of each box that is made lie in each box that is read, [made, read]."""
     if not made or not made[0]:  # scalars: whole, or not read at all
         return np.array([[int(box is not None) for box in read] for _ in made], np.int64).reshape(len(made), len(read))
     nothing = tuple((0, 0) for _ in made[0])
@@ -68,11 +54,7 @@ def overlaps(made: Sequence[Box], read: Sequence[Box | None]) -> NDArray[np.int6
 
 
 class TransferTimes:
-    """How long transfers between devices take that have their routes for themselves.
-
-    Args:
-        topology: that joins the devices.
-    """
+    """How long transfers between devices take that have their routes for themselves."""
 
     def __init__(self, topology: DeviceTopology) -> None:
         devices = range(topology.num_devices)
@@ -92,15 +74,10 @@ class TransferTimes:
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """How long gradients of a group of weights are summed, and the weights updated.
+    """How long gradients of a group of weights are summed, and the weights updated."""
 
-    Attributes:
-        reductions_ns: by devices that hold the same part: the sum over them.
-        updates_ns: by device that holds a part: its update.
-    """
-
-    reductions_ns: Mapping[tuple[int, ...], int]
-    updates_ns: Mapping[int, int]
+    reductions_ns: Mapping[tuple[int, ...], int]  # by devices that hold the same part: the sum over them
+    updates_ns: Mapping[int, int]  # by device that holds a part: its update
 
     def behind(self, device: int) -> int:
         """How long it takes at least, from when a device has its gradients until all is updated that waits for them."""
@@ -138,32 +115,13 @@ def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split)
 
 Array: TypeAlias = NDArray[np.int64]
 
-NEVER = -(2**50)
-"""The time of what does not happen; sums of several stay far below any time."""
+NEVER = -(2**50)  # the time of what does not happen; sums of several stay far below any time
 
-FAR = 2**50
-"""The time behind what does not happen."""
+FAR = 2**50  # the time behind what does not happen
 
 
 class TileTables:
-    """Times in nanoseconds by split and tile; all operators' tables have room for their splits' most tiles.
-
-    Attributes:
-        forward: by operator: [split, tile], the forward pass.
-        backward: by operator: [split, tile], the backward pass; 0 where there is none.
-        sums: by operator: [split, tile, tile], what a tile waits for before what it made leaves: a sum with that tile;
-            None where nothing is summed.
-        updates: by operator: [split, tile], what follows at least behind the tile's backward pass for its weights.
-        devices: by operator: [split, tile], where it is computed; -1 where there is no tile.
-        edges: by operator: the tensors that it reads and others make.
-        there: by operator and edge: [split of the maker, split of the reader, tile, tile], the transfer.
-        back: the same for the gradient.
-
-    Args:
-        model: of the step.
-        options: by operator: the splits that it may have.
-        check: called again and again meanwhile; what it raises ends it.
-    """
+    """Times in nanoseconds by split and tile; all operators' tables have room for their splits' most tiles."""
 
     def __init__(
         self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
@@ -171,16 +129,24 @@ class TileTables:
         self._model, self._options, self._check = model, options, check
         self._transfers = TransferTimes(model.topology)
         operators = range(len(options))
+        # by operator: [split, tile], where it is computed; -1 where there is no tile
         self.devices = [self._device_table(operator) for operator in operators]
+        # by operator: [split, tile], the forward pass
         self.forward = [self._tile_table(operator, "forward") for operator in operators]
+        # by operator: [split, tile], the backward pass; 0 where there is none
         self.backward = [self._tile_table(operator, "backward") for operator in operators]
+        # by operator: [split, tile, tile], what a tile waits for before what it made leaves: a sum with that tile; None
+        # where nothing is summed
         self.sums = [self._sum_table(operator) for operator in operators]
+        # by operator: [split, tile], what follows at least behind the tile's backward pass for its weights
         self.updates = [np.zeros_like(table) for table in self.forward]
         self._add_updates()
-        self.edges: list[list[Edge]] = [[] for _ in operators]
+        self.edges: list[list[Edge]] = [[] for _ in operators]  # by operator: the tensors that it reads and others make
         for edge in edges_of(model.graph):
             self.edges[edge.reader].append(edge)
+        # by operator and edge: [split of the maker, split of the reader, tile, tile], the transfer
         self.there = [[self._transfer_table(edge, is_back=False) for edge in edges] for edges in self.edges]
+        # the same for the gradient
         self.back = [[self._transfer_table(edge, is_back=True) for edge in edges] for edges in self.edges]
 
     def _device_table(self, operator: int) -> Array:
@@ -266,24 +232,7 @@ class TileTables:
 
 
 class PlaceTables:
-    """What places, which are devices and then channels, have to do at least, in nanoseconds.
-
-    Attributes:
-        loads: by operator: [split, place], forward and backward passes, updates, reductions.
-        edge_loads: by operator and edge: [split of the maker, split of the reader, place], transfers and gradients.
-        passes: by operator: [split, tile, place], the backward pass.
-        weights: by operator: [split, task, place], its reductions and updates.
-        leads: by operator: [split, tile, task], whether a reduction or update waits for a tile's backward pass.
-        ends: by operator: [split], what follows at least behind a reduction.
-        sources: by operator and edge: [split of the maker, split of the reader, tile], the maker's tiles whose backward
-            pass waits for the tile's, as bits of a number.
-
-    Args:
-        model: of the step.
-        options: by operator: the splits that it may have.
-        tables: of these.
-        check: called again and again meanwhile; what it raises ends it.
-    """
+    """What places, which are devices and then channels, have to do at least, in nanoseconds."""
 
     def __init__(
         self,
@@ -296,12 +245,20 @@ class PlaceTables:
         self.num_places = model.topology.num_devices + model.topology.num_channels
         self._transfers = TransferTimes(model.topology)
         operators = range(len(options))
+        # by operator: [split, tile, place], the backward pass
         self.passes = [self._pass_table(operator) for operator in operators]
         groups = [self._group_tables(operator) for operator in operators]
+        # by operator: [split, task, place], its reductions and updates
+        # by operator: [split, tile, task], whether a reduction or update waits for a tile's backward pass
+        # by operator: [split], what follows at least behind a reduction
         self.weights, self.leads, self.ends = map(list, zip(*groups, strict=True))
+        # by operator: [split, place], forward and backward passes, updates, reductions
         self.loads = [self._load_table(operator) for operator in operators]
+        # by operator and edge: [split of the maker, split of the reader, tile], the maker's tiles whose backward pass
+        # waits for the tile's, as bits of a number
         self.sources = [[_bits(back > NEVER // 2) for back in of] for of in tables.back]
         self._seen: set[tuple[int, int]] = set()
+        # by operator and edge: [split of the maker, split of the reader, place], transfers and gradients
         self.edge_loads = [[self._edge_table(edge) for edge in edges] for edges in tables.edges]
 
     def _pass_table(self, operator: int) -> Array:
@@ -380,19 +337,12 @@ class PlaceTables:
 
 @dataclass(frozen=True)
 class _WeightTask:
-    """A reduction or an update.
-
-    Attributes:
-        places: that it occupies.
-        behind: the devices whose backward passes it waits for.
-        duration_ns: how long.
-        end_ns: what follows at least.
-    """
+    """A reduction or an update."""
 
     places: tuple[int, ...]
-    behind: tuple[int, ...]
+    behind: tuple[int, ...]  # the devices whose backward passes it waits for
     duration_ns: int
-    end_ns: int
+    end_ns: int  # what follows at least
 
 
 def _bits(reads: NDArray[np.bool_]) -> Array:

@@ -24,47 +24,29 @@ KERNELS = {"lstm_cell": 3, "attention": 4, "batch_norm": 2, "layer_norm": 2, "cr
 
 @dataclass(frozen=True)
 class PassWork:
-    """What a forward or backward pass of a tile amounts to.
-
-    Attributes:
-        flops: floating-point operations.
-        num_bytes: read and written.
-        kernels: how many are started; 0: there is nothing to do.
-    """
+    """What a forward or backward pass of a tile amounts to."""
 
     flops: float
-    num_bytes: int
-    kernels: int
+    num_bytes: int  # read and written
+    kernels: int  # how many are started; 0: there is nothing to do
 
 
 @dataclass(frozen=True)
 class TileWork:
-    """What a tile amounts to.
-
-    Attributes:
-        forward: of the forward pass.
-        backward: of the gradients of the inputs and of the weights.
-        outputs: how many elements the tile makes.
-    """
+    """What a tile amounts to."""
 
     forward: PassWork
-    backward: PassWork
-    outputs: int
+    backward: PassWork  # of the gradients of the inputs and of the weights
+    outputs: int  # how many elements the tile makes
 
 
 @dataclass(frozen=True)
 class TileShapes:
-    """The sizes of all that a tile reads and makes.
+    """The sizes of all that a tile reads and makes."""
 
-    Attributes:
-        inputs: by input; None: nothing of it.
-        weights: by weight.
-        outputs: by output.
-    """
-
-    inputs: tuple[tuple[int, ...] | None, ...]
-    weights: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...] | None, ...]  # by input; None: nothing of it
+    weights: tuple[tuple[int, ...], ...]  # by weight
+    outputs: tuple[tuple[int, ...], ...]  # by output
 
 
 def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileShapes:
@@ -134,8 +116,7 @@ def _bytes(shapes: Iterable[Sequence[int] | None], tensors: Sequence[TensorShape
     )
 
 
-Times: TypeAlias = NDArray[np.int64]
-"""Nanoseconds, by tile."""
+Times: TypeAlias = NDArray[np.int64]  # nanoseconds, by tile
 
 
 class Costs(Protocol):
@@ -158,13 +139,7 @@ class Costs(Protocol):
 
 
 class TaskCosts:
-    """Remembers what the costs are, by tile and kind of device.
-
-    Args:
-        costs: what is asked.
-        topology: the devices.
-        alike: by operator: a number that it has in common with those whose tiles take the same time.
-    """
+    """Remembers what the costs are, by tile and kind of device."""
 
     def __init__(self, costs: Costs, topology: DeviceTopology, alike: Sequence[int]) -> None:
         self._costs, self._alike = costs, alike
@@ -218,11 +193,6 @@ class RooflineCosts:
     A tile reads all of the weights that it needs, so that splitting a product by samples reads them once for each tile,
     and splitting it by its parameters reads them once in all. Tiles with few results keep a device's units waiting:
     at `half_outputs` results a product runs at half its speed. Views take no time.
-
-    Args:
-        graph: whose operators run.
-        rules: that are known.
-        topology: the devices.
 
     References:
         Williams, Waterman, Patterson: Roofline, an insightful visual performance model, 2009. Jia, Zaharia, Aiken,

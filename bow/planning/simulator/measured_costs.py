@@ -22,12 +22,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class TileTime:
-    """How long a tile takes.
-
-    Attributes:
-        forward_ns: its forward pass.
-        backward_ns: its backward pass.
-    """
+    """How long a tile takes."""
 
     forward_ns: int
     backward_ns: int
@@ -40,19 +35,10 @@ class TileTime:
 
 @dataclass
 class TileTimes:
-    """What was measured, once for each operator, tile shape and kind of device.
+    """What was measured, once for each operator, tile shape and kind of device."""
 
-    Attributes:
-        tiles: by `tile_key`.
-        updates: by hash of a graph: nanoseconds of its weights' update, for each byte of them.
-
-    Example:
-        >>> times = TileTimes({"a key": TileTime(1000, 2000)})
-        >>> TileTimes.from_json(times.to_json()) == times
-        True
-    """
-
-    tiles: dict[str, TileTime] = field(default_factory=dict)
+    tiles: dict[str, TileTime] = field(default_factory=dict)  # by `tile_key`
+    # by hash of a graph: nanoseconds of its weights' update, for each byte of them
     updates: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -90,12 +76,7 @@ class TileTimes:
 
 
 def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:
-    """What several devices of one kind have measured at the same time, as one: the mean.
-
-    Example:
-        >>> mean_times([TileTimes({"a": TileTime(1, 2)}), TileTimes({"a": TileTime(3, 4), "b": TileTime(5, 6)})]).tiles
-        {'a': TileTime(forward_ns=2, backward_ns=3)}
-    """
+    """What several devices of one kind have measured at the same time, as one: the mean."""
     return _averaged(of_devices, statistics.fmean)
 
 
@@ -103,12 +84,6 @@ def median_times(of_turns: Sequence[TileTimes]) -> TileTimes:
     """What was measured again and again, as one: medians that add up to the median of the sums.
 
     What interrupts a machine now and then strikes another tile every time: no tile's median has it, every turn has.
-
-    Example:
-        >>> turns = [TileTimes({"a": TileTime(*a), "b": TileTime(*b)}) for a, b in (((10, 20), (40, 50)),
-        ...          ((10, 20), (40, 170)), ((10, 140), (40, 50)))]
-        >>> median_times(turns).tiles
-        {'a': TileTime(forward_ns=20, backward_ns=40), 'b': TileTime(forward_ns=80, backward_ns=100)}
     """
     medians = _averaged(of_turns, statistics.median)
     whole = statistics.median(sum(each.tiles[key].total_ns for key in medians.tiles) for each in of_turns)
@@ -144,12 +119,6 @@ class MeasuredCosts:
 
     A tile that was not measured takes the roofline's time, times what the measured time of the whole operator is of the
     roofline's; where that was not measured either, times the geometric mean of this over all operators of the graph.
-
-    Args:
-        graph: whose operators run.
-        rules: that are known.
-        topology: the devices.
-        times: by name of a kind of device: what was measured on one.
     """
 
     def __init__(

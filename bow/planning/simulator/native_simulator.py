@@ -109,11 +109,9 @@ def _load() -> ctypes.CDLL:
     return loaded
 
 
-NOBODY = -1
-"""Makes what comes with the batch."""
+NOBODY = -1  # makes what comes with the batch
 
-MOST_TILES = 2**16
-"""Of an operator: their numbers have 16 bits in what orders the tasks."""
+MOST_TILES = 2**16  # of an operator: their numbers have 16 bits in what orders the tasks
 
 
 def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, algorithm: int) -> Any:
@@ -145,13 +143,7 @@ def groups_of(model: StepModel, operator: int) -> list[int]:
 
 
 class NativeTilings:
-    """Tells the compiled simulator about tilings when they are first needed.
-
-    Args:
-        library: that simulates.
-        handle: of the simulator.
-        model: of the step.
-    """
+    """Tells the compiled simulator about tilings when they are first needed."""
 
     def __init__(self, library: ctypes.CDLL, handle: Any, model: StepModel) -> None:
         self._library, self._handle, self._model = library, handle, model
@@ -251,25 +243,15 @@ Algorithm: TypeAlias = Literal["delta", "incremental", "full"]
 * `full` builds all tasks and works out all times from nothing (paper, Algorithm 1).
 """
 
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-"""By the number by which the library knows them."""
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # by the number by which the library knows them
 
 FITS, TOO_SLOW = -1, -2
 NO_LIMIT = 2**63 - 1
-TASK_COLUMNS = 5
-"""Order, code, ready, start and end of a task."""
+TASK_COLUMNS = 5  # order, code, ready, start and end of a task
 
 
 class NativeSimulator:
-    """A strategy as tasks with times, and changes to it, in C++: see `kernels/planner/`.
-
-    Args:
-        model: of the step.
-        algorithm: how proposals are simulated.
-
-    Raises:
-        RuntimeUnavailableError: it cannot be compiled here.
-    """
+    """A strategy as tasks with times, and changes to it, in C++: see `kernels/planner/`."""
 
     def __init__(self, model: StepModel, algorithm: Algorithm) -> None:
         self._model = model

@@ -24,12 +24,7 @@ from bow.schedule import Span, Timeline
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A device has too little memory for it.
-
-    Attributes:
-        device: its number.
-        needed_bytes: the most that it would need at a time.
-    """
+    """A device has too little memory for it."""
 
     device: int
     needed_bytes: int
@@ -37,13 +32,9 @@ class TooLarge:
 
 @dataclass(frozen=True)
 class TooSlow:
-    """It takes longer than anybody wanted to know.
+    """It takes longer than anybody wanted to know."""
 
-    Attributes:
-        least_ns: a time that it takes at least.
-    """
-
-    least_ns: int
+    least_ns: int  # a time that it takes at least
 
 
 ProposalOutcome: TypeAlias = TooLarge | TooSlow | None
@@ -52,17 +43,11 @@ ProposalOutcome: TypeAlias = TooLarge | TooSlow | None
 
 @dataclass(frozen=True)
 class TaskTime:
-    """When a task runs, in nanoseconds since the step began.
+    """When a task runs, in nanoseconds since the step began."""
 
-    Attributes:
-        ready_ns: when all that it waits for was over.
-        start_ns: when everything that it occupies was free as well.
-        end_ns: when it was over.
-    """
-
-    ready_ns: int
-    start_ns: int
-    end_ns: int
+    ready_ns: int  # when all that it waits for was over
+    start_ns: int  # when everything that it occupies was free as well
+    end_ns: int  # when it was over
 
 
 def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
@@ -117,35 +102,19 @@ def makespan_ns(times: Sequence[TaskTime]) -> int:
 
 @dataclass(frozen=True)
 class MemoryPeak:
-    """The most memory that a device needs at any time.
-
-    Attributes:
-        num_bytes: how much.
-        at_ns: the first time at which it needs so much.
-    """
+    """The most memory that a device needs at any time."""
 
     num_bytes: int
-    at_ns: int
+    at_ns: int  # the first time at which it needs so much
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a strategy does not fit: the first device whose memory is too small.
-
-    Attributes:
-        device: its number.
-        name: its name.
-        needed_bytes: the most that it would need at a time.
-        available_bytes: what it has.
-
-    Example:
-        >>> print(Refusal(1, "gpu1", needed_bytes=9 * 2**30, available_bytes=8 * 2**30))
-        gpu1 (device 1) needs 9.00 GiB of memory and has 8.00 GiB
-    """
+    """Why a strategy does not fit: the first device whose memory is too small."""
 
     device: int
     name: str
-    needed_bytes: int
+    needed_bytes: int  # the most that it would need at a time
     available_bytes: int
 
     def __str__(self) -> str:
@@ -233,8 +202,7 @@ def _beginning(graph: TaskGraph, times: Sequence[TaskTime], number: int) -> int:
     return min([times[number].start_ns, *(times[earlier].start_ns for earlier in contributions)])
 
 
-COMPUTING = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})
-"""Tasks whose time is a device's."""
+COMPUTING = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})  # tasks whose time is a device's
 
 
 @dataclass(frozen=True)
@@ -242,18 +210,12 @@ class SimulationResult:
     """What a step takes with a strategy.
 
     With several learners a step is one batch of each: what a batch takes is the step divided by their number.
-
-    Attributes:
-        model: of the step.
-        tasks: what the strategy makes of it.
-        times: by task.
-        peaks: by device: the most memory that it needs at a time.
     """
 
     model: StepModel
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...]  # what the strategy makes of it
     times: tuple[TaskTime, ...]
-    peaks: tuple[MemoryPeak, ...]
+    peaks: tuple[MemoryPeak, ...]  # by device: the most memory that it needs at a time
 
     @property
     def makespan_ns(self) -> int:
@@ -335,11 +297,7 @@ def task_name(model: StepModel, task: Task) -> str:
 
 
 class PythonSimulator:
-    """A strategy as tasks with times, and changes to it.
-
-    Args:
-        model: of the step.
-    """
+    """A strategy as tasks with times, and changes to it."""
 
     def __init__(self, model: StepModel) -> None:
         self._model, self._graph_hash = model, model.graph.hash

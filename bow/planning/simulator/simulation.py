@@ -52,12 +52,7 @@ class Simulated(Protocol):
 
 
 class IncrementalEvaluator:
-    """Simulates one strategy after the other by what differs between them.
-
-    Args:
-        simulation: of any strategy for the graph.
-        splits: by operator, of that strategy.
-    """
+    """Simulates one strategy after the other by what differs between them."""
 
     def __init__(self, simulation: Simulated, splits: Sequence[Split]) -> None:
         self._simulation = simulation
@@ -115,39 +110,6 @@ class Simulation:
     """A strategy whose time is known, and that can be changed operator by operator.
 
     All algorithms give the same times to the nanosecond.
-
-    Args:
-        graph: what is trained.
-        rules: that are known.
-        topology: devices and channels.
-        costs: of the computing tasks.
-        strategy: to begin with.
-        optimizer_bytes_per_weight_byte: what the optimizer keeps: 1 for momentum, 2 for Adam.
-        overlap: whether devices compute while they send and receive.
-        algorithm: how proposals are simulated; see `Algorithm`. `python` works out everything from nothing, slowly, and
-            needs no C++ compiler.
-
-    Raises:
-        ScheduleError: the strategy cannot be carried out here, or does not fit into the devices' memory.
-        RuntimeUnavailableError: the simulator cannot be compiled here.
-
-    Example:
-        >>> from bow.planning.simulator.costs import RooflineCosts
-        >>> from bow.planning.problem.device_topology import Device, DeviceKind, Link
-        >>> from bow.planning.problem.operator_graph import PlanOperator, TensorShape
-        >>> from bow.planning.rules import RULES
-        >>> square = TensorShape((1024, 1024))
-        >>> linear = PlanOperator("fc", "linear", (0,), (1,), ("weight",), flops=2e9)
-        >>> graph = OperatorGraph((linear,), {0: square, 1: square}, batch=(0,), weights={"weight": square}, loss=1)
-        >>> gpu = DeviceKind("gpu", memory_gib=16, tflops=10, gb_per_s=700)
-        >>> pair = DeviceTopology("pair", (Device("a", gpu), Device("b", gpu)), (Link(("a", "b"), 2.0, 20.0),))
-        >>> by_sample, by_channel = Split((2, 1), (0, 1)), Split((1, 2), (0, 1))
-        >>> costs = RooflineCosts(graph, RULES, pair)
-        >>> simulation = Simulation(graph, RULES, pair, costs, Partition(graph.hash, (by_sample,)))
-        >>> before = simulation.makespan_ns
-        >>> simulation.propose(0, by_channel) < before  # no gradients to reduce
-        True
-        >>> simulation.accept()
 
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.

@@ -29,22 +29,15 @@ class Collective:
 
     Either takes what every sum takes beside its messages on top.
 
-    Attributes:
-        members: how many devices take part.
-        channels: that are occupied: all between neighbours in the ring.
-        latency_ns: the largest between neighbours.
-        ns_per_byte: of the slowest channel, times the number of neighbours that share it.
-        alone_ns: what every sum takes beside its messages.
-
     References:
         Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
     """
 
     members: int
-    channels: tuple[int, ...]
-    latency_ns: int
-    ns_per_byte: float
-    alone_ns: int = 0
+    channels: tuple[int, ...]  # that are occupied: all between neighbours in the ring
+    latency_ns: int  # the largest between neighbours
+    ns_per_byte: float  # of the slowest channel, times the number of neighbours that share it
+    alone_ns: int = 0  # what every sum takes beside its messages
 
     @classmethod
     def over(cls, topology: DeviceTopology, devices: Sequence[int]) -> "Collective":
@@ -72,25 +65,17 @@ class Collective:
         return 2 * (self.members - 1) * num_bytes
 
 
-WeightPart: TypeAlias = tuple[Box, ...]
-"""Of a group's weights: a box of each."""
+WeightPart: TypeAlias = tuple[Box, ...]  # of a group's weights: a box of each
 
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Weights that the same operators read: a layer's, whose gradients travel together.
+    """Weights that the same operators read: a layer's, whose gradients travel together."""
 
-    Attributes:
-        name: what its tasks are called after: the layer of the first operator that reads them.
-        weights: their names.
-        readers: the operators' positions.
-        trainable: whether they have gradients; else they only take memory.
-    """
-
-    name: str
+    name: str  # what its tasks are called after: the layer of the first operator that reads them
     weights: tuple[str, ...]
     readers: tuple[int, ...]
-    trainable: bool
+    trainable: bool  # whether they have gradients; else they only take memory
 
 
 def weight_groups(graph: OperatorGraph) -> tuple[WeightGroup, ...]:
@@ -127,28 +112,14 @@ def replica_bytes(
     return dict(shared)
 
 
-GRADIENT_COPIES = 1.0
-"""Gradients of weights take as much memory as the weights."""
+GRADIENT_COPIES = 1.0  # gradients of weights take as much memory as the weights
 
 AVERAGING_COPIES = 5.0
 """Averaged learners keep so many more copies of a model: correction, central model, its next and last, their sum."""
 
 
 class StepModel:
-    """A step of training, wherever its operators are computed.
-
-    Args:
-        graph: its operators.
-        rules: that are known.
-        topology: devices and channels.
-        costs: of the computing tasks.
-        learners: how many groups of devices repeat the step, each on a batch of its own.
-        optimizer_bytes_per_weight_byte: what the optimizer keeps: 1 for momentum, 2 for Adam.
-        overlap: whether devices compute while they send and receive.
-
-    Raises:
-        TopologyError: the devices cannot be divided among the learners.
-    """
+    """A step of training, wherever its operators are computed."""
 
     def __init__(
         self,

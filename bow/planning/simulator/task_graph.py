@@ -32,20 +32,14 @@ class TaskGraph:
     * between learners, for every device, one averaging of all its weights, which starts with the step because it
       needs what the weights were before, and hides behind it.
 
-    Attributes:
-        tasks: all of them.
-        predecessors: by task: the positions of those that it waits for.
-        weight_bytes: by device: of the weights that it trains.
-        frozen_bytes: by device: of the weights that it only reads.
-
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.1.
     """
 
     tasks: tuple[Task, ...]
-    predecessors: tuple[tuple[int, ...], ...]
-    weight_bytes: tuple[int, ...]
-    frozen_bytes: tuple[int, ...]
+    predecessors: tuple[tuple[int, ...], ...]  # by task: the positions of those that it waits for
+    weight_bytes: tuple[int, ...]  # by device: of the weights that it trains
+    frozen_bytes: tuple[int, ...]  # by device: of the weights that it only reads
 
     @classmethod
     def of(cls, model: StepModel, partition: Partition) -> TaskGraph:

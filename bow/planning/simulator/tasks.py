@@ -16,26 +16,16 @@ Identity: TypeAlias = tuple[int, int, int, int]
 class TaskKind(IntEnum):
     """What a task does."""
 
-    FORWARD = 0
-    """A tile's forward pass."""
-    FORWARD_SUM = 1
-    """What tiles sum in the middle of the forward pass, such as batch statistics."""
-    TRANSFER = 2
-    """A part of a tensor to another device, for all tiles there that read it."""
-    GRADIENT = 3
-    """The gradient of such a part, back."""
-    BACKWARD = 4
-    """A tile's backward pass."""
-    BACKWARD_SUM = 5
-    """What tiles sum in the middle of the backward pass."""
-    GATHER = 6
-    """Takes no time: a device has all its gradients of a group of weights."""
-    REDUCTION = 7
-    """Sums the gradients of what some devices have in common of a group of weights."""
-    UPDATE = 8
-    """The optimizer's step for what a device has of a group of weights."""
-    AVERAGING = 9
-    """Averages the weights of corresponding devices of all learners."""
+    FORWARD = 0  # a tile's forward pass
+    FORWARD_SUM = 1  # what tiles sum in the middle of the forward pass, such as batch statistics
+    TRANSFER = 2  # a part of a tensor to another device, for all tiles there that read it
+    GRADIENT = 3  # the gradient of such a part, back
+    BACKWARD = 4  # a tile's backward pass
+    BACKWARD_SUM = 5  # what tiles sum in the middle of the backward pass
+    GATHER = 6  # takes no time: a device has all its gradients of a group of weights
+    REDUCTION = 7  # sums the gradients of what some devices have in common of a group of weights
+    UPDATE = 8  # the optimizer's step for what a device has of a group of weights
+    AVERAGING = 9  # averages the weights of corresponding devices of all learners
 
 
 @dataclass(frozen=True)
@@ -45,30 +35,17 @@ class Task:
     Tasks that are ready at the same time run in the order of their identities. These say what a task is and not when
     it was made, and a task's rank is higher than those of all tasks that it waits for; so any way of working out the
     timeline ends with the same one.
-
-    Attributes:
-        kind: what it does.
-        owner: the number of its operator or group of weights, counted through all learners.
-        rank: of all tasks of its kind and owner.
-        tile: the number of its tile, of the tile that made what is sent, of the sum, or 0.
-        device: where it runs; of a transfer: where to; of a gradient: where from.
-        code: tells apart what else would be the same.
-        places: the numbers of what it occupies: devices first, then channels.
-        duration_ns: how long.
-        num_bytes: that are sent, by all members together.
-        memory_device: where its result lies.
-        memory_bytes: how large that is.
     """
 
     kind: TaskKind
-    owner: int
-    rank: int
-    tile: int
-    device: int
-    code: int
-    places: tuple[int, ...]
+    owner: int  # the number of its operator or group of weights, counted through all learners
+    rank: int  # of all tasks of its kind and owner
+    tile: int  # the number of its tile, of the tile that made what is sent, of the sum, or 0
+    device: int  # where it runs; of a transfer: where to; of a gradient: where from
+    code: int  # tells apart what else would be the same
+    places: tuple[int, ...]  # the numbers of what it occupies: devices first, then channels
     duration_ns: int
-    num_bytes: int = 0
+    num_bytes: int = 0  # that are sent, by all members together
     memory_device: int = 0
     memory_bytes: int = 0
 
@@ -80,15 +57,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Topological ranks of tasks, by kind and owner: the same for every strategy.
+    """Topological ranks of tasks, by kind and owner: the same for every strategy."""
 
-    Attributes:
-        operators: how many there are, counted through all learners.
-        groups: of weights, the same.
-    """
-
-    operators: int
-    groups: int
+    operators: int  # how many there are, counted through all learners
+    groups: int  # of weights, the same
 
     def of(self, kind: TaskKind, owner: int) -> int:
         """The rank of the tasks of a kind and an owner."""
@@ -113,12 +85,7 @@ class Ranks:
 
 
 def code_of(numbers: Iterable[int]) -> int:
-    """A number of 64 bits for some numbers: a part of a tensor, or members of a sum.
-
-    Example:
-        >>> code_of([0, 4]) == code_of([4, 0])
-        False
-    """
+    """A number of 64 bits for some numbers: a part of a tensor, or members of a sum."""
     code = _START
     for number in numbers:
         code = (code ^ number) * _FACTOR & _MASK
