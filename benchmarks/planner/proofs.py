@@ -8,7 +8,7 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.search.baselines import baseline
 from bow.planning.search.exhaustive import exhaustive
-from bow.planning.search.metropolis import Limits, descend, try_neighbours
+from bow.planning.search.metropolis import Limits, descend
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
@@ -70,7 +70,7 @@ def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s
         including=[*(baseline(problem, start) for start in settings.starts), splits],
     )
     bottom = descend(problem.simulation(splits), splits, space, Limits(patience=1.0))
-    neighbours = try_neighbours(problem.simulation(bottom.splits), bottom.splits, space)
+    again = descend(problem.simulation(bottom.splits), bottom.splits, space, Limits(patience=1.0))
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,
@@ -79,7 +79,7 @@ def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s
         "found_ms": bottom.makespan_ns / 1e6,
         "improvements": bottom.accepted,
         "tried_on_the_way": bottom.evaluated,
-        "neighbours": neighbours.tried,
-        "is_local_optimum": neighbours.is_local_optimum,
+        "neighbours": again.evaluated,
+        "is_local_optimum": again.accepted == 0,
         "seconds": round(found.seconds + time.perf_counter() - begun, 1),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,11 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.search.baselines import baseline
-from bow.planning.search.metropolis import Limits, RecordedProposal, metropolis
+from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.native_simulator import ALGORITHMS, Algorithm
-from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.simulation import Simulated, Simulation
 from bow.seeds import derive_seed
 
 LEAST = 3  # So many proposals are replayed however long they take
@@ -45,9 +45,10 @@ def compare_simulators(
     def watch(seconds: float, _: int, __: int) -> bool:
         return seconds < recorded_s
 
-    walk = metropolis(simulation, splits, proposals, Limits(), source, watch=watch, record=True)
+    recording = Recording(simulation)
+    walk = metropolis(recording, splits, proposals, Limits(), source, watch=watch)
     seconds = time.perf_counter() - begun
-    replays = {each: _replay(graph, topology, splits, walk.recorded, each, replayed_s) for each in ALGORITHMS}
+    replays = {each: _replay(graph, topology, splits, recording.proposals, each, replayed_s) for each in ALGORITHMS}
     common = min(len(each.times) for each in replays.values())
     per_s = {name: common / sum(each.times[:common]) for name, each in replays.items()}
     looked_at = {name: round(sum(each.looked_at[:common]) / common) for name, each in replays.items()}
@@ -64,6 +65,36 @@ def compare_simulators(
         "per_s": {each: round(rate, 2) for each, rate in per_s.items()},
         "looked_at": looked_at,
     }
+
+
+@dataclass
+class RecordedProposal:
+    """A proposal, to be played again."""
+
+    changes: dict[int, Split]
+    limit_ns: int
+    is_accepted: bool = False
+
+
+class Recording:
+    """A simulation that notes what is proposed to it."""
+
+    def __init__(self, simulation: Simulated) -> None:
+        self.simulation = simulation
+        self.makespan_ns = simulation.makespan_ns
+        self.proposals: list[RecordedProposal] = []
+
+    def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
+        assert limit_ns is not None
+        self.proposals.append(RecordedProposal(dict(changes), limit_ns))
+        return self.simulation.propose_changes(changes, limit_ns)
+
+    def accept(self) -> None:
+        self.proposals[-1].is_accepted = True
+        self.simulation.accept()
+
+    def undo(self) -> None:
+        self.simulation.undo()
 
 
 @dataclass(frozen=True)
@@ -87,7 +118,7 @@ def _replay(
     replay = _Replay([], [])
     begun = last = time.perf_counter()
     for proposed in recorded[:known]:
-        makespan = simulation.propose_changes(dict(proposed.changes), proposed.limit_ns)
+        makespan = simulation.propose_changes(proposed.changes, proposed.limit_ns)
         if proposed.is_accepted:
             assert makespan is not None
             assert makespan <= proposed.limit_ns
@@ -107,7 +138,7 @@ def _prepare(simulation: Simulation, recorded: Sequence[RecordedProposal], secon
     """Has what splits need of rules and costs worked out, once and for all algorithms alike; of how many proposals."""
     begun = time.perf_counter()
     for number, proposed in enumerate(recorded):
-        simulation.propose_changes(dict(proposed.changes), limit_ns=0)
+        simulation.propose_changes(proposed.changes, limit_ns=0)
         simulation.undo()
         if time.perf_counter() - begun > seconds and number + 1 >= LEAST:
             return number + 1

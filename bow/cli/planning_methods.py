@@ -19,7 +19,6 @@ from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import IncrementalEvaluator
-from bow.planning.simulator.step_model import StepModel
 
 SEARCHES = ("search", "mcmc", "exhaustive")  # methods of the planner that take time; `mcmc` is another name of `search`
 
@@ -112,18 +111,10 @@ def _searched(problem: Problem, settings: SearchSettings, console: Console) -> P
 def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Planned:
     space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices, even=settings.even)
     start = baseline(problem, "data")
-    model = StepModel(
-        problem.graph,
-        problem.rules,
-        problem.topology,
-        problem.costs,
-        optimizer_bytes_per_weight_byte=problem.optimizer_bytes_per_weight_byte,
-        overlap=problem.overlap,
-    )
     budget_s = settings.budget_s if settings.proposals is None else USUAL.budget_s  # compared with what has proposals
     with watched(budget_s, console) as tell:
         evaluate = IncrementalEvaluator(problem.simulation(start), start)
-        proof = exhaustive(model, space, evaluate, start=start, budget_s=budget_s, watch=tell)
+        proof = exhaustive(problem.model(), space, evaluate, start=start, budget_s=budget_s, watch=tell)
     number = f"{proof.strategies:,}" if proof.strategies < MANY else f"{Decimal(proof.strategies):.1e}"
     if not proof.bound_ns:
         shown = "it was ended before others were looked at, or what they take was bounded"

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from bow.planning.problem.partition import Partition
-from bow.planning.search.explain import Explanation, OperatorExplanation, degrees_text, split_dimensions
-from bow.planning.search.metropolis import Alternative
+from bow.planning.search.explain import Alternative, Explanation, OperatorExplanation, degrees_text, split_dimensions
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.python_simulator import SimulationResult
 

@@ -15,6 +15,7 @@ from bow.planning.problem.partition import Partition, Split
 from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.simulator.python_simulator import SimulationResult, TaskTime, simulate
 from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Identity
 from tests.planning.random_steps import RULES, Step, random_split, random_step, random_strategy
@@ -109,13 +110,15 @@ def times_of(result: SimulationResult) -> dict[Identity, TaskTime]:
 
 
 def simulation(step: Step, partition: Partition, algorithm: Algorithm) -> Simulation:
-    return Simulation(
-        step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap, algorithm=algorithm
-    )
+    return Simulation(model_of(step, partition.learners), partition, algorithm)
 
 
 def from_nothing(step: Step, partition: Partition) -> SimulationResult:
-    return simulate(step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap)
+    return simulate(model_of(step, partition.learners), partition)
+
+
+def model_of(step: Step, learners: int) -> StepModel:
+    return StepModel(step.graph, RULES, step.topology, step.costs, learners=learners, overlap=step.overlap)
 
 
 def random_changes(source: random.Random, step: Step) -> dict[int, Split]:

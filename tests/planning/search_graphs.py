@@ -11,7 +11,7 @@ from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, Ten
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules import RULES
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.python_simulator import simulate_model
+from bow.planning.simulator.python_simulator import simulate
 from bow.planning.simulator.step_model import StepModel
 
 
@@ -168,5 +168,5 @@ class SlowSimulation:
         self._pending = None
 
     def _time(self, splits: Sequence[Split]) -> int | None:
-        result = simulate_model(self.model, Partition(self.model.graph.hash, tuple(splits)))
+        result = simulate(self.model, Partition(self.model.graph.hash, tuple(splits)))
         return None if result.refusal else result.makespan_ns

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bow.planning.problem.box import Box, volume
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.problem.partition import Partition, Split
+from bow.planning.search.problem import Problem
 from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Task, TaskKind
@@ -65,6 +67,10 @@ def topology(devices: int = 2, memory_gib: float = 1.0) -> DeviceTopology:
 
 def partition(splits: tuple[Split, ...] = DATA, learners: int = 1) -> Partition:
     return Partition(GRAPH.hash, splits, learners)
+
+
+def problem(devices: int = 2, **others: Any) -> Problem:
+    return Problem(GRAPH, RULES, topology(devices), ElementCosts(), **others)
 
 
 def model(devices: int = 2, learners: int = 1, overlap: bool = True, graph: OperatorGraph = GRAPH) -> StepModel:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from bow.planning.problem.partition import Split
 from bow.planning.search.baselines import single_device
 from bow.planning.search.proposals import CriticalOperators, critical_operators
-from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.tasks import Ranks, TaskKind
 from tests.planning.proposal_chains import from_nothing, simulation
-from tests.planning.random_steps import RULES, random_step, random_strategy
+from tests.planning.random_steps import random_step, random_strategy
 from tests.planning.search_graphs import perceptron
 from tests.planning.test_search import problem_of
 
@@ -47,9 +46,7 @@ def test_both_simulators_have_the_same_tasks(source: random.Random) -> None:
     partition = random_strategy(source, step)
     assume(from_nothing(step, partition).refusal is None)
     native = simulation(step, partition, "incremental")
-    python = Simulation(
-        step.graph, RULES, step.topology, step.costs, partition, overlap=step.overlap, algorithm="python"
-    )
+    python = simulation(step, partition, "python")
     assert sorted(native.task_table().tolist()) == sorted(python.task_table().tolist())
 
 

@@ -22,7 +22,7 @@ from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.python_simulator import simulate_model
+from bow.planning.simulator.python_simulator import simulate
 from bow.planning.simulator.simulation import IncrementalEvaluator
 from bow.planning.simulator.step_model import StepModel
 from tests.planning.search_graphs import Builder, SlowSimulation, branches, language_model, model_of, perceptron
@@ -56,7 +56,7 @@ def fastest_ns(graph: OperatorGraph, topology: DeviceTopology) -> int:
 
 
 def simulated_ns(model: StepModel, splits: tuple[Split, ...]) -> int:
-    return simulate_model(model, Partition(model.graph.hash, splits)).makespan_ns
+    return simulate(model, Partition(model.graph.hash, splits)).makespan_ns
 
 
 @pytest.mark.parametrize("start", [True, False])

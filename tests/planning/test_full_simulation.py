@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bow.planning.simulator.python_simulator import simulate, simulate_tasks
+from bow.planning.simulator.python_simulator import simulate_tasks
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Task, TaskKind
-from tests.planning.random_steps import RULES
-from tests.planning.small_steps import ALONE, DATA, GRAPH, ElementCosts, partition, topology
+from tests.planning.small_steps import ALONE, DATA, problem
 
 
 def task(rank: int, duration_ns: int, *places: int, tile: int = 0) -> Task:
@@ -42,14 +41,14 @@ def test_tasks_without_a_place_run_when_they_are_ready() -> None:
 
 
 def test_one_device_runs_everything_one_after_another() -> None:
-    result = simulate(GRAPH, RULES, topology(), ElementCosts(), partition(ALONE))
+    result = problem().simulate(ALONE)
     weights = sum(4 * volume for volume in (18, 6, 12))
     assert result.makespan_ns == result.task_ns == 3 * (24 + 8 + 1) + weights
     assert result.communication_bytes == 0
 
 
 def test_two_devices_share_the_work_and_the_bus() -> None:
-    result = simulate(GRAPH, RULES, topology(), ElementCosts(), partition(DATA))
+    result = problem().simulate(DATA)
     # Half of the outputs to device 0 and their gradients back, and two reductions.
     assert result.communication_bytes == 2 * 16 + 2 * (96 + 48)
     # Both neighbours in the ring share the bus. The second layer's gradients keep those of the first one waiting.

@@ -7,10 +7,11 @@ import pytest
 from bow.errors import ScheduleError
 from bow.planning.problem.device_topology import GIB
 from bow.planning.problem.partition import Split
-from bow.planning.simulator.python_simulator import SimulationResult, simulate
+from bow.planning.search.problem import Problem
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.simulation import Simulation
 from tests.planning.random_steps import RULES
-from tests.planning.small_steps import ALONE, DATA, GRAPH, ElementCosts, partition, topology
+from tests.planning.small_steps import ALONE, DATA, GRAPH, ElementCosts, problem, topology
 
 WEIGHTS = 4 * (18 + 6 + 12)
 FIRST, SECOND, LOSS = 4 * 24, 4 * 8, 4
@@ -20,14 +21,7 @@ FIRST, SECOND, LOSS = 4 * 24, 4 * 8, 4
 def simulated(
     splits: tuple[Split, ...], devices: int = 2, learners: int = 1, optimizer_bytes: float = 1.0
 ) -> SimulationResult:
-    return simulate(
-        GRAPH,
-        RULES,
-        topology(devices),
-        ElementCosts(),
-        partition(splits, learners),
-        optimizer_bytes_per_weight_byte=optimizer_bytes,
-    )
+    return problem(devices, optimizer_bytes_per_weight_byte=optimizer_bytes).simulate(splits, learners)
 
 
 def test_one_device_keeps_weights_and_what_backward_passes_need() -> None:
@@ -64,7 +58,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(algorithm: str) -> None:
     def on(memory_bytes: int, splits: tuple[Split, ...]) -> Simulation:
         machine = topology(memory_gib=memory_bytes / GIB)
         assert machine.memory_bytes(0) == memory_bytes
-        return Simulation(GRAPH, RULES, machine, ElementCosts(), partition(splits), algorithm=algorithm)
+        return Problem(GRAPH, RULES, machine, ElementCosts(), algorithm=algorithm).simulation(splits)
 
     assert on(needed, ALONE).refusal is None
     with pytest.raises(ScheduleError, match=r"the strategy does not fit: d0 \(device 0\) needs"):

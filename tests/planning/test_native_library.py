@@ -9,9 +9,7 @@ import pytest
 from bow.compiling import CACHE
 from bow.errors import RuntimeUnavailableError
 from bow.planning.simulator import native_simulator
-from bow.planning.simulator.simulation import Simulation
-from tests.planning.random_steps import RULES
-from tests.planning.small_steps import GRAPH, ElementCosts, partition, topology
+from tests.planning.small_steps import DATA, problem
 
 
 @pytest.fixture
@@ -24,9 +22,9 @@ def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_only_python_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RuntimeUnavailableError, match="the compiled simulator needs a C\\+\\+ compiler") as caught:
-        Simulation(GRAPH, RULES, topology(), ElementCosts(), partition())
+        problem().simulation(DATA)
     assert "\n" not in str(caught.value)
-    simulated = Simulation(GRAPH, RULES, topology(), ElementCosts(), partition(), algorithm="python")
+    simulated = problem(algorithm="python").simulation(DATA)
     assert simulated.makespan_ns > 0
 
 

@@ -11,7 +11,7 @@ from bow.planning.problem.partition import Split
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import single_device
-from bow.planning.search.metropolis import Limits, descend, try_neighbours
+from bow.planning.search.metropolis import Limits, descend
 from bow.planning.search.search_space import SplitSpace
 from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
 
@@ -31,18 +31,6 @@ def times_around(splits: tuple[Split, ...]) -> list[int]:
     ]
 
 
-def test_the_best_of_all_neighbours_is_found() -> None:
-    simulation, times = SlowSimulation(MODEL, ALONE), times_around(ALONE)
-    told: list[int] = []
-    neighbours = try_neighbours(simulation, ALONE, SPACE, told.append)
-    assert neighbours.tried == len(times) == SPACE.num_neighbours == told[-1]
-    assert neighbours.refused == 0
-    assert neighbours.best is not None
-    assert neighbours.best.makespan_ns == min(times) < neighbours.makespan_ns
-    assert f"of {len(times):,} neighbours the best takes" in str(neighbours)
-    assert simulation.splits == list(ALONE)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_the_way_down_ends_where_no_neighbour_is_better(seed: int) -> None:
     start = SPACE.random_strategy(random.Random(seed))
@@ -53,9 +41,9 @@ def test_the_way_down_ends_where_no_neighbour_is_better(seed: int) -> None:
     assert walk.accepted == len(times) - 1 > 0
     bottom = SlowSimulation(MODEL, walk.splits)
     assert bottom.makespan_ns == walk.makespan_ns <= min(times_around(walk.splits))
-    neighbours = try_neighbours(bottom, walk.splits, SPACE)
-    assert neighbours.is_local_optimum
-    assert "none of" in str(neighbours)
+    again = descend(bottom, walk.splits, SPACE, Limits(patience=1.0))
+    assert again.accepted == again.refused == 0
+    assert again.evaluated == len(times_around(walk.splits)) == SPACE.num_neighbours
 
 
 def test_neighbours_that_do_not_fit_are_counted_and_not_taken() -> None:
@@ -64,11 +52,9 @@ def test_neighbours_that_do_not_fit_are_counted_and_not_taken() -> None:
             found = super().propose_changes(changes, limit_ns)
             return None if any(split.num_tiles > 1 for split in changes.values()) else found
 
-    neighbours = try_neighbours(Tight(MODEL, ALONE), ALONE, SPACE)
-    assert neighbours.refused == sum(
-        split.num_tiles > 1 for operator in range(SPACE.num_operators) for split in SPACE.splits(operator)
-    )
     walk = descend(Tight(MODEL, ALONE), ALONE, SPACE, Limits(patience=1.0))
+    large = sum(split.num_tiles > 1 for operator in range(SPACE.num_operators) for split in SPACE.splits(operator))
+    assert walk.refused >= large > 0
     assert all(split.num_tiles == 1 for split in walk.splits)
 
 

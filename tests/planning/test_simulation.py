@@ -8,10 +8,10 @@ import pytest
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.problem.partition import Partition, Split
-from bow.planning.simulator.python_simulator import simulate
+from bow.planning.search.problem import Problem
 from bow.planning.simulator.simulation import Simulation
 from tests.planning.random_steps import RULES
-from tests.planning.small_steps import ALONE, DATA, GRAPH, SECOND, ElementCosts, partition, topology
+from tests.planning.small_steps import ALONE, DATA, GRAPH, SECOND, ElementCosts, model, partition, problem, topology
 
 CHANNELS = Split((1, 2), (1, 0))
 
@@ -19,12 +19,11 @@ algorithms = pytest.mark.parametrize("algorithm", ["delta", "incremental", "full
 
 
 def simulation(algorithm: str = "incremental", splits: tuple[Split, ...] = DATA, learners: int = 1) -> Simulation:
-    machine = topology(2 * learners)
-    return Simulation(GRAPH, RULES, machine, ElementCosts(), partition(splits, learners), algorithm=algorithm)
+    return problem(2 * learners, algorithm=algorithm).simulation(splits, learners)
 
 
 def from_nothing(of: Partition) -> int:
-    return simulate(GRAPH, RULES, topology(2 * of.learners), ElementCosts(), of).makespan_ns
+    return problem(2 * of.learners).simulate(of.splits, of.learners).makespan_ns
 
 
 @algorithms
@@ -56,7 +55,7 @@ def test_the_result_is_that_of_the_proposal(algorithm: str) -> None:
     simulated = simulation(algorithm)
     simulated.propose(SECOND, CHANNELS)
     result = simulated.result()
-    wanted = simulate(GRAPH, RULES, topology(), ElementCosts(), partition((DATA[0], CHANNELS, DATA[2])))
+    wanted = problem().simulate((DATA[0], CHANNELS, DATA[2]))
     assert result.times == wanted.times
     assert result.peaks == wanted.peaks
     assert simulated.timeline().spans == wanted.timeline.spans
@@ -108,7 +107,7 @@ def test_what_is_illegal_is_refused_and_leaves_all_as_it_was(split: Split, messa
 
 def test_a_strategy_for_another_graph_is_refused() -> None:
     with pytest.raises(ScheduleError, match="the strategy is for graph other"):
-        Simulation(GRAPH, RULES, topology(), ElementCosts(), Partition("other", DATA))
+        Simulation(model(), Partition("other", DATA))
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class SmallUpdates(ElementCosts):
 def test_costs_that_are_not_known_leave_all_as_it_was(algorithm: str) -> None:
     halves = tuple(Split((1, 2), (0, 1)) for _ in range(2))
     splits = (*halves, Split((), (0,)))
-    simulated = Simulation(GRAPH, RULES, topology(), SmallUpdates(48), partition(splits), algorithm=algorithm)
+    simulated = Problem(GRAPH, RULES, topology(), SmallUpdates(48), algorithm=algorithm).simulation(splits)
     before = simulated.makespan_ns, simulated.times()
     with pytest.raises(SettingError, match="an update of 96 bytes was not measured"):
         simulated.propose(0, ALONE[0])
@@ -137,4 +136,4 @@ def test_costs_that_are_not_known_leave_all_as_it_was(algorithm: str) -> None:
 
 def test_the_first_strategy_raises_what_the_costs_raise() -> None:
     with pytest.raises(SettingError, match="was not measured"):
-        Simulation(GRAPH, RULES, topology(), SmallUpdates(0), partition(DATA))
+        Problem(GRAPH, RULES, topology(), SmallUpdates(0)).simulation(DATA)

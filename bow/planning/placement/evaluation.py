@@ -15,7 +15,6 @@ from bow.planning.search.problem import Problem
 from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
 from bow.planning.simulator.python_simulator import PythonSimulator, Refusal, SimulationResult, TooLarge
 from bow.planning.simulator.simulation import Simulator
-from bow.planning.simulator.step_model import StepModel
 
 
 @dataclass(frozen=True)
@@ -179,15 +178,7 @@ class SimulatedEvaluator:
 
     @cached_property
     def _simulator(self) -> Simulator:
-        problem = self.problem
-        model = StepModel(
-            problem.graph,
-            problem.rules,
-            problem.topology,
-            problem.costs,
-            optimizer_bytes_per_weight_byte=problem.optimizer_bytes_per_weight_byte,
-            overlap=problem.overlap,
-        )
+        model = self.problem.model()
         return PythonSimulator(model) if self._algorithm == "python" else NativeSimulator(model, self._algorithm)
 
     @cached_property

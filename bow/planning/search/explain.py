@@ -7,7 +7,6 @@ from typing import Any
 
 from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Dimension, Kind
-from bow.planning.search.metropolis import Alternative
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.python_simulator import SimulationResult
@@ -17,6 +16,15 @@ from bow.planning.simulator.tasks import TaskKind
 SUMS = frozenset({TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION})
 
 MOVES = frozenset({TaskKind.TRANSFER, TaskKind.GRADIENT})
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another split of one operator."""
+
+    operator: int
+    split: Split
+    makespan_ns: int | None  # what a step takes with it; None: it does not fit
 
 
 @dataclass(frozen=True)

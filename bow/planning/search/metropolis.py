@@ -3,13 +3,13 @@
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from bow.errors import SettingError
 from bow.planning.problem.partition import Split
-from bow.planning.search.proposals import Changes, Proposals
+from bow.planning.search.proposals import Proposals
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import Simulated
 from bow.values import number, whole
@@ -17,6 +17,15 @@ from bow.values import number, whole
 GRACE = 20  # no walk ends for want of success before so many proposals for each operator
 
 Ending: TypeAlias = Literal["budget", "proposals", "no gain", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """When a strategy was found that is better than all before."""
+
+    seconds: float  # since the start of the walk
+    proposals: int
+    makespan_ns: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Limits:
         if self.patience is not None:
             number("patience", self.patience, above=0, most=1, remedy="0.5 is half of the search")
 
-    def ending(self, seconds: float, proposals: int, best_s: float, best_at: int, operators: int) -> Ending | None:
+    def ending(self, seconds: float, proposals: int, best: Improvement, operators: int) -> Ending | None:
         """Why a walk ends now; None: it goes on."""
         if self.budget_s is not None and seconds >= self.budget_s:
             return "budget"
@@ -48,7 +57,7 @@ class Limits:
             return "proposals"
         grace = GRACE * operators if self.grace is None else self.grace
         if self.patience is not None and proposals >= grace:
-            now, then = (proposals, best_at) if self.budget_s is None else (seconds, best_s)
+            now, then = (proposals, best.proposals) if self.budget_s is None else (seconds, best.seconds)
             if now - then >= self.patience * now:
                 return "no gain"
         return None
@@ -63,24 +72,6 @@ WATCH_S = 0.1  # so often who watches a walk is told how it goes
 
 
 @dataclass(frozen=True)
-class Improvement:
-    """When a strategy was found that is better than all before."""
-
-    seconds: float  # since the start of the walk
-    proposals: int
-    makespan_ns: int
-
-
-@dataclass(frozen=True)
-class RecordedProposal:
-    """A proposal as it was, to be played again."""
-
-    changes: Changes  # operators and their new splits
-    limit_ns: int
-    is_accepted: bool
-
-
-@dataclass(frozen=True)
 class Walk:
     """What a walk found."""
 
@@ -92,7 +83,6 @@ class Walk:
     refused: int  # how many of them did not fit
     seconds: float
     ending: Ending
-    recorded: tuple[RecordedProposal, ...] = ()  # every proposal that was simulated, where asked for
 
     @property
     def makespan_ns(self) -> int:
@@ -114,8 +104,41 @@ class Walk:
             self.refused + other.refused,
             self.seconds + other.seconds,
             other.ending,
-            (*self.recorded, *other.recorded),
         )
+
+
+class _Course:
+    """A walk or a descent under way."""
+
+    def __init__(self, simulation: Simulated, splits: Sequence[Split], clock: Callable[[], float]) -> None:
+        self.splits = list(splits)
+        self.makespan = simulation.makespan_ns
+        self._clock, self._start = clock, clock()
+        self._best = tuple(splits)
+        self._bests = [Improvement(0.0, 0, self.makespan)]
+        self.proposals = self.evaluated = self.accepted = self.refused = 0
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._start
+
+    @property
+    def best(self) -> Improvement:
+        return self._bests[-1]
+
+    def took(self, changes: Iterable[tuple[int, Split]], makespan: int) -> None:
+        """Note changes that were accepted."""
+        self.accepted += 1
+        self.makespan = makespan
+        for operator, split in changes:
+            self.splits[operator] = split
+        if makespan < self.best.makespan_ns:
+            self._best = tuple(self.splits)
+            self._bests.append(Improvement(self.seconds, self.proposals, makespan))
+
+    def ended(self, ending: Ending) -> Walk:
+        counts = self.proposals, self.evaluated, self.accepted, self.refused
+        return Walk(self._best, tuple(self._bests), *counts, self.seconds, ending)
 
 
 def metropolis(
@@ -127,10 +150,9 @@ def metropolis(
     *,
     temperature: float = TEMPERATURE,
     watch: Watch | None = None,
-    record: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
-    """Walk from strategy to strategy by the rule of Metropolis and Hastings, and keep the best.
+    """Walk from partition to partition by the rule of Metropolis and Hastings, and keep the best.
 
     With a symmetric proposal S' of S, and t0 the time of the start, which makes the temperature free of units:
 
@@ -142,145 +164,38 @@ def metropolis(
         Hastings: Monte Carlo sampling methods using Markov chains and their applications, 1970. Jia, Zaharia, Aiken,
         2018, sections 6.1 and 6.2.
     """
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise SettingError(f"temperature must be finite and at least 0, got {temperature}; {TEMPERATURE} is usual")
-    return _Walker(simulation, splits, proposals, limits, clock).walk(source, temperature, watch, record)
+    number("temperature", temperature, least=0, remedy=f"{TEMPERATURE} is usual")
+    course = _Course(simulation, splits, clock)
+    scale = temperature * course.makespan
+    reported = -math.inf
+    try:
+        while (ending := limits.ending(course.seconds, course.proposals, course.best, len(splits))) is None:
+            seconds = course.seconds
+            if watch is not None and seconds >= reported + WATCH_S:
+                reported = seconds
+                if not watch(seconds, course.proposals, course.best.makespan_ns):
+                    return course.ended("interrupted")
+            _step(course, simulation, proposals, source, scale)
+    except KeyboardInterrupt:
+        return course.ended("interrupted")
+    return course.ended(ending)
 
 
-class _Walker:
-    """A walk under way."""
-
-    def __init__(
-        self,
-        simulation: Simulated,
-        splits: Sequence[Split],
-        proposals: Proposals,
-        limits: Limits,
-        clock: Callable[[], float],
-    ) -> None:
-        self._simulation, self._splits = simulation, list(splits)
-        self._proposals, self._limits, self._clock = proposals, limits, clock
-        self._start = clock()
-        self._makespan = simulation.makespan_ns
-        self._best = tuple(splits)
-        self._bests = [Improvement(0.0, 0, self._makespan)]
-        self._drawn = self._evaluated = self._accepted = self._refused = 0
-        self._recorded: list[RecordedProposal] = []
-
-    def walk(self, source: random.Random, temperature: float, watch: Watch | None, record: bool) -> Walk:
-        scale = temperature * self._makespan
-        told = -math.inf
-        ending: Ending | None
-        try:
-            while (ending := self._ending()) is None:
-                seconds = self._seconds()
-                if watch is not None and seconds >= told + WATCH_S:
-                    told = seconds
-                    if not watch(seconds, self._drawn, self._bests[-1].makespan_ns):
-                        raise KeyboardInterrupt
-                self._step(source, scale, record)
-        except KeyboardInterrupt:
-            ending = "interrupted"
-        return Walk(
-            self._best,
-            tuple(self._bests),
-            self._drawn,
-            self._evaluated,
-            self._accepted,
-            self._refused,
-            self._seconds(),
-            ending,
-            tuple(self._recorded),
-        )
-
-    def _seconds(self) -> float:
-        return self._clock() - self._start
-
-    def _ending(self) -> Ending | None:
-        best = self._bests[-1]
-        return self._limits.ending(self._seconds(), self._drawn, best.seconds, best.proposals, len(self._splits))
-
-    def _step(self, source: random.Random, scale: float, record: bool) -> None:
-        self._drawn += 1
-        changes = self._proposals.draw(self._splits)
-        if not changes:
-            return
-        self._evaluated += 1
-        # u < exp(-worse / scale), solved for the time: the simulator may stop beyond it.
-        limit = self._makespan + math.floor(-scale * math.log(1 - source.random()))
-        makespan = self._simulation.propose_changes(dict(changes), limit)
-        self._refused += makespan is None
-        is_accepted = makespan is not None and makespan <= limit
-        if record:
-            self._recorded.append(RecordedProposal(changes, limit, is_accepted))
-        if makespan is None or not is_accepted:
-            self._simulation.undo()
-            return
-        self._simulation.accept()
-        self._accepted += 1
-        self._makespan = makespan
-        for operator, split in changes:
-            self._splits[operator] = split
-        if makespan < self._bests[-1].makespan_ns:
-            self._best = tuple(self._splits)
-            self._bests.append(Improvement(self._seconds(), self._drawn, makespan))
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """Another split of one operator."""
-
-    operator: int
-    split: Split
-    makespan_ns: int | None  # what a step takes with it; None: it does not fit
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """What trying all strategies that differ in one operator has shown."""
-
-    makespan_ns: int
-    tried: int
-    refused: int  # how many of them do not fit
-    best: Alternative | None  # the best one that is better than the strategy; None: none is
-
-    @property
-    def is_local_optimum(self) -> bool:
-        """Whether no neighbour is better."""
-        return self.best is None
-
-    def __str__(self) -> str:
-        if self.best is None or self.best.makespan_ns is None:
-            return f"none of {self.tried:,} neighbours is better than {self.makespan_ns / 1e6:.3f} ms"
-        return (
-            f"of {self.tried:,} neighbours the best takes {self.best.makespan_ns / 1e6:.3f} ms instead of "
-            f"{self.makespan_ns / 1e6:.3f} ms (operator {self.best.operator})"
-        )
-
-
-def try_neighbours(
-    simulation: Simulated, splits: Sequence[Split], space: SplitSpace, watch: Callable[[int], None] | None = None
-) -> Neighbours:
-    """Simulate all strategies that differ in one operator's split.
-
-    References:
-        Jia, Zaharia, Aiken, 2018, section 8.4.
-    """
-    start = lowest = simulation.makespan_ns
-    best, tried, refused = None, 0, 0
-    for operator, old in enumerate(splits):
-        for split in space.splits(operator):
-            if split == old:
-                continue
-            tried += 1
-            makespan = simulation.propose_changes({operator: split}, lowest - 1)
-            simulation.undo()
-            refused += makespan is None
-            if makespan is not None and makespan < lowest:
-                lowest, best = makespan, Alternative(operator, split, makespan)
-        if watch is not None:
-            watch(tried)
-    return Neighbours(start, tried, refused, best)
+def _step(course: _Course, simulation: Simulated, proposals: Proposals, source: random.Random, scale: float) -> None:
+    course.proposals += 1
+    changes = proposals.draw(course.splits)
+    if not changes:
+        return
+    course.evaluated += 1
+    # u < exp(-worse / scale), solved for the time: the simulator may stop beyond it.
+    limit = course.makespan + math.floor(-scale * math.log(1 - source.random()))
+    makespan = simulation.propose_changes(dict(changes), limit)
+    course.refused += makespan is None
+    if makespan is None or makespan > limit:
+        simulation.undo()
+    else:
+        simulation.accept()
+        course.took(changes, makespan)
 
 
 def descend(
@@ -292,75 +207,43 @@ def descend(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
-    """Take better neighbours until there is none: operator by operator, round and round.
+    """Give operators their best split, round and round, until no neighbour is better: a local optimum.
 
     Ctrl-C ends it, and what was best so far is returned.
     """
-    descent = _Descent(simulation, splits, space, limits, clock)
-    ending = descent.run(watch)
-    return Walk(
-        tuple(descent.splits),
-        tuple(descent.bests),
-        descent.tried,
-        descent.tried,
-        len(descent.bests) - 1,
-        descent.refused,
-        descent.seconds,
-        ending,
-    )
+    course = _Course(simulation, splits, clock)
+    operator, unchanged = 0, 0
+    try:
+        while unchanged < len(splits):
+            if watch is not None and not watch(course.seconds, course.proposals, course.best.makespan_ns):
+                return course.ended("interrupted")
+            if limits.budget_s is not None and course.seconds >= limits.budget_s:
+                return course.ended("budget")
+            if limits.proposals is not None and course.proposals >= limits.proposals:
+                return course.ended("proposals")
+            unchanged = 0 if _improve(course, simulation, space, operator) else unchanged + 1
+            operator = (operator + 1) % len(splits)
+    except KeyboardInterrupt:
+        return course.ended("interrupted")
+    return course.ended("no gain")
 
 
-class _Descent:
-    def __init__(
-        self,
-        simulation: Simulated,
-        splits: Sequence[Split],
-        space: SplitSpace,
-        limits: Limits,
-        clock: Callable[[], float],
-    ) -> None:
-        self._simulation, self._space, self._limits, self._clock = simulation, space, limits, clock
-        self._start = clock()
-        self.splits = list(splits)
-        self.bests = [Improvement(0.0, 0, simulation.makespan_ns)]
-        self.tried = self.refused = 0
-
-    @property
-    def seconds(self) -> float:
-        return self._clock() - self._start
-
-    def run(self, watch: Watch | None) -> Ending:
-        operator, unchanged = 0, 0
-        try:
-            while unchanged < len(self.splits):
-                if watch is not None and not watch(self.seconds, self.tried, self.bests[-1].makespan_ns):
-                    return "interrupted"
-                if self._limits.budget_s is not None and self.seconds >= self._limits.budget_s:
-                    return "budget"
-                if self._limits.proposals is not None and self.tried >= self._limits.proposals:
-                    return "proposals"
-                unchanged = 0 if self._improve(operator) else unchanged + 1
-                operator = (operator + 1) % len(self.splits)
-        except KeyboardInterrupt:
-            return "interrupted"
-        return "no gain"
-
-    def _improve(self, operator: int) -> bool:
-        """Take an operator's best split; whether it is another one."""
-        lowest, better, old = self.bests[-1].makespan_ns, None, self.splits[operator]
-        for split in self._space.splits(operator):
-            if split == old:
-                continue
-            self.tried += 1
-            makespan = self._simulation.propose_changes({operator: split}, lowest - 1)
-            self._simulation.undo()
-            self.refused += makespan is None
-            if makespan is not None and makespan < lowest:
-                lowest, better = makespan, split
-        if better is None:
-            return False
-        self._simulation.propose_changes({operator: better})
-        self._simulation.accept()
-        self.splits[operator] = better
-        self.bests.append(Improvement(self.seconds, self.tried, lowest))
-        return True
+def _improve(course: _Course, simulation: Simulated, space: SplitSpace, operator: int) -> bool:
+    """Take an operator's best split; whether it is another one."""
+    lowest, better, old = course.makespan, None, course.splits[operator]
+    for split in space.splits(operator):
+        if split == old:
+            continue
+        course.proposals += 1
+        course.evaluated += 1
+        makespan = simulation.propose_changes({operator: split}, lowest - 1)
+        simulation.undo()
+        course.refused += makespan is None
+        if makespan is not None and makespan < lowest:
+            lowest, better = makespan, split
+    if better is None:
+        return False
+    simulation.propose_changes({operator: better})
+    simulation.accept()
+    course.took([(operator, better)], lowest)
+    return True

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
@@ -11,6 +12,7 @@ from bow.planning.simulator.costs import Costs
 from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.simulator.python_simulator import SimulationResult, simulate
 from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.step_model import StepModel
 
 
 @dataclass(frozen=True)
@@ -23,36 +25,33 @@ class Problem:
     costs: Costs
     optimizer_bytes_per_weight_byte: float = 1.0  # what the optimizer keeps: 1 for momentum, 2 for Adam
     overlap: bool = True
-    algorithm: Algorithm = "incremental"
+    algorithm: Algorithm | Literal["python"] = "incremental"
 
     def partition(self, splits: Sequence[Split], learners: int = 1) -> Partition:
-        """Splits as a strategy for the graph."""
+        """Splits as a partition of the graph."""
         return Partition(self.graph.hash, tuple(splits), learners)
 
-    def simulation(self, splits: Sequence[Split], learners: int = 1) -> Simulation:
-        """A strategy to be changed."""
-        return Simulation(
+    def model(self, learners: int = 1) -> StepModel:
+        """What no partition changes."""
+        return StepModel(
             self.graph,
             self.rules,
             self.topology,
             self.costs,
-            self.partition(splits, learners),
+            learners=learners,
             optimizer_bytes_per_weight_byte=self.optimizer_bytes_per_weight_byte,
             overlap=self.overlap,
-            algorithm=self.algorithm,
         )
 
+    def simulation(self, splits: Sequence[Split], learners: int = 1) -> Simulation:
+        """A partition to be changed."""
+        return Simulation(self.model(learners), self.partition(splits, learners), self.algorithm)
+
     def simulate(self, splits: Sequence[Split], learners: int = 1) -> SimulationResult:
-        """A strategy, simulated once, whether it fits or not."""
-        return simulate(
-            self.graph,
-            self.rules,
-            self.topology,
-            self.costs,
-            self.partition(splits, learners),
-            optimizer_bytes_per_weight_byte=self.optimizer_bytes_per_weight_byte,
-            overlap=self.overlap,
-        )
+        """A partition, simulated once, whether it fits or not."""
+        partition = self.partition(splits, learners)
+        partition.check(self.graph, self.topology.num_devices, self.rules)
+        return simulate(self.model(learners), partition)
 
     def of_one_learner(self, learners: int) -> "Problem":
         """The same with the devices of the first of several learners alone."""

@@ -12,10 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bow.planning.problem.device_topology import GIB, DeviceTopology
-from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split
-from bow.planning.rules.rule import Rules
-from bow.planning.simulator.costs import Costs
 from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.planning.simulator.tasks import Identity, Task, TaskKind
@@ -251,36 +248,12 @@ class SimulationResult:
                 yield Span(name, where, time.start_ns, time.end_ns, task.kind.name.lower(), details)
 
 
-def simulate(
-    graph: OperatorGraph,
-    rules: Rules,
-    topology: DeviceTopology,
-    costs: Costs,
-    partition: Partition,
-    *,
-    optimizer_bytes_per_weight_byte: float = 1.0,
-    overlap: bool = True,
-) -> SimulationResult:
-    """What a step takes with a strategy, worked out from nothing, in Python: the oracle of the compiled simulator.
+def simulate(model: StepModel, partition: Partition) -> SimulationResult:
+    """A step with a partition that fits the model, in Python: the oracle of the compiled simulator.
 
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.
     """
-    partition.check(graph, topology.num_devices, rules)
-    model = StepModel(
-        graph,
-        rules,
-        topology,
-        costs,
-        learners=partition.learners,
-        optimizer_bytes_per_weight_byte=optimizer_bytes_per_weight_byte,
-        overlap=overlap,
-    )
-    return simulate_model(model, partition)
-
-
-def simulate_model(model: StepModel, partition: Partition) -> SimulationResult:
-    """What a step takes with a strategy that was checked before."""
     tasks = TaskGraph.of(model, partition)
     times = simulate_tasks(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))
@@ -309,7 +282,7 @@ class PythonSimulator:
         """Simulate a strategy."""
         self._splits = tuple(splits)
         partition = Partition(self._graph_hash, self._splits, self._model.learners)
-        self._result = simulate_model(self._model, partition)
+        self._result = simulate(self._model, partition)
         refusal = self._result.refusal
         return None if refusal is None else TooLarge(refusal.device, refusal.needed_bytes)
 

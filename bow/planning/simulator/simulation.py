@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bow.errors import ScheduleError
-from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split, illegal
-from bow.planning.rules.rule import Rules
-from bow.planning.simulator.costs import Costs
 from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
 from bow.planning.simulator.python_simulator import (
     MemoryPeak,
@@ -116,27 +112,11 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        graph: OperatorGraph,
-        rules: Rules,
-        topology: DeviceTopology,
-        costs: Costs,
-        partition: Partition,
-        *,
-        optimizer_bytes_per_weight_byte: float = 1.0,
-        overlap: bool = True,
-        algorithm: Algorithm | Literal["python"] = "incremental",
+        self, model: StepModel, partition: Partition, algorithm: Algorithm | Literal["python"] = "incremental"
     ) -> None:
-        partition.check(graph, topology.num_devices, rules)
-        self.model = StepModel(
-            graph,
-            rules,
-            topology,
-            costs,
-            learners=partition.learners,
-            optimizer_bytes_per_weight_byte=optimizer_bytes_per_weight_byte,
-            overlap=overlap,
-        )
+        assert model.learners == partition.learners, "the model has other learners than the partition"
+        partition.check(model.graph, model.topology.num_devices, model.rules)
+        self.model = model
         self.refusal: Refusal | None = None
         """Why the last proposal does not fit; None where it does."""
         self._strategy = partition
