@@ -46,7 +46,7 @@ def _all(
         base, share = BASES[number % len(BASES)], SHARES[number // len(BASES) % len(SHARES)]
         yield f"{base}, {share:.0%} random {number}", mixed(baseline(problem, base), space, share, source)
     for number in range(num_random):
-        yield f"random {number}", space.random_strategy(source)
+        yield f"random {number}", space.random_partition(source)
 
 
 def mixed(splits: Sequence[Split], space: SplitSpace, share: float, source: random.Random) -> Strategy:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
+    from bow.planning.search.search import Found as Found
     from bow.planning.tiles.planning import plan as plan
     from bow.runtime import LocalRuntime as LocalRuntime
     from bow.schedule import Schedule as Schedule
@@ -44,6 +45,7 @@ _HOMES = {
     "bow.runtime": ("LocalRuntime",),
     "bow.schedule": ("Schedule", "Timeline"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD", "TwoLevel"),
+    "bow.planning.search.search": ("Found",),
     "bow.planning.tiles.planning": ("plan",),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
     "bow.tuner": ("Tuner",),

@@ -37,7 +37,7 @@ def prove(
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,
-        "strategies": float(proof.strategies),
+        "strategies": float(proof.partitions),
         "renamings": proof.symmetries,
         "search_ms": found.makespan_ns / 1e6,
         "search_s": round(found.seconds, 1),

@@ -1,33 +1,40 @@
 """`bow plan`: how the operators of a model are split over devices."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from bow.cli.planning_files import load, save
 from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, told_towers
-from bow.cli.planning_settings import PlanSettings, read
-from bow.cli.planning_tables import add_result, comparison, explanation_table, strategy_table, told
+from bow.cli.planning_settings import PlanSettings, load, read
 from bow.cli.subject import SIZE, parts
-from bow.errors import BowError, SettingError, reason
+from bow.errors import BowError, SettingError, disk_reason, reason
+from bow.files import spare_files, write_whole
 from bow.observe.search_bar import measuring
-from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.device_topology import GIB, DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies
 from bow.planning.search.baselines import baseline
 from bow.planning.search.chains import spaces_of
-from bow.planning.search.explain import explain
+from bow.planning.search.explain import COLUMNS, Explanation, OperatorExplanation, explain, shortened
 from bow.planning.search.problem import Problem
+from bow.planning.search.search import FILE, Found
 from bow.planning.search.search_settings import MOVES, STARTS, SearchSettings
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles import capture_operators
 from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
+from bow.schedule.picture import timeline_svg
+from bow.tables import terminal_table
 from bow.training.evaluation import batch_length
 from bow.values import given_path
+
+TIMELINE, PICTURE = "timeline.json", "timeline.svg"  # beside the partition in a folder
 
 WIDTH = 160  # of tables that go into a file or through a pipe, in characters
 
@@ -36,14 +43,14 @@ usage: bow plan [--dry-run] [NAME=VALUE ...]
        bow plan compare [NAME=VALUE ...]
        bow plan explain | show FILE [NAME=VALUE ...]
 
-  bow plan network=nmt size=tiny topology=p100_node      search a strategy, and write it
+  bow plan network=nmt size=tiny topology=p100_node      search a partition, and write it
   bow plan compare network=alexnet topology=k80_node     all methods side by side
   bow plan explain plan/partition.json                    every operator: its split, costs, and what else would cost
   bow plan show plan/partition.json                       the same without other choices
 
 Nothing is trained: times are simulated, from a roofline of the devices or from measured times. What is planned for, as
 for bow train: recipe=lenet batch_size=64, model=..., data=...; or a network of the papers: network=rnnlm size=tiny.
-A strategy's file says what it was planned for; settings of the command line come before that.
+A partition's file says what it was planned for; settings of the command line come before that.
 
 topology=NAME or FILE   the devices and links (two_cores); {topologies};
                         {machine}: this one, its links measured between processes
@@ -53,7 +60,7 @@ costs=roofline          or measured: every tile once on this machine's devices; 
 method=NAME             {methods}
 methods=NAME,NAME       those that are compared
 budget_s=30             seconds of each search, and of the other choices that explain tries
-proposals=N             instead: strategies that each walk looks at; then its best is improved to the end
+proposals=N             instead: partitions that each walk looks at; then its best is improved to the end
 learners=1,2            with method=search: numbers of learners to choose from
 processes=1             that search at the same time
 seed=0                  of the search
@@ -67,7 +74,7 @@ keep=2                  other choices that explain shows for each operator
 out=plan                the folder of partition.json, timeline.json and timeline.svg; FILE.json: the partition alone
 --dry-run               only print: nothing is measured and no file is written; for any topology, hardware or not
 
-Ctrl-C ends a search, which keeps the best strategy so far.
+Ctrl-C ends a search, which keeps the best partition so far.
 """
 
 
@@ -129,78 +136,143 @@ def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> st
 
 
 def _plan(console: Console, problem: Problem, settings: PlanSettings) -> None:
-    found = find(problem, settings.method, settings.search, console)
-    if found.how:
-        console.print(found.how)
-    partition = found.partition
+    planned = find(problem, settings.method, settings.search, console)
+    if planned.how:
+        console.print(planned.how)
+    partition = planned.partition
     result = problem.simulate(partition.splits, partition.learners)
     if result.refusal is not None:
-        raise SettingError(f"method={settings.method} gives a strategy that does not fit: {result.refusal}")
-    console.print(told(partition, result))
-    plain = _simulated(problem, "data")
-    if isinstance(plain, SimulationResult):
-        ratio = plain.makespan_ns / (result.makespan_ns / partition.learners)
-        console.print(f"data parallelism: {plain.makespan_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
+        raise SettingError(f"method={settings.method} gives a partition that does not fit: {result.refusal}")
+    console.print(_summary(partition, result))
+    base_ns = _data_parallel_ns(problem)
+    if base_ns is not None:
+        ratio = base_ns / (result.makespan_ns / partition.learners)
+        console.print(f"data parallelism: {base_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
     if settings.dry_run:
         console.print("dry run: nothing is written")
     else:
-        written = save(settings, partition, result, problem.topology)
+        written = _save(settings, Found(partition, result.makespan_ns, problem.topology, settings.search), result)
         console.print(f"files: {', '.join(map(str, written))}")
 
 
+def _save(settings: PlanSettings, found: Found, result: SimulationResult) -> tuple[Path, ...]:
+    """Write a partition with what it is for, and into a folder its timeline too."""
+    text = found.to_json(
+        network=settings.network,
+        size=settings.size,
+        others=list(settings.others),
+        costs=settings.costs or COSTS[0],
+    )
+    is_file = settings.out.suffix == ".json"
+    folder = settings.out.parent if is_file else settings.out
+    file = settings.out if is_file else folder / FILE
+    written: Path | None = None
+    try:
+        write_whole(file, text)
+        written = file
+        if is_file:
+            return (file,)
+        result.timeline.save(folder / TIMELINE)
+        (folder / PICTURE).write_text(timeline_svg(result.timeline, "simulated"), encoding="utf-8")
+    except OSError as error:
+        written = written or _written_elsewhere(text)
+        kept = "give another" if written is None else f"the partition is in {written}"
+        raise SettingError(f"out={settings.out} cannot be written ({disk_reason(error)}); {kept}") from error
+    return tuple(folder / name for name in (FILE, TIMELINE, PICTURE))
+
+
+def _written_elsewhere(text: str) -> Path | None:
+    for path in spare_files("partition", ".json"):
+        with contextlib.suppress(OSError):
+            write_whole(path, text)
+            return path
+    return None
+
+
 def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None:
-    rows = comparison()
-    plain = _simulated(problem, "data")
-    base = plain.makespan_ns if isinstance(plain, SimulationResult) else None
+    rows = terminal_table("A step, simulated", "method", "ms", "over data", "sent MB", "compute ms", "peak memory GiB")
+    base_ns = _data_parallel_ns(problem)
     for method in settings.methods or compared_methods():
         try:
             partition = find(problem, method, settings.search, console).partition
-            result: SimulationResult | str = problem.simulate(partition.splits, partition.learners)
+            result = problem.simulate(partition.splits, partition.learners)
         except BowError as error:
-            add_result(rows, method, reason(error), 1, base)
+            rows.add_row(method, f"[dim]none: {reason(error)}[/dim]")
             continue
         name = method if partition.learners == 1 else f"{method}, {partition.learners} learners"
-        add_result(rows, name, result, partition.learners, base)
+        step_ns = result.makespan_ns / partition.learners
+        rows.add_row(
+            name if result.refusal is None else f"{name}: does not fit, {result.refusal}",
+            f"{step_ns / 1e6:.3f}",
+            "" if base_ns is None else f"{base_ns / step_ns:.2f}",
+            f"{result.communication_bytes / 1e6:.2f}",
+            f"{result.task_ns / 1e6:.3f}",
+            f"{max(each.num_bytes for each in result.peaks) / GIB:.2f}",
+        )
     console.print(rows)
     for sentence in told_towers(problem):
         console.print(sentence)
 
 
+def _data_parallel_ns(problem: Problem) -> int | None:
+    """What the others are compared with; None: it cannot be simulated here."""
+    try:
+        return problem.simulate(baseline(problem, "data")).makespan_ns
+    except BowError:
+        return None
+
+
 def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> None:
-    loaded = load(given_path("the file of a strategy", file), settings)
+    loaded = load(given_path("the file of a partition", file), settings)
     topology = loaded.topology or topology_of(loaded.settings.topology, settings.devices)
     problem, partition = _problem(console, loaded.settings, topology), loaded.partition
     partition.check(problem.graph, topology.num_devices, problem.rules)
+    splits, learners = partition.splits, partition.learners
     if action == "show":
-        told_of = explain(problem, partition.splits, partition.learners, operators=())
-        console.print(strategy_table(problem, told_of))
+        explanation = explain(problem, splits, learners, operators=())
     else:
         begun, budget_s = time.perf_counter(), settings.search.budget_s
         with console.status("simulating other choices"):
-            told_of = explain(
+            explanation = explain(
                 problem,
-                partition.splits,
-                partition.learners,
-                space=spaces_of(problem, (), loaded.settings.search, (partition.learners,))[partition.learners],
+                splits,
+                learners,
+                space=spaces_of(problem, (), loaded.settings.search, (learners,))[learners],
                 keep=settings.keep,
                 goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
             )
-        console.print(explanation_table(problem, told_of, settings.keep))
-        left_out = f"; {told_of.left_out} operators left out, see budget_s" if told_of.left_out else ""
-        console.print(f"{told_of.tried:,} other choices simulated{left_out}")
-    console.print(_summary(problem, partition))
+    console.print(_table(problem, explanation))
+    if action == "explain":
+        left_out = f"; {explanation.left_out} operators left out, see budget_s" if explanation.left_out else ""
+        console.print(f"{explanation.tried:,} other choices simulated{left_out}")
+    console.print(_summary(partition, problem.simulate(splits, learners)))
 
 
-def _summary(problem: Problem, partition: Partition) -> str:
-    return told(partition, problem.simulate(partition.splits, partition.learners))
+def _table(problem: Problem, explanation: Explanation) -> Table:
+    """What was chosen for every operator, what it costs, and what its best other choices would cost."""
+    rows = terminal_table("Milliseconds by operator, and of a step with another choice", *COLUMNS, "another choice")
+    for each in explanation.operators:
+        rows.add_row(*each.cells(), "\n".join(_others(problem, explanation, each)))
+    return rows
 
 
-def _simulated(problem: Problem, name: str) -> SimulationResult | str:
-    """A baseline, or why there is none."""
-    try:
-        return problem.simulate(baseline(problem, name))
-    except BowError as error:
-        return reason(error)
+def _others(problem: Problem, explanation: Explanation, each: OperatorExplanation) -> Iterator[str]:
+    """The best other choices of an operator, the best first."""
+    for choice in each.others:
+        devices = shortened([problem.topology.devices[device].name for device in choice.split.devices])
+        cost = "does not fit"
+        if choice.makespan_ns is not None:
+            cost = f"{choice.makespan_ns / 1e6:.3f} ({explanation.slower(choice.makespan_ns):+.1f} %)"
+        yield f"{each.split_text(choice.split)} on {devices}: {cost}"
+
+
+def _summary(partition: Partition, result: SimulationResult) -> str:
+    """What a step by a partition takes, in a sentence."""
+    learners = "" if partition.learners == 1 else f", {partition.learners} learners with a batch each"
+    return (
+        f"a step: {result.makespan_ns / 1e6:.3f} ms{learners}; {result.communication_bytes / 1e6:.2f} MB sent, "
+        f"{result.task_ns / 1e6:.3f} ms computed on all devices together"
+    )
 
 
 def _action(words: Sequence[str]) -> tuple[str, str, Sequence[str]]:
@@ -210,7 +282,7 @@ def _action(words: Sequence[str]) -> tuple[str, str, Sequence[str]]:
     if first in ("show", "explain"):
         if len(words) < 2 or "=" in words[1]:
             raise SettingError(
-                f"bow plan {first} needs the file of a strategy; write bow plan {first} plan/partition.json"
+                f"bow plan {first} needs the file of a partition; write bow plan {first} plan/partition.json"
             )
         return first, words[1], words[2:]
     if first and "=" not in first and not first.startswith("-"):

@@ -22,7 +22,7 @@ from bow.planning.simulator.simulation import IncrementalEvaluator
 
 SEARCHES = ("search", "mcmc", "exhaustive")  # methods of the planner that take time; `mcmc` is another name of `search`
 
-LEARNING = ("search", "mcmc")  # methods that walk from strategy to strategy, and choose a number of learners too
+LEARNING = ("search", "mcmc")  # methods that walk from partition to partition, and choose a number of learners too
 
 USUAL = SearchSettings()  # what is not set has these values
 
@@ -31,7 +31,7 @@ RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "l
 
 ALIASES = {"reinforce": "learned"}
 
-MANY = 10**9  # so many strategies and more are told as a power of ten
+MANY = 10**9  # so many partitions and more are told as a power of ten
 
 PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # what a topology calls a device that is a processor beside accelerators
 
@@ -87,7 +87,7 @@ def check_used(method: str, settings: SearchSettings) -> None:
 
 
 def find(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
-    """Find a strategy."""
+    """Find a partition."""
     if method in LEARNING:
         return _searched(problem, settings, console)
     if method == "exhaustive":
@@ -102,7 +102,7 @@ def _searched(problem: Problem, settings: SearchSettings, console: Console) -> P
         found = search(problem, settings, tell)
     ended = ", interrupted" if any(chain.is_interrupted for chain in found.chains) else ""
     how = (
-        f"{found.evaluated:,} strategies in {found.seconds:.1f} s{ended}; the best was found from start "
+        f"{found.evaluated:,} partitions in {found.seconds:.1f} s{ended}; the best was found from start "
         f"{found.chain.start.name!r}"
     )
     return Planned(found.partition, how)
@@ -115,14 +115,14 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     with watched(budget_s, console) as tell:
         evaluate = IncrementalEvaluator(problem.simulation(start), start)
         proof = exhaustive(problem.model(), space, evaluate, start=start, budget_s=budget_s, watch=tell)
-    number = f"{proof.strategies:,}" if proof.strategies < MANY else f"{Decimal(proof.strategies):.1e}"
+    number = f"{proof.partitions:,}" if proof.partitions < MANY else f"{Decimal(proof.partitions):.1e}"
     if not proof.bound_ns:
         shown = "it was ended before others were looked at, or what they take was bounded"
     else:
         by = "" if proof.is_complete else f" by more than {proof.gap:.1%}"
-        shown = f"none of the {number} strategies with {space.description}, is faster{by}"
+        shown = f"none of the {number} partitions with {space.description}, is faster{by}"
     return Planned(
-        problem.partition(proof.splits), f"{proof.evaluated:,} strategies simulated in {proof.seconds:.1f} s; {shown}"
+        problem.partition(proof.splits), f"{proof.evaluated:,} partitions simulated in {proof.seconds:.1f} s; {shown}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What `bow plan` is told, as one object."""
+"""What `bow plan` is told, on the command line and by the file of a partition, as one object."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -8,6 +8,10 @@ from typing import Any
 from bow.cli.planning_methods import check_method
 from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
+from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.partition import Partition
+from bow.planning.problem.topology_files import topology_from_dict
+from bow.planning.search.search import damaged_origin, read_partition
 from bow.planning.search.search_settings import SearchSettings
 from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, CostsName
@@ -28,7 +32,7 @@ class PlanSettings:
     save_topology: Path | None = None  # the file to which the topology is written; None: none
     method: str = "search"
     methods: tuple[str, ...] = ()  # those that are compared; empty: all
-    out: Path = Path("plan")  # where the strategy goes: a folder, or a JSON file
+    out: Path = Path("plan")  # where the partition goes: a folder, or a JSON file
     dry_run: bool = False  # print, and neither measure nor write
     network: str = ""  # of the papers; "": a model by settings
     size: str = ""
@@ -129,3 +133,39 @@ _SEARCHING: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "temperature": (float, "a number"),
 }
 assert {*_OWN, "others", "search", "given"} == {each.name for each in fields(PlanSettings)}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A partition from its file, with what it was planned for."""
+
+    partition: Partition
+    settings: PlanSettings  # with what the file says filled in where nothing else was given
+    topology: DeviceTopology | None  # of the file; None: another one was given
+
+
+def load(path: Path, settings: PlanSettings) -> Loaded:
+    """A partition from its file, or from the folder that has it; what it was planned for, unless settings say."""
+    file, partition, known = read_partition(path)
+    topology = None
+    try:
+        has_model = settings.has_subject or known.get("network") is not None
+        if has_model and not settings.has_subject:
+            others = tuple(str(word) for word in known["others"])
+            settings = replace(settings, network=str(known["network"]), size=str(known["size"]), others=others)
+        if not settings.topology and known.get("topology") is not None:
+            topology = topology_from_dict(known["topology"])
+        if settings.costs is None and "costs" in known:
+            settings = replace(settings, costs=COSTS[COSTS.index(known["costs"])])
+        even = settings.search.even if "even" in settings.given else known.get("even", False)
+        lists = known.get("device_lists", settings.search.devices)
+        settings = replace(settings, search=replace(settings.search, even=even, devices=lists))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise damaged_origin(file, error) from error
+    if not has_model:
+        raise SettingError(
+            f"{file} does not say for which model it was planned; add network=NAME, or the model's settings"
+        )
+    if topology is None and not settings.topology:
+        raise SettingError(f"{file} does not say for which devices it was planned; add topology=NAME or FILE")
+    return Loaded(partition, settings, topology)

@@ -135,7 +135,7 @@ def test_every_method_gives_a_strategy(method: str, said: Callable[[], str]) -> 
     if method in PLACEMENTS:
         assert all(split.num_tiles == 1 for split in strategy.splits)
     if method == "exhaustive":
-        assert "strategies with at most 2 tiles an operator, on any devices, is faster" in told
+        assert "partitions with at most 2 tiles an operator, on any devices, is faster" in told
 
 
 def test_comparing_has_a_row_for_everything(said: Callable[[], str]) -> None:
@@ -333,10 +333,10 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
         ([*MODEL, "method=single", "save_topology=/dev/null/there"], "the topology cannot be written to"),
         (["model=nosuch"], "choose one of alexnet"),
         (["explane"], "'explane' is not an action of bow plan"),
-        (["show"], "bow plan show needs the file of a strategy"),
-        (["explain", "network=rnnlm"], "bow plan explain needs the file of a strategy"),
+        (["show"], "bow plan show needs the file of a partition"),
+        (["explain", "network=rnnlm"], "bow plan explain needs the file of a partition"),
         (["show", "missing.json"], "missing.json cannot be read"),
-        (["show", "damaged.json"], "the strategy is not JSON"),
+        (["show", "damaged.json"], "the partition is not JSON"),
         (["show", "binary.json"], "binary.json cannot be read (it is no text)"),
         (["show", "list.json"], 'the text is not a "bow partition"'),
         ([*MODEL, "topology=damaged.yaml"], "topology 'damaged.yaml' is not YAML"),
@@ -377,17 +377,17 @@ RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
 @pytest.mark.parametrize(
     ("changes", "words", "message"),
     [
-        ({}, ["model=logistic_regression", "batch_size=8"], "the strategy is for graph"),
+        ({}, ["model=logistic_regression", "batch_size=8"], "the partition is for graph"),
         ({}, ["topology=two_cores"], "has a tile on device 2, and there are 2 (0 to 1)"),
         ({"splits": WIDE}, [], "has a sample of 8, got degree 99; give at most 8"),
         ({"splits": FAR}, [], "has a tile on device 7, and there are 4 (0 to 3)"),
         ({"splits": [{"degrees": [1], "devices": [0]}]}, [], "has 2 dimensions, got 1 degrees"),
         ({"splits": [{"degrees": [0, 1], "devices": []}]}, [], "a degree must be at least 1, got 0"),
         ({"splits": [{"degrees": [2, 1], "devices": [0]}]}, [], "is split into 2 tiles, got 1 devices"),
-        ({"splits": []}, [], "the strategy has 0 splits for"),
-        ({"splits": [{"degrees": ["x", 1], "devices": [0]}]}, [], "the strategy is damaged"),
-        ({"splits": None}, [], "the strategy is damaged"),
-        ({"version": 99}, [], "the strategy has version 99, this bow reads 1; plan again"),
+        ({"splits": []}, [], "the partition has 0 splits for"),
+        ({"splits": [{"degrees": ["x", 1], "devices": [0]}]}, [], "the partition is damaged"),
+        ({"splits": None}, [], "the partition is damaged"),
+        ({"version": 99}, [], "the partition has version 99, this bow reads 1; plan again"),
         ({"format": "a letter"}, [], 'the text is not a "bow partition"'),
         ({"learners": 3}, [], "4 devices cannot be divided among 3 learners"),
         ({"planned_for": None}, [], "does not say for which model it was planned; add network=NAME"),

@@ -35,7 +35,7 @@ def check_chain(source: random.Random, algorithms: Sequence[Algorithm] = ALGORIT
     check_timeline(now, partition)
     if now.refusal is not None:
         for algorithm in algorithms:
-            with pytest.raises(ScheduleError, match="the strategy does not fit"):
+            with pytest.raises(ScheduleError, match="the partition does not fit"):
                 simulation(step, partition, algorithm)
         return 0
     simulations = [simulation(step, partition, algorithm) for algorithm in algorithms]

@@ -73,8 +73,8 @@ def test_pruning_changes_nothing_but_how_many_are_looked_at() -> None:
     graph = GRAPHS["perceptron"]
     every, pruned = proven(graph, PAIR, prune=False), proven(graph, PAIR)
     assert every.makespan_ns == pruned.makespan_ns
-    assert 0 < pruned.evaluated < every.evaluated <= every.strategies
-    assert every.evaluated >= every.strategies / every.symmetries
+    assert 0 < pruned.evaluated < every.evaluated <= every.partitions
+    assert every.evaluated >= every.partitions / every.symmetries
 
 
 def test_the_search_finds_the_optimum_that_is_proven() -> None:
@@ -95,7 +95,7 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
     assert found.makespan_ns < min(
         problem.simulate(baseline(problem, name)).makespan_ns for name in (*starts, "expert")
     )
-    assert found.evaluated < 2000 < proof.strategies / 1000
+    assert found.evaluated < 2000 < proof.partitions / 1000
 
 
 def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> None:
@@ -105,7 +105,7 @@ def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> Non
     proof = exhaustive(model, space, IncrementalEvaluator(SlowSimulation(model, splits), splits), prune=False)
     assert proof.symmetries == math.factorial(4) == len([*symmetries(NODE)])
     # Three operators on four devices that are alike: ways to divide three things into at most four heaps.
-    assert (proof.strategies, proof.evaluated) == (64, 5)
+    assert (proof.partitions, proof.evaluated) == (64, 5)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -162,7 +162,7 @@ def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
         assert proof.splits == splits
         assert proof.makespan_ns == simulated_ns(model, splits)
         assert proof.gap == 1
-    with pytest.raises(ScheduleError, match="ended before a strategy that fits was found; give more time, or a start"):
+    with pytest.raises(ScheduleError, match="ended before a partition that fits was found; give more time, or a start"):
         exhaustive(model, space_of(graph, NODE), evaluate, watch=lambda *_: False)
 
 
@@ -181,7 +181,7 @@ def test_spaces_say_which_strategies_they_hold(devices: int, even: bool, descrip
 def test_without_a_strategy_that_fits_there_is_no_optimum() -> None:
     graph = perceptron(samples=2, sizes=(2, 2))
     model, space = model_of(graph, PAIR), SplitSpace(graph, RULES, 2, even=True, max_tiles=1)
-    with pytest.raises(ScheduleError, match="no strategy that was looked at fits"):
+    with pytest.raises(ScheduleError, match="no partition that was looked at fits"):
         exhaustive(model, space, lambda splits, limit_ns: None)
 
 

@@ -31,8 +31,8 @@ DATA = data_parallel(GRAPH, RULES, 2)
 def test_every_operator_is_told_with_its_split_and_devices() -> None:
     explained = explain(PROBLEM, DATA, operators=())
     assert [each.name for each in explained.operators] == [operator.name for operator in GRAPH.operators]
-    assert list(explained.operators[0].degrees.values()) == [2]
-    assert list(explained.operators[0].kinds.values()) == ["S"]
+    assert [each.split for each in explained.operators] == list(DATA)
+    assert explained.operators[0].split_text(DATA[0]) == "sample (S) 2"
     assert "sample (S) 2" in str(explained)
     assert explained.operators[0].devices == ("left", "right")
     assert explained.makespan_ns == PROBLEM.simulate(DATA).makespan_ns

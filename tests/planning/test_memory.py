@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(algorithm: str) -> None:
         return Problem(GRAPH, RULES, machine, ElementCosts(), algorithm=algorithm).simulation(splits)
 
     assert on(needed, ALONE).refusal is None
-    with pytest.raises(ScheduleError, match=r"the strategy does not fit: d0 \(device 0\) needs"):
+    with pytest.raises(ScheduleError, match=r"the partition does not fit: d0 \(device 0\) needs"):
         on(needed - 1, ALONE)
     simulation = on(needed - 1, DATA)
     before = simulation.times(), simulation.makespan_ns, simulation.partition

@@ -33,7 +33,7 @@ def times_around(splits: tuple[Split, ...]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_way_down_ends_where_no_neighbour_is_better(seed: int) -> None:
-    start = SPACE.random_strategy(random.Random(seed))
+    start = SPACE.random_partition(random.Random(seed))
     walk = descend(SlowSimulation(MODEL, start), start, SPACE, Limits(patience=1.0))
     assert walk.ending == "no gain"
     times = [best.makespan_ns for best in walk.bests]
@@ -66,7 +66,7 @@ def test_the_way_down_ends_with_its_limits(limits: Limits, ending: str) -> None:
 
 
 def test_the_way_down_is_watched_and_interrupted() -> None:
-    start = SPACE.random_strategy(random.Random(2))
+    start = SPACE.random_partition(random.Random(2))
     seen: list[tuple[float, int, int]] = []
 
     def watch(seconds: float, tried: int, best_ns: int) -> bool:

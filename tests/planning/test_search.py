@@ -224,7 +224,7 @@ def test_a_start_that_does_not_fit_is_left_out_with_the_reason() -> None:
 
 
 def test_where_no_start_fits_there_is_one_sentence() -> None:
-    with pytest.raises(ScheduleError, match="no strategy to start from fits: the strategy does not fit"):
+    with pytest.raises(ScheduleError, match="no partition to start from fits: the partition does not fit"):
         search(small_memory(1e-6), SHORT)
 
 

@@ -290,7 +290,7 @@ def test_temperature_below_zero_is_refused() -> None:
 def test_evaluator_follows_any_order_of_strategies() -> None:
     model, source = model_of(GRAPH, PAIR), random.Random(7)
     space = SplitSpace(GRAPH, RULES, 2)
-    strategies = [space.random_strategy(source) for _ in range(6)]
+    strategies = [space.random_partition(source) for _ in range(6)]
     alone = [SlowSimulation(model, partition).makespan_ns for partition in strategies]
     evaluate = IncrementalEvaluator(SlowSimulation(model, strategies[0]), strategies[0])
     assert [evaluate(partition) for partition in (*strategies, *reversed(strategies))] == [*alone, *reversed(alone)]

@@ -66,7 +66,7 @@ def test_included_strategy_is_in_the_space() -> None:
     assert within.count(0) == without.count(0) + 1
     assert list(within.splits(0)).count(odd[0]) == 1
     parallel = data_parallel(graph, RULES, 4)
-    assert SplitSpace(graph, RULES, 4, including=[parallel]).num_strategies == without.num_strategies
+    assert SplitSpace(graph, RULES, 4, including=[parallel]).num_partitions == without.num_partitions
 
 
 def test_every_split_is_drawn_equally_often() -> None:

@@ -106,7 +106,7 @@ def test_what_is_illegal_is_refused_and_leaves_all_as_it_was(split: Split, messa
 
 
 def test_a_strategy_for_another_graph_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="the strategy is for graph other"):
+    with pytest.raises(ScheduleError, match="the partition is for graph other"):
         Simulation(model(), Partition("other", DATA))
 
 

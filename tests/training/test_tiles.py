@@ -361,7 +361,7 @@ def test_a_training_that_diverges_has_no_hope() -> None:
         ({"buffers": "first"}, SettingError, "buffers='first' does not go with a placed strategy"),
         ({"tuner": bow.Tuner()}, SettingError, "tuner=.* does not go with a placed strategy"),
         ({"learners": 2}, SettingError, "learners=2 contradicts the strategy, which has 1"),
-        ({"batch_size": 8}, ScheduleError, "the strategy is for graph .*, this model's is .*; plan again"),
+        ({"batch_size": 8}, ScheduleError, "the partition is for graph .*, this model's is .*; plan again"),
         ({"optimizer": torch.optim.Adafactor}, OptimizerError, "does not treat every element of a weight alike"),
         ({"given": strategy(2), "devices": 1}, ScheduleError, "has a tile on device 1, and there are 1"),
         (

@@ -1,1 +1,1 @@
-"""What is planned: operators, devices, tilings and strategies."""
+"""What is planned: operators, devices, tilings and partitions."""

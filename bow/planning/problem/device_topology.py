@@ -74,7 +74,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class DeviceTopology:
-    """Devices and links. Device numbers, as strategies use them, are positions in `devices`.
+    """Devices and links. Device numbers, as partitions use them, are positions in `devices`.
 
     A transfer takes the sum of the latencies on its route and the time of its bytes on the slowest channel of it,
     and occupies all channels of the route together. Switches forward; devices do not.

@@ -70,7 +70,7 @@ class OperatorGraph:
 
     @property
     def hash(self) -> str:
-        """A fingerprint: strategies are of one graph."""
+        """A fingerprint: partitions are of one graph."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:

@@ -80,8 +80,8 @@ class Partition:
         learners: how many groups there are.
 
     Example:
-        >>> strategy = Partition("0123456789abcdef", (Split((2, 1), (0, 1)), Split((), (0,))), learners=2)
-        >>> Partition.from_json(strategy.to_json()) == strategy
+        >>> partition = Partition("0123456789abcdef", (Split((2, 1), (0, 1)), Split((), (0,))), learners=2)
+        >>> Partition.from_json(partition.to_json()) == partition
         True
 
     References:
@@ -93,15 +93,15 @@ class Partition:
     learners: int = 1
 
     def check(self, graph: OperatorGraph, num_devices: int, rules: Rules) -> None:
-        """Refuse a strategy that cannot be carried out."""
+        """Refuse a partition that cannot be carried out."""
         if self.graph_hash != graph.hash:
             raise ScheduleError(
-                f"the strategy is for graph {self.graph_hash}, this model's is {graph.hash}; "
+                f"the partition is for graph {self.graph_hash}, this model's is {graph.hash}; "
                 "plan again, with the same model, batch size and loss as in training"
             )
         if len(self.splits) != len(graph.operators):
             raise ScheduleError(
-                f"the strategy has {len(self.splits)} splits for {len(graph.operators)} operators; give each one"
+                f"the partition has {len(self.splits)} splits for {len(graph.operators)} operators; give each one"
             )
         size = self.devices_per_learner(num_devices)
         for operator, split in zip(graph.operators, self.splits, strict=True):
@@ -122,26 +122,28 @@ class Partition:
         return size
 
     def to_json(self) -> str:
-        """The strategy as JSON, with a version."""
+        """The partition as JSON, with a version."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> "Partition":
-        """The strategy that `to_json` wrote."""
+        """The partition that `to_json` wrote."""
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ScheduleError(f"the strategy is not JSON ({error}); plan again") from error
+            raise ScheduleError(f"the partition is not JSON ({error}); plan again") from error
         if not isinstance(read, dict) or read.get("format") != FORMAT:
             raise ScheduleError(f'the text is not a "{FORMAT}"; give one that Partition.to_json wrote')
         if read.get("version") != VERSION:
-            raise ScheduleError(f"the strategy has version {read.get('version')}, this bow reads {VERSION}; plan again")
+            raise ScheduleError(
+                f"the partition has version {read.get('version')}, this bow reads {VERSION}; plan again"
+            )
         try:
             splits = tuple(Split(_whole(split["degrees"]), _whole(split["devices"])) for split in read["splits"])
             (learners,) = _whole([read["learners"]])
             return cls(str(read["graph_hash"]), splits, learners)
         except (KeyError, TypeError) as error:
-            raise ScheduleError(f"the strategy is damaged ({type(error).__name__}: {error}); plan again") from error
+            raise ScheduleError(f"the partition is damaged ({type(error).__name__}: {error}); plan again") from error
 
 
 def _whole(numbers: Any) -> tuple[int, ...]:

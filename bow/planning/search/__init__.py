@@ -1,1 +1,1 @@
-"""Search of strategies: baselines, exhaustive search, MCMC, expert designs."""
+"""Search of partitions: baselines, exhaustive search, MCMC, expert designs."""

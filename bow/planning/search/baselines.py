@@ -158,29 +158,29 @@ def _depth(operator: PlanOperator, numbers: Mapping[str, int], makers: Mapping[i
     return max((depths[makers[tensor]] for tensor in operator.inputs if tensor in makers), default=0)
 
 
-Strategy: TypeAlias = tuple[Split, ...]
+Partition: TypeAlias = tuple[Split, ...]
 
-BASELINES: Mapping[str, Callable[[Problem], Strategy]] = {
+BASELINES: Mapping[str, Callable[[Problem], Partition]] = {
     "single": lambda problem: single_device(problem.graph),
     "data": lambda problem: data_parallel(problem.graph, problem.rules, problem.topology.num_devices),
     "model": lambda problem: model_parallel(problem.graph, problem.costs, problem.topology.num_devices),
     "expert": lambda problem: expert(problem.graph, problem.rules, problem.topology),
     "optcnn": lambda problem: optcnn(problem.graph, problem.rules, problem.topology, problem.costs).splits,
 }
-"""Strategies that need no search, by name: of one learner with all devices of the problem."""
+"""Partitions that need no search, by name: of one learner with all devices of the problem."""
 
 
-def baseline(problem: Problem, name: str) -> Strategy:
-    """A strategy that needs no search."""
+def baseline(problem: Problem, name: str) -> Partition:
+    """A partition that needs no search."""
     if name not in BASELINES:
         raise SettingError(f"there is no baseline {name!r}; take one of {', '.join(BASELINES)}")
     return BASELINES[name](problem)
 
 
-def random_strategy(problem: Problem, space: SplitSpace, source: random.Random, attempts: int = 100) -> Strategy:
-    """A strategy drawn at random that fits the devices' memory, if one of some does."""
+def random_partition(problem: Problem, space: SplitSpace, source: random.Random, attempts: int = 100) -> Partition:
+    """A partition drawn at random that fits the devices' memory, if one of some does."""
     for _ in range(attempts - 1):
-        splits = space.random_strategy(source)
+        splits = space.random_partition(source)
         if problem.simulate(splits).refusal is None:
             return splits
-    return space.random_strategy(source)
+    return space.random_partition(source)

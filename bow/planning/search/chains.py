@@ -32,7 +32,7 @@ class WalkStart:
 
 @dataclass(frozen=True)
 class Chain:
-    """A walk from a start, and the way down from the best strategy on it."""
+    """A walk from a start, and the way down from the best partition on it."""
 
     start: WalkStart  # where it started
     walk: Walk | None  # what was found at random
@@ -43,7 +43,7 @@ class Chain:
 
     @property
     def best(self) -> Walk | None:
-        """The part with the better strategy."""
+        """The part with the better partition."""
         return self.descent if self.descent is not None else self.walk
 
     @property
@@ -100,7 +100,7 @@ def spaces_of(
 
 
 def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, told: Report) -> list[Chain]:
-    """Walk from one start after the other, for a part of the time, and on from the best strategy for the rest of it.
+    """Walk from one start after the other, for a part of the time, and on from the best partition for the rest of it.
 
     That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
     round before. Without a budget in seconds, or with a number of proposals for each walk, there are no rounds. Where a
@@ -157,7 +157,7 @@ class _Walks:
             self._check(walked)
 
     def _go_on(self, number: int, settings: SearchSettings, share_s: float | None, turn: int) -> None:
-        """Walk on from the best strategy of a walk, for so many seconds."""
+        """Walk on from the best partition of a walk, for so many seconds."""
         start, first = self.chains[number].start, self.chains[number].walk
         assert first is not None
         further = replace(start, splits=first.splits)
@@ -207,7 +207,7 @@ def run_chain(
     watch: Watch,
     turn: int = 0,
 ) -> Chain:
-    """Walk from a start, and go down from the best strategy on the way."""
+    """Walk from a start, and go down from the best partition on the way."""
     begun = time.perf_counter()
     source = random.Random(derive_seed(settings.seed, start.number, 2 * turn))
     try:

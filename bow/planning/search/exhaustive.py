@@ -23,7 +23,7 @@ Renaming = tuple[int, ...]  # by device: the number of the device that takes its
 def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
     """The renamings of devices that keep kinds, and routes with all that they share.
 
-    A strategy and the same strategy on renamed devices take the same time, but for ties: tasks that become ready at
+    A partition and the same partition on renamed devices take the same time, but for ties: tasks that become ready at
     the same nanosecond run in the order of their devices' numbers.
     """
     return _extended(topology, (), {})
@@ -70,28 +70,28 @@ def _alike(topology: DeviceTopology, one: int, another: int) -> bool:
 
 
 Evaluate: TypeAlias = Callable[[Sequence[Split], int | None], int | None]
-"""What a step takes with a strategy, in nanoseconds, exactly where it is below the limit; None: it does not fit."""
+"""What a step takes with a partition, in nanoseconds, exactly where it is below the limit; None: it does not fit."""
 
 PASSES = 8  # the bar is raised in so many steps from what is surely needed to the best time that is known
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What looking at all strategies has shown."""
+    """What looking at all partitions has shown."""
 
-    splits: tuple[Split, ...]  # by operator, of the fastest strategy that is known
+    splits: tuple[Split, ...]  # by operator, of the fastest partition that is known
     makespan_ns: int
-    bound_ns: int  # no strategy takes less; 0: it was given up before anything was known
-    strategies: int  # how many there are
-    symmetries: int  # how many ways there are to rename devices; of strategies that differ by these one is looked at
-    prefixes: int  # of how many strategies' beginnings the continuations were bounded
+    bound_ns: int  # no partition takes less; 0: it was given up before anything was known
+    partitions: int  # how many there are
+    symmetries: int  # how many ways there are to rename devices; of partitions that differ by these one is looked at
+    prefixes: int  # of how many partitions' beginnings the continuations were bounded
     evaluated: int
     seconds: float
     is_complete: bool
 
     @property
     def gap(self) -> float:
-        """By which part of its time the strategy could be faster at most; 0: it is the fastest."""
+        """By which part of its time the partition could be faster at most; 0: it is the fastest."""
         return 1 - self.bound_ns / self.makespan_ns if self.makespan_ns else 0.0
 
 
@@ -106,11 +106,11 @@ def exhaustive(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Proof:
-    """Find the fastest strategy of all, or a bound on how much faster another could be.
+    """Find the fastest partition of all, or a bound on how much faster another could be.
 
-    Splits are chosen operator by operator, depth first, the most promising first; a beginning is left when no strategy
-    that begins so is faster than a bar. The bar starts at what every strategy surely takes and rises to the best known
-    time; each time that all strategies below it are done with, it is a bound. Of strategies that differ only in the
+    Splits are chosen operator by operator, depth first, the most promising first; a beginning is left when no partition
+    that begins so is faster than a bar. The bar starts at what every partition surely takes and rises to the best known
+    time; each time that all partitions below it are done with, it is a bound. Of partitions that differ only in the
     names of devices, the first is looked at.
 
     References:
@@ -155,7 +155,7 @@ class _Exhaustive:
         prune: bool,
         budget: _Budget,
     ) -> None:
-        self._model, self._space, self._strategies = model, space, space.num_strategies
+        self._model, self._space, self._partitions = model, space, space.num_partitions
         self._evaluate, self._prune, self._budget = evaluate, prune, budget
         known = None if start is None else evaluate(start, None)
         self._best = None if start is None or known is None else tuple(start)
@@ -179,14 +179,14 @@ class _Exhaustive:
         except (_GivenUpError, KeyboardInterrupt):
             is_complete = False
         if self._best is None and not is_complete:
-            raise ScheduleError("it was ended before a strategy that fits was found; give more time, or a start")
+            raise ScheduleError("it was ended before a partition that fits was found; give more time, or a start")
         if self._best is None:
-            raise ScheduleError("no strategy that was looked at fits the devices' memory; take more devices or memory")
+            raise ScheduleError("no partition that was looked at fits the devices' memory; take more devices or memory")
         return Proof(
             self._best,
             int(self._makespan),
             int(self._done_ns),
-            self._strategies,
+            self._partitions,
             1 + len(self._renamings),
             self._prefixes,
             self._evaluated,
@@ -206,7 +206,7 @@ class _Exhaustive:
         self._budget.check(self._prefixes, 0 if self._best is None else int(self._makespan))
 
     def _bars(self) -> Iterator[float]:
-        """Times below which all strategies are looked at, one after the other."""
+        """Times below which all partitions are looked at, one after the other."""
         self._done_ns = int(self._bounds.extensions(self._bounds.nothing()).bounds_ns.min())
         lowest = self._done_ns
         if self._prune and self._makespan < math.inf:
@@ -214,7 +214,7 @@ class _Exhaustive:
         yield math.inf
 
     def _below(self, prefix: Prefix, renamings: Sequence[int]) -> None:
-        """Look at all strategies below the bar that begin so, but for those that differ by names from earlier ones."""
+        """Look at all partitions below the bar that begin so, but for those that differ by names from earlier ones."""
         self._prefixes += 1
         self._check()
         operator = len(prefix.options)

@@ -1,21 +1,25 @@
-"""What a strategy has chosen for every operator, what that costs, and what other choices would cost."""
+"""What a partition has chosen for every operator, what that costs, and what other choices would cost."""
+
+from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from bow.planning.problem.partition import Split
-from bow.planning.rules.rule import Dimension, Kind
+from bow.planning.rules.rule import Dimension
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.tasks import TaskKind
+from bow.tables import aligned
 
 SUMS = frozenset({TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION})
 
 MOVES = frozenset({TaskKind.TRANSFER, TaskKind.GRADIENT})
+
+COLUMNS = ("operator", "kind", "split", "devices", "forward", "backward", "moved", "summed", "update")
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,12 @@ class Alternative:
 
 @dataclass(frozen=True)
 class OperatorExplanation:
-    """An operator of a strategy. Times are of the slowest device."""
+    """An operator of a partition. Times are of the slowest device."""
 
     name: str
     kind: str
-    degrees: dict[str, int]  # by name of a dimension that is split: into how many parts
-    kinds: dict[str, Kind]  # by name of a dimension that is split: S, A or P, as in the paper's Table 1
+    dimensions: tuple[Dimension, ...]
+    split: Split
     devices: tuple[str, ...]  # the names of its tiles' devices
     forward_ns: int
     backward_ns: int
@@ -42,12 +46,23 @@ class OperatorExplanation:
     moving_ns: int  # what these transfers take together, as if one came after the other
     summing_ns: int  # what sums in its middle and reductions of its weights' gradients take together
     updating_ns: int
-    others: tuple[Alternative, ...]  # other splits, the best of each degrees first
+    others: tuple[Alternative, ...]  # the best of each degrees first
+
+    def split_text(self, split: Split) -> str:
+        """Into how many parts a split cuts which dimensions, such as `sample (S) 2, channel (P) 4`."""
+        pairs = zip(self.dimensions, split.degrees, strict=True)
+        return ", ".join(f"{each.name} ({each.kind}) {degree}" for each, degree in pairs if degree > 1) or "whole"
+
+    def cells(self) -> tuple[str, ...]:
+        """What `COLUMNS` are headed; times in milliseconds."""
+        times = (self.forward_ns, self.backward_ns, self.moving_ns, self.summing_ns, self.updating_ns)
+        what = self.name, self.kind, self.split_text(self.split), shortened(self.devices)
+        return (*what, *(f"{time / 1e6:.3f}" if time else "" for time in times))
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A strategy, operator by operator."""
+    """A partition, operator by operator; printed, it is a table."""
 
     makespan_ns: int
     learners: int
@@ -55,41 +70,22 @@ class Explanation:
     tried: int  # how many other choices were simulated
     left_out: int = 0  # of how many operators none was, because it was ended before
 
-    def to_dict(self) -> dict[str, Any]:
-        """The explanation as plain data."""
-        return asdict(self)
-
     def __str__(self) -> str:
-        head = ("operator", "kind", "split", "devices", "forward", "backward", "moved", "summed", "update", "next best")
-        rows = [head, *(self._row(each) for each in self.operators)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        rows = [(*each.cells(), self._next_best(each)) for each in self.operators]
         total = f"{self.makespan_ns / 1e6:.3f} ms a step; times in ms; {self.tried:,} other choices simulated"
-        return "\n".join([*lines, total])
-
-    def _row(self, each: OperatorExplanation) -> tuple[str, ...]:
-        times = (each.forward_ns, each.backward_ns, each.moving_ns, each.summing_ns, each.updating_ns)
-        forward, backward, moving, summing, updating = (f"{time / 1e6:.3f}" for time in times)
-        return (
-            *(
-                each.name,
-                each.kind,
-                degrees_text(each.degrees, each.kinds),
-                _shortened(each.devices),
-                forward,
-                backward,
-            ),
-            *(moving, summing, updating, self._next_best(each)),
-        )
+        return "\n".join([*aligned([(*COLUMNS, "next best"), *rows]), total])
 
     def _next_best(self, each: OperatorExplanation) -> str:
-        fitting = [choice for choice in each.others if choice.makespan_ns is not None]
-        if not fitting:
-            return "-" if not each.others else "no other fits"
-        best = fitting[0]
-        assert best.makespan_ns is not None
-        by = 100 * (best.makespan_ns / self.makespan_ns - 1)
-        return f"{'x'.join(map(str, best.split.degrees)) or 'whole'} {by:+.1f} %"
+        if not each.others:
+            return "-"
+        best = each.others[0]  # those that do not fit come last
+        if best.makespan_ns is None:
+            return "no other fits"
+        return f"{'x'.join(map(str, best.split.degrees)) or 'whole'} {self.slower(best.makespan_ns):+.1f} %"
+
+    def slower(self, makespan_ns: int) -> float:
+        """By how many percent another step is slower."""
+        return 100 * (makespan_ns / self.makespan_ns - 1)
 
 
 def explain(
@@ -150,7 +146,7 @@ class _Spent:
         model = result.model
         self._by_device: dict[tuple[int, TaskKind], dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._in_all: dict[tuple[int, TaskKind], int] = defaultdict(int)
-        self._bytes: dict[int, int] = defaultdict(int)
+        self.num_bytes: dict[int, int] = defaultdict(int)
         for task in result.tasks:
             if task.kind >= TaskKind.GATHER:
                 of_group = task.kind is not TaskKind.AVERAGING and task.owner < len(model.weight_groups)
@@ -160,7 +156,7 @@ class _Spent:
             if owner < operators:
                 self._by_device[owner, task.kind][task.device] += task.duration_ns
                 self._in_all[owner, task.kind] += task.duration_ns
-                self._bytes[owner] += task.num_bytes if task.kind in MOVES else 0
+                self.num_bytes[owner] += task.num_bytes if task.kind in MOVES else 0
 
     def slowest_ns(self, operator: int, kind: TaskKind) -> int:
         return max(self._by_device[operator, kind].values(), default=0)
@@ -168,25 +164,20 @@ class _Spent:
     def together_ns(self, operator: int, kinds: Iterable[TaskKind]) -> int:
         return sum(self._in_all[operator, kind] for kind in kinds)
 
-    def num_bytes(self, operator: int) -> int:
-        return self._bytes[operator]
-
 
 def _explained(
     problem: Problem, number: int, split: Split, spent: _Spent, others: tuple[Alternative, ...]
 ) -> OperatorExplanation:
     operator = problem.graph.operators[number]
-    dimensions = problem.rules.dimensions(operator, problem.graph)
-    degrees, kinds = split_dimensions(dimensions, split)
     return OperatorExplanation(
         operator.name,
         operator.kind,
-        degrees,
-        kinds,
+        problem.rules.dimensions(operator, problem.graph),
+        split,
         tuple(problem.topology.devices[device].name for device in split.devices),
         spent.slowest_ns(number, TaskKind.FORWARD),
         spent.slowest_ns(number, TaskKind.BACKWARD),
-        spent.num_bytes(number),
+        spent.num_bytes[number],
         spent.together_ns(number, MOVES),
         spent.together_ns(number, SUMS),
         spent.slowest_ns(number, TaskKind.UPDATE),
@@ -194,19 +185,8 @@ def _explained(
     )
 
 
-def split_dimensions(dimensions: Sequence[Dimension], split: Split) -> tuple[dict[str, int], dict[str, Kind]]:
-    """By name of a dimension that is split: into how many parts, and of which kind it is."""
-    pairs = [(each, degree) for each, degree in zip(dimensions, split.degrees, strict=True) if degree > 1]
-    return {each.name: degree for each, degree in pairs}, {each.name: each.kind for each, _ in pairs if each.kind}
-
-
-def degrees_text(degrees: Mapping[str, int], kinds: Mapping[str, Kind]) -> str:
-    """Into how many parts dimensions are split."""
-    return ", ".join(f"{name} ({kinds[name]}) {degree}" for name, degree in degrees.items()) or "whole"
-
-
-def _shortened(devices: Sequence[str]) -> str:
-    """A list of devices, of many the first and the last."""
+def shortened(devices: Sequence[str]) -> str:
+    """A list of devices; of many the first ones and the last."""
     if len(devices) <= 4:
         return " ".join(devices)
     return f"{devices[0]} {devices[1]} .. {devices[-1]} ({len(devices)})"

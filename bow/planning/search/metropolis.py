@@ -21,7 +21,7 @@ Ending: TypeAlias = Literal["budget", "proposals", "no gain", "interrupted"]
 
 @dataclass(frozen=True)
 class Improvement:
-    """When a strategy was found that is better than all before."""
+    """When a partition was found that is better than all before."""
 
     seconds: float  # since the start of the walk
     proposals: int
@@ -34,8 +34,8 @@ class Limits:
 
     budget_s: float | None = None  # after so many seconds; None: never for that
     proposals: int | None = None  # after so many proposals; None: never for that
-    # when the best strategy has not got better for this part of the walk, in seconds, or in proposals where there is no
-    # budget in seconds; None: never for that. The paper has a half
+    # when the best has not got better for this part of the walk, in seconds, or in proposals where there is no budget
+    # in seconds; None: never for that. The paper has a half
     patience: float | None = 0.5
     grace: int | None = None  # not for that before so many proposals; None: 20 for each operator
 
@@ -63,7 +63,7 @@ class Limits:
         return None
 
 
-TEMPERATURE = 0.001  # a strategy that is slower by a thousandth of the start's time is accepted with probability 1/e
+TEMPERATURE = 0.001  # a partition that is slower by a thousandth of the start's time is accepted with probability 1/e
 
 Watch: TypeAlias = Callable[[float, int, int], bool]
 """Is told seconds, proposals and the best time in nanoseconds; False ends the walk."""
@@ -75,9 +75,9 @@ WATCH_S = 0.1  # so often who watches a walk is told how it goes
 class Walk:
     """What a walk found."""
 
-    splits: tuple[Split, ...]  # by operator, of the best strategy
-    bests: tuple[Improvement, ...]  # the start, and every strategy that was better than all before
-    proposals: int  # how many were drawn; some of them leave the strategy as it is
+    splits: tuple[Split, ...]  # by operator, of the best partition
+    bests: tuple[Improvement, ...]  # the start, and every partition that was better than all before
+    proposals: int  # how many were drawn; some of them leave the partition as it is
     evaluated: int  # how many were simulated
     accepted: int
     refused: int  # how many of them did not fit
@@ -86,11 +86,11 @@ class Walk:
 
     @property
     def makespan_ns(self) -> int:
-        """Of a step with the best strategy."""
+        """Of a step with the best partition."""
         return self.bests[-1].makespan_ns
 
     def followed_by(self, other: "Walk") -> "Walk":
-        """Both as one; the other one began where this one found its best strategy."""
+        """Both as one; the other one began where this one found its best partition."""
         later = (
             Improvement(self.seconds + best.seconds, self.proposals + best.proposals, best.makespan_ns)
             for best in other.bests[1:]

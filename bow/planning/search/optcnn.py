@@ -162,7 +162,7 @@ class OptCNNPartition:
 
     splits: tuple[Split, ...]
     sum_ns: int  # the sum that it has made least: of times of operators, of reductions and of transfers
-    is_exact: bool  # whether no other strategy with the same kinds of splits has a smaller sum
+    is_exact: bool  # whether no other partition with the same kinds of splits has a smaller sum
 
 
 def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> OptCNNPartition:

@@ -93,7 +93,7 @@ RENEWED = 20  # the chain is looked at anew after so many draws: until then few 
 
 
 class Timed(Protocol):
-    """A strategy whose tasks have times; `Simulation` is one."""
+    """A partition whose tasks have times; `Simulation` is one."""
 
     @property
     def model(self) -> StepModel:
@@ -156,13 +156,13 @@ def _operators_of(rank: int, model: StepModel) -> tuple[int, ...]:
     return () if group is None else model.weight_groups[group % len(model.weight_groups)].readers
 
 
-Changes: TypeAlias = tuple[tuple[int, Split], ...]  # operators and their new splits; none: the strategy stays as it is
+Changes: TypeAlias = tuple[tuple[int, Split], ...]  # operators and their new splits; none: the partition stays as it is
 
 SINGLE_OF_FAMILY = 0.5  # so often a single operator changes, where several could
 
 
 class Proposals(Protocol):
-    """Draws what to change of a strategy."""
+    """Draws what to change of a partition."""
 
     def draw(self, splits: Sequence[Split]) -> Changes:
         """What to change."""
@@ -186,7 +186,7 @@ class SymmetricProposals:
         self._families = families_of(graph) if families else []
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a strategy."""
+        """What to change of a partition."""
         if not self._movable:
             return ()
         operator = self._source.choice(self._movable)
@@ -208,7 +208,7 @@ class SymmetricProposals:
 SINGLE = 0.3  # so often one operator changes
 
 UNIFORM = 0.5
-"""So often one operator that changes gets any split: the paper's proposal, by which every strategy can be reached."""
+"""So often one operator that changes gets any split: the paper's proposal, by which every partition can be reached."""
 
 REGION = 4  # so many families change together at most
 
@@ -234,8 +234,8 @@ class GuidedProposals:
 
     Which operator it is about is often drawn from those that the end of the step waits for.
 
-    These changes are not as likely back as forth, so that a walk does not visit strategies as often as their times
-    say. It finds fast ones sooner: in strategies that are fast, operators that depend on each other, or share their
+    These changes are not as likely back as forth, so that a walk does not visit partitions as often as their times
+    say. It finds fast ones sooner: in partitions that are fast, operators that depend on each other, or share their
     weights, are seldom split differently.
     """
 
@@ -254,7 +254,7 @@ class GuidedProposals:
         self._neighbours = _neighbours(graph)
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a strategy."""
+        """What to change of a partition."""
         if not self._movable:
             return ()
         critical = self._drawn_critical()

@@ -1,20 +1,20 @@
-"""The search for a fast strategy: walks from several starts, by several processes, for several numbers of learners."""
+"""The search for a fast partition: walks from several starts, by several processes, for several numbers of learners."""
 
 import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bow.errors import ScheduleError
+from bow.errors import ScheduleError, SettingError
 from bow.files import save_text
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
-from bow.planning.problem.topology_files import topology_to_dict
-from bow.planning.search.baselines import baseline, random_strategy
+from bow.planning.problem.topology_files import topology_from_dict, topology_to_dict
+from bow.planning.search.baselines import baseline, random_partition
 from bow.planning.search.chain_processes import run_in_processes
 from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, spaces_of
 from bow.planning.search.explain import Explanation, explain
@@ -23,45 +23,37 @@ from bow.planning.search.problem import Problem
 from bow.planning.search.search_settings import SearchSettings
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
+from bow.values import given_path
 
-PLANNED_FOR = "planned_for"  # key of what is in a strategy's file besides: `Partition.from_json` leaves it out
-
-
-def partition_text(
-    partition: Partition, makespan_ns: int, topology: DeviceTopology, settings: SearchSettings, **others: Any
-) -> str:
-    """A strategy as JSON, with what is needed to explain it."""
-    planned_for = {
-        **others,
-        "makespan_ns": makespan_ns,
-        "topology": topology_to_dict(topology),
-        "even": settings.even,
-        "device_lists": settings.devices,
-    }
-    return json.dumps({**json.loads(partition.to_json()), PLANNED_FOR: planned_for})
+FILE = "partition.json"  # in the folder that `bow plan` writes
+PLANNED_FOR = "planned_for"  # key of what is in a partition's file besides: `Partition.from_json` leaves it out
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found.
+    """A partition, for what it was found, and how: what `bow.plan` returns.
 
     Attributes:
-        strategy: the fastest one.
-        makespan_ns: of a step with it, in which each learner has a batch.
-        chain: on which it was found.
-        chains: all of them.
-        seconds: that it took.
-        problem: what was planned for.
+        partition: which devices compute which part of every operator.
+        makespan_ns: of a simulated step, in which each learner has a batch; 0: the file that it was read from does not
+            say.
+        topology: the devices; None: the file does not say.
         settings: of the search.
+        problem: what was planned for; None: it was read from a file.
+        chains: all walks of the search.
+        seconds: that the search took.
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018.
     """
 
     partition: Partition
     makespan_ns: int
-    chain: Chain
-    chains: tuple[Chain, ...]
-    seconds: float
-    problem: Problem = field(repr=False, compare=False)
+    topology: DeviceTopology | None = field(repr=False)
     settings: SearchSettings = field(repr=False, compare=False)
+    problem: Problem | None = field(default=None, repr=False, compare=False)
+    chains: tuple[Chain, ...] = field(default=(), repr=False, compare=False)
+    seconds: float = field(default=0.0, compare=False)
 
     def explain(self, keep: int = 3, budget_s: float | None = None) -> Explanation:
         """What was chosen for every operator, what that costs, and what else would cost; printed, it is a table.
@@ -71,24 +63,31 @@ class Found:
         Args:
             keep: how many other choices are kept for each operator.
             budget_s: no operator's other choices are looked at after so many seconds; None: all are.
+
+        Raises:
+            ScheduleError: it was read from a file, which has no model.
         """
         begun = time.perf_counter()
-        learners, starts = self.partition.learners, [chain.start for chain in self.chains]
+        problem, learners, starts = self._known_problem, self.partition.learners, [chain.start for chain in self.chains]
         return explain(
-            self.problem,
+            problem,
             self.partition.splits,
             learners,
-            space=spaces_of(self.problem, starts, self.settings, (learners,))[learners],
+            space=spaces_of(problem, starts, self.settings, (learners,))[learners],
             keep=keep,
             goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
         )
 
     def timeline(self) -> Timeline:
-        """When what runs where in a simulated step; `Timeline.save` writes it for Perfetto."""
-        return self.problem.simulate(self.partition.splits, self.partition.learners).timeline
+        """When what runs where in a simulated step; `Timeline.save` writes it for Perfetto.
+
+        Raises:
+            ScheduleError: it was read from a file, which has no model.
+        """
+        return self._known_problem.simulate(self.partition.splits, self.partition.learners).timeline
 
     def save(self, path: str | Path) -> None:
-        """Write the strategy as JSON, which `bow.train(strategy=path)` reads, with the topology that it was found for.
+        """Write the partition as JSON, for `load`, with the topology that it was found for.
 
         Args:
             path: of the file; folders that are missing are made.
@@ -96,26 +95,94 @@ class Found:
         Raises:
             SettingError: it cannot be written.
         """
-        text = partition_text(self.partition, self.makespan_ns, self.problem.topology, self.settings)
-        save_text("the strategy", path, text)
+        save_text("the partition", path, self.to_json())
+
+    def to_json(self, **others: Any) -> str:
+        """The text of its file; `others` is what else it was planned for, as `bow plan` writes it."""
+        planned_for = {
+            **others,
+            "makespan_ns": self.makespan_ns,
+            "topology": None if self.topology is None else topology_to_dict(self.topology),
+            "even": self.settings.even,
+            "device_lists": self.settings.devices,
+        }
+        return json.dumps({**json.loads(self.partition.to_json()), PLANNED_FOR: planned_for})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Found":
+        """Read what `save` or `bow plan` wrote.
+
+        Args:
+            path: of the file, or of the folder that `bow plan` wrote it into.
+
+        Raises:
+            SettingError: it cannot be read.
+            ScheduleError: it holds no partition.
+            TopologyError: it holds no topology where one should be.
+        """
+        file, partition, known = read_partition(path)
+        try:
+            settings = SearchSettings(even=known.get("even", False), devices=known.get("device_lists", "auto"))
+            topology = None if known.get("topology") is None else topology_from_dict(known["topology"])
+            return cls(partition, int(known.get("makespan_ns", 0)), topology, settings)
+        except (TypeError, ValueError) as error:
+            raise damaged_origin(file, error) from error
+
+    @property
+    def _known_problem(self) -> Problem:
+        if self.problem is None:
+            raise ScheduleError("a partition that was read from a file comes without its model; use bow plan explain")
+        return self.problem
 
     @property
     def batch_ns(self) -> float:
-        """What a step takes for each learner's batch: by this strategies with different learners are compared."""
+        """What a step takes for each learner's batch: by this partitions with different learners are compared."""
         return self.makespan_ns / self.partition.learners
 
     @property
     def evaluated(self) -> int:
-        """How many strategies were simulated."""
+        """How many partitions were simulated."""
         parts = (part for chain in self.chains for part in (chain.walk, chain.descent) if part is not None)
         return sum(part.evaluated for part in parts)
 
     @property
+    def chain(self) -> Chain:
+        """The walk on which it was found."""
+        return best_chain(self.chains)
+
+    @property
     def bests(self) -> tuple[Improvement, ...]:
-        """How the best time of the chain on which it was found fell, the descent behind the walk."""
+        """How the best time of that walk fell, the descent behind it included."""
         walk, descent = self.chain.walk, self.chain.descent
         assert walk is not None
         return walk.bests if descent is None else walk.followed_by(descent).bests
+
+
+def read_partition(path: str | Path) -> tuple[Path, Partition, Mapping[str, Any]]:
+    """A file, or that of a folder which `bow plan` wrote: the partition, and what is known of its origin."""
+    file = given_path("the file of a partition", path)
+    file = file / FILE if file.is_dir() else file
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SettingError(f"{file} cannot be read ({why or error}); give a file that bow plan wrote") from error
+    partition, known = Partition.from_json(text), json.loads(text).get(PLANNED_FOR) or {}
+    if not isinstance(known, dict):
+        raise damaged_origin(file, TypeError(f"{PLANNED_FOR} is no mapping"))
+    return file, partition, known
+
+
+def damaged_origin(file: Path, error: Exception) -> SettingError:
+    """What to say of a file whose partition can be read, and what it was planned for cannot."""
+    return SettingError(
+        f"{file} does not say rightly what it was planned for ({type(error).__name__}: {error}); plan again"
+    )
+
+
+def best_chain(chains: Sequence[Chain]) -> Chain:
+    """The walk that found the fastest partition for a batch; of equal ones the first."""
+    return min(chains, key=lambda each: (each.batch_ns, each.start.number))
 
 
 def search(
@@ -124,9 +191,9 @@ def search(
     progress: SearchProgress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Found:
-    """Find a fast strategy.
+    """Find a fast partition.
 
-    Ctrl-C ends the search, and the best strategy so far is returned, once there is one.
+    Ctrl-C ends the search, and the best partition so far is returned, once there is one.
 
     References:
         Jia, Zaharia, Aiken, 2018, section 6.2.
@@ -139,12 +206,13 @@ def search(
         chains = run_in_processes(problem, shares, settings, tally)
     else:
         chains = run_chains(problem, starts, settings, tally.told)
-    chain = min(chains, key=lambda each: (each.batch_ns, each.start.number), default=None)
+    chain = best_chain(chains) if chains else None
     if chain is None or chain.best is None:
         why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
-        raise ScheduleError(f"no strategy to start from fits: {why}")
+        raise ScheduleError(f"no partition to start from fits: {why}")
     partition = problem.partition(chain.best.splits, chain.start.learners)
-    return Found(partition, chain.best.makespan_ns, chain, tuple(chains), clock() - begun, problem, settings)
+    seconds = clock() - begun
+    return Found(partition, chain.best.makespan_ns, problem.topology, settings, problem, tuple(chains), seconds)
 
 
 def _starts(problem: Problem, settings: SearchSettings) -> Iterator[WalkStart]:
@@ -157,7 +225,7 @@ def _starts(problem: Problem, settings: SearchSettings) -> Iterator[WalkStart]:
         of_one = problem.of_one_learner(learners)
         if name == "random":
             (space,) = spaces_of(of_one, (), settings, (1,)).values()
-            splits = random_strategy(of_one, space, random.Random(derive_seed(settings.seed, number, 1)))
+            splits = random_partition(of_one, space, random.Random(derive_seed(settings.seed, number, 1)))
         else:
             splits = baseline(of_one, name)
         yield WalkStart(name, number, learners, splits)

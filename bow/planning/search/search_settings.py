@@ -1,9 +1,9 @@
-"""How strategies are searched for."""
+"""How partitions are searched for."""
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from bow.errors import SettingError
 from bow.planning.search.metropolis import TEMPERATURE, Limits
@@ -16,12 +16,12 @@ MOVES: tuple[Moves, ...] = ("paper", "symmetric", "guided")
 
 STARTS = ("data", "expert", "random", "model", "single", "optcnn")  # what a walk may start from
 
-DESCENT = 0.3  # this part of a budget is kept for going down from the best strategy of each walk
+DESCENT = 0.3  # this part of a budget is kept for going down from the best partition of each walk
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How strategies are searched for.
+    """How partitions are searched for.
 
     Attributes:
         budget_s: seconds in all; None: walks end by their patience or number of proposals.
@@ -31,7 +31,7 @@ class SearchSettings:
         starts: what walks start from: one walk for each and each number of learners; a name may stand several times,
             or one name alone.
         trial: a process with several walks divides this part of its time among them, in rounds after each of which
-            the better half goes on, and goes on from the best strategy for the rest; 0, or with `proposals`: all is
+            the better half goes on, and goes on from the best partition for the rest; 0, or with `proposals`: all is
             divided among them, as in the paper.
         learners: numbers of learners to choose from, or one number: so many groups of equal size are made of the
             devices, one for each learner.
@@ -41,7 +41,7 @@ class SearchSettings:
         even: tiles must have equal sizes.
         moves: `"paper"`: any operator gets any split; `"symmetric"`: families of operators that are alike, too, as
             likely forth as back; `"guided"`: guesses at what could be better, see `GuidedProposals`.
-        descend: whether the best strategies are improved until no neighbour is better or the budget is spent.
+        descend: whether the best partitions are improved until no neighbour is better or the budget is spent.
 
     Raises:
         SettingError: a value outside its range.
@@ -69,6 +69,10 @@ class SearchSettings:
             raise SettingError(f"starts must be of {', '.join(STARTS)}, got {unknown if self.starts else 'none'}")
         if self.moves not in MOVES:
             raise SettingError(f"moves must be one of {', '.join(MOVES)}, got {self.moves!r}")
+        if self.devices not in get_args(DeviceLists):
+            raise SettingError(f"devices must be one of {', '.join(get_args(DeviceLists))}, got {self.devices!r}")
+        if not isinstance(self.even, bool):
+            raise SettingError(f"even must be true or false, got {self.even!r}")
         Limits(self.budget_s, self.proposals, self.patience)
         number("temperature", self.temperature, least=0, remedy=f"{TEMPERATURE} is usual")
         number("trial", self.trial, least=0, below=1, remedy="0.4 is usual")

@@ -76,13 +76,13 @@ class SplitSpace:
         return len(self._of)
 
     @property
-    def num_strategies(self) -> int:
-        """How many strategies there are."""
+    def num_partitions(self) -> int:
+        """How many partitions there are."""
         return math.prod(map(self.count, range(self.num_operators)))
 
     @property
     def description(self) -> str:
-        """What they have in common, as the end of `strategies with ...`."""
+        """What they have in common, as the end of `partitions with ...`."""
         sizes = " of equal sizes" if self._even else ""
         lists = {
             "every": "on any devices",
@@ -94,7 +94,7 @@ class SplitSpace:
 
     @property
     def num_neighbours(self) -> int:
-        """How many strategies differ from one of them in one operator."""
+        """How many partitions differ from one of them in one operator."""
         return sum(self.count(operator) - 1 for operator in range(self.num_operators))
 
     def count(self, operator: int) -> int:
@@ -130,7 +130,7 @@ class SplitSpace:
         """One of an operator's splits with tiles on all of these devices and on no other; None: there is none."""
         return self._of[operator].draw_on_devices(frozenset(devices), source)
 
-    def random_strategy(self, source: random.Random) -> tuple[Split, ...]:
+    def random_partition(self, source: random.Random) -> tuple[Split, ...]:
         """A split of each operator."""
         return tuple(self.draw(operator, source) for operator in range(self.num_operators))
 

@@ -251,7 +251,7 @@ TASK_COLUMNS = 5  # order, code, ready, start and end of a task
 
 
 class NativeSimulator:
-    """A strategy as tasks with times, and changes to it, in C++: see `kernels/planner/`."""
+    """A partition as tasks with times, and changes to it, in C++: see `kernels/planner/`."""
 
     def __init__(self, model: StepModel, algorithm: Algorithm) -> None:
         self._model = model
@@ -267,7 +267,7 @@ class NativeSimulator:
             self._library.delete(self._handle)
 
     def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        """Simulate a strategy from nothing."""
+        """Simulate a partition from nothing."""
         self._stage(dict(enumerate(splits)))
         code = self._library.build(self._handle, self._needed)
         self._updates.check()

@@ -107,7 +107,7 @@ class MemoryPeak:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a strategy does not fit: the first device whose memory is too small."""
+    """Why a partition does not fit: the first device whose memory is too small."""
 
     device: int
     name: str
@@ -147,7 +147,7 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
 
 
 def refusal(topology: DeviceTopology, peaks: Sequence[MemoryPeak]) -> Refusal | None:
-    """Why a strategy does not fit into the devices' memory; None where it does."""
+    """Why a partition does not fit into the devices' memory; None where it does."""
     for device, peak in enumerate(peaks):
         available = topology.memory_bytes(device)
         if peak.num_bytes > available:
@@ -204,13 +204,13 @@ COMPUTING = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})  #
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a step takes with a strategy.
+    """What a step takes with a partition.
 
     With several learners a step is one batch of each: what a batch takes is the step divided by their number.
     """
 
     model: StepModel
-    tasks: tuple[Task, ...]  # what the strategy makes of it
+    tasks: tuple[Task, ...]  # what the partition makes of it
     times: tuple[TaskTime, ...]
     peaks: tuple[MemoryPeak, ...]  # by device: the most memory that it needs at a time
 
@@ -221,7 +221,7 @@ class SimulationResult:
 
     @cached_property
     def refusal(self) -> Refusal | None:
-        """Why the strategy does not fit into the devices' memory; None where it does."""
+        """Why the partition does not fit into the devices' memory; None where it does."""
         return refusal(self.model.topology, self.peaks)
 
     @property
@@ -270,7 +270,7 @@ def task_name(model: StepModel, task: Task) -> str:
 
 
 class PythonSimulator:
-    """A strategy as tasks with times, and changes to it."""
+    """A partition as tasks with times, and changes to it."""
 
     def __init__(self, model: StepModel) -> None:
         self._model, self._graph_hash = model, model.graph.hash
@@ -279,7 +279,7 @@ class PythonSimulator:
         self._splits_before: tuple[Split, ...] = ()
 
     def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        """Simulate a strategy."""
+        """Simulate a partition."""
         self._splits = tuple(splits)
         partition = Partition(self._graph_hash, self._splits, self._model.learners)
         self._result = simulate(self._model, partition)

@@ -28,7 +28,7 @@ from bow.schedule import Timeline
 
 
 class Simulated(Protocol):
-    """A strategy whose time is known, and that can be changed; `Simulation` is one."""
+    """A partition whose time is known, and that can be changed; `Simulation` is one."""
 
     @property
     def makespan_ns(self) -> int:
@@ -48,7 +48,7 @@ class Simulated(Protocol):
 
 
 class IncrementalEvaluator:
-    """Simulates one strategy after the other by what differs between them."""
+    """Simulates one partition after the other by what differs between them."""
 
     def __init__(self, simulation: Simulated, splits: Sequence[Split]) -> None:
         self._simulation = simulation
@@ -73,7 +73,7 @@ class Simulator(Protocol):
     """What simulates: in C++ or in Python."""
 
     def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        """Simulate a strategy from nothing."""
+        """Simulate a partition from nothing."""
 
     def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
         """Change the splits of some operators; where the outcome is None, `accept` or `undo` follows."""
@@ -103,7 +103,7 @@ class Simulator(Protocol):
 
 
 class Simulation:
-    """A strategy whose time is known, and that can be changed operator by operator.
+    """A partition whose time is known, and that can be changed operator by operator.
 
     All algorithms give the same times to the nanosecond.
 
@@ -119,7 +119,7 @@ class Simulation:
         self.model = model
         self.refusal: Refusal | None = None
         """Why the last proposal does not fit; None where it does."""
-        self._strategy = partition
+        self._partition = partition
         self._splits = list(partition.splits)
         self._proposed: Mapping[int, Split] | None = None
         self._legal: set[tuple[int, tuple[int, ...]]] = set()
@@ -128,12 +128,14 @@ class Simulation:
         )
         outcome = self._simulator.build(self._splits)
         if isinstance(outcome, TooLarge):
-            raise ScheduleError(f"the strategy does not fit: {self._refusal(outcome)}; split more, or use more devices")
+            raise ScheduleError(
+                f"the partition does not fit: {self._refusal(outcome)}; split more, or use more devices"
+            )
 
     @property
     def partition(self) -> Partition:
-        """The strategy as it is, without what is proposed."""
-        return Partition(self._strategy.graph_hash, tuple(self._splits), self._strategy.learners)
+        """The partition as it is, without what is proposed."""
+        return Partition(self._partition.graph_hash, tuple(self._splits), self._partition.learners)
 
     @property
     def makespan_ns(self) -> int:
@@ -196,7 +198,7 @@ class Simulation:
         splits = list(self._splits)
         for operator, split in (self._proposed or {}).items():
             splits[operator] = split
-        partition = Partition(self._strategy.graph_hash, tuple(splits), self._strategy.learners)
+        partition = Partition(self._partition.graph_hash, tuple(splits), self._partition.learners)
         tasks, times = TaskGraph.of(self.model, partition).tasks, self.times()
         return SimulationResult(
             self.model, tasks, tuple(times[task.identity] for task in tasks), self._simulator.peaks()

@@ -1,4 +1,4 @@
-"""The task graph of a strategy, built from nothing: what the compiled simulator edits piece by piece."""
+"""The task graph of a partition, built from nothing: what the compiled simulator edits piece by piece."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bow.planning.simulator.tasks import Task, TaskKind, code_of
 class TaskGraph:
     """Tasks and what they wait for.
 
-    A strategy becomes these tasks:
+    A partition becomes these tasks:
 
     * of every tile a forward and, where gradients flow, a backward task on its device; what takes no time, such as a
       view, does not wait for the device;
@@ -43,7 +43,7 @@ class TaskGraph:
 
     @classmethod
     def of(cls, model: StepModel, partition: Partition) -> TaskGraph:
-        """The tasks of a strategy."""
+        """The tasks of a partition."""
         builder = _TaskGraphBuilder(model)
         for learner, devices in enumerate(model.device_groups):
             builder.add_learner(learner, devices, partition.splits)

@@ -1,4 +1,4 @@
-"""What a strategy makes of a step: tasks that occupy devices and channels, each with a number of its own."""
+"""What a partition makes of a step: tasks that occupy devices and channels, each with a number of its own."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Topological ranks of tasks, by kind and owner: the same for every strategy."""
+    """Topological ranks of tasks, by kind and owner: the same for every partition."""
 
     operators: int  # how many there are, counted through all learners
     groups: int  # of weights, the same

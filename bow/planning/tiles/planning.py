@@ -80,8 +80,8 @@ def plan(
         **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)`, `starts="data"` or `seed=1`.
 
     Returns:
-        The best strategy (`strategy`), its simulated time (`makespan_ns`), and how it was found; `explain()` says what
-        was chosen and why, `timeline()` when what runs, and `save(path)` keeps the strategy for `bow.train`.
+        The best partition (`partition`), its simulated time (`makespan_ns`), and how it was found; `explain()` says what
+        was chosen and why, `timeline()` when what runs, and `save(path)` keeps the partition for `bow.train`.
 
     Raises:
         CaptureError, LossError, DataError: as `bow.capture` does.

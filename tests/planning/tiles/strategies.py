@@ -34,7 +34,7 @@ def random_splits(graph: OperatorGraph, num_devices: int, draw: random.Random) -
 
 def searched_splits(graph: OperatorGraph, num_devices: int, draw: random.Random) -> tuple[Split, ...]:
     """A split for each operator out of those that a search chooses from."""
-    return SplitSpace(graph, RULES, num_devices).random_strategy(draw)
+    return SplitSpace(graph, RULES, num_devices).random_partition(draw)
 
 
 def problem_on(graph: OperatorGraph, num_devices: int) -> Problem:

@@ -102,5 +102,5 @@ def test_what_the_optimizer_keeps_counts_as_memory() -> None:
         bow.plan, model, batch, cross_entropy, topology=DeviceTopology("one", (Device("a", kind),)), **SHORT
     )
     assert plan(optimizer=functools.partial(torch.optim.SGD, lr=0.1)).makespan_ns > 0
-    with pytest.raises(ScheduleError, match="no strategy to start from fits"):
+    with pytest.raises(ScheduleError, match="no partition to start from fits"):
         plan(optimizer=torch.optim.AdamW)

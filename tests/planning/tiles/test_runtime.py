@@ -360,7 +360,7 @@ def damaged(splits: tuple[Split, ...], draw: random.Random) -> tuple[Split, ...]
 
 def test_a_strategy_of_another_graph_is_refused() -> None:
     model, _, captured = linear()
-    with pytest.raises(ScheduleError, match="the strategy is for graph 0123, this model's is"):
+    with pytest.raises(ScheduleError, match="the partition is for graph 0123, this model's is"):
         TileRuntime(captured, Partition("0123", everything_on(captured.graph)), model, SGD)
 
 

@@ -31,8 +31,8 @@ def test_a_legal_strategy_passes() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (dataclasses.replace(partition(), graph_hash="0"), "the strategy is for graph 0, this model's is"),
-        (partition(DATA[:2]), "the strategy has 2 splits for 3 operators; give each one"),
+        (dataclasses.replace(partition(), graph_hash="0"), "the partition is for graph 0, this model's is"),
+        (partition(DATA[:2]), "the partition has 2 splits for 3 operators; give each one"),
         (with_split(0, Split((5, 1), (0,) * 5)), "operator 'first' has a sample of 4, got degree 5"),
         (with_split(1, Split((1, 1), (2,))), "operator 'second' has a tile on device 2, and there are 2"),
         (with_split(2, Split((1,), (0,))), "operator 'loss' has 0 dimensions, got 1 degrees"),
@@ -57,15 +57,15 @@ def without(key: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "the strategy is not JSON"),
-        ("[" * 100_000, "the strategy is not JSON"),
+        ("{", "the partition is not JSON"),
+        ("[" * 100_000, "the partition is not JSON"),
         ("[]", 'the text is not a "bow partition"'),
         ("{}", 'the text is not a "bow partition"'),
         (partition().to_json().replace('"version": 1', '"version": 9'), "version 9, this bow reads 1"),
-        (without("splits"), "the strategy is damaged"),
-        (without("learners"), "the strategy is damaged"),
-        (partition().to_json().replace("[0, 1]", '[0, "1"]'), "the strategy is damaged"),
-        (partition().to_json().replace("[0, 1]", "[0, 1.5]"), "the strategy is damaged"),
+        (without("splits"), "the partition is damaged"),
+        (without("learners"), "the partition is damaged"),
+        (partition().to_json().replace("[0, 1]", '[0, "1"]'), "the partition is damaged"),
+        (partition().to_json().replace("[0, 1]", "[0, 1.5]"), "the partition is damaged"),
     ],
 )
 def test_damaged_text_is_refused(text: str, message: str) -> None:
