@@ -80,7 +80,7 @@ def plan(
         **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)`, `starts="data"` or `seed=1`.
 
     Returns:
-        The best partition (`partition`), its simulated time (`makespan_ns`), and how it was found; `explain()` says what
+        The best one (`partition`), its simulated time (`makespan_ns`), and how it was found; `explain()` says what
         was chosen and why, `timeline()` when what runs, and `save(path)` keeps the partition for `bow.train`.
 
     Raises:
