@@ -22,7 +22,7 @@ from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, carry_out
 from benchmarks.placement_networks import PLACED
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from bow.errors import SettingError
-from bow.planning.placement.evaluation import Budget
+from bow.planning.placement.evaluation import SearchBudget
 from bow.planning.placement.methods import METHODS
 
 PARTS = ("simulated", "real")
@@ -72,9 +72,9 @@ class Settings:
         return replace(few, sizes=("tiny",), budget_s=2.0, placements=48, docs=self.out)
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> SearchBudget:
         """Of each search."""
-        return Budget(self.budget_s, self.placements or None)
+        return SearchBudget(self.budget_s, self.placements or None)
 
     def cells(self) -> Iterator[Cell]:
         """What is placed; slow links are for the paper's sizes alone."""
@@ -92,13 +92,13 @@ def run(settings: Settings, command: str) -> int:
     prepare_output(settings.out)
     began = time.perf_counter()
     if settings.part == "real":
-        findings = placement_real.measure(settings.budget, settings.turns, settings.updates, settings.seed)
+        history = placement_real.measure(settings.budget, settings.turns, settings.updates, settings.seed)
         name, page = "placement_real", placement_report.real_page
     else:
-        findings = _simulated(settings)
+        history = _simulated(settings)
         name, page = "placement", placement_report.simulated_page
     environment = inspect_environment()
-    values = Result(name, command, environment, settings, time.perf_counter() - began, findings).as_dict()
+    values = Result(name, command, environment, settings, time.perf_counter() - began, history).as_dict()
     values["settings"].pop("docs")
     write_json(settings.out / f"{name}.json", values)
     write_text(settings.out / f"{name}.md", page(values, str(environment)))

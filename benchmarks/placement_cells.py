@@ -17,7 +17,7 @@ from benchmarks.placement_machine import PROCESSOR, k80_machine
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_picture import placement_svg
 from benchmarks.results import console
-from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
+from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Groups
 from bow.planning.placement.towers import towers
@@ -51,7 +51,7 @@ class Cell:
     links: str  # `data_sheet` or `slow`
     copies: float  # between devices take so many times as long as by the data sheets
     methods: tuple[str, ...]  # that place
-    budget: Budget  # of each search
+    budget: SearchBudget  # of each search
     seed: int  # of all random numbers
 
     @property

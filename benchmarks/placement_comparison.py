@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bow.errors import BowError
-from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
+from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices, Groups
-from bow.planning.placement.methods import METHODS, Placed, Say, place
+from bow.planning.placement.methods import METHODS, PlacementResult, Say, place
 from bow.planning.problem.partition import Split
 
 
@@ -37,7 +37,7 @@ class Row:
 def compare(
     groups: Groups,
     evaluator: SimulatedEvaluator,
-    budget: Budget,
+    budget: SearchBudget,
     *,
     methods: Sequence[str] = tuple(METHODS),
     seed: int = 0,
@@ -71,7 +71,7 @@ def _row(
     method: str,
     groups: Groups,
     evaluator: SimulatedEvaluator,
-    budget: Budget,
+    budget: SearchBudget,
     seed: int,
     say: Say,
     clock: Callable[[], float],
@@ -87,11 +87,11 @@ def _row(
     return replace(_judged(method, placed, evaluator), spent_s=spent_s)
 
 
-def _judged(method: str, placed: Placed, evaluator: SimulatedEvaluator) -> Row:
-    greedy_s = None if placed.greedy is None else evaluator.verdict(placed.greedy).seconds
+def _judged(method: str, placed: PlacementResult, evaluator: SimulatedEvaluator) -> Row:
+    greedy_s = None if placed.greedy is None else evaluator.evaluation(placed.greedy).seconds
     if placed.devices is not None:
-        verdict = evaluator.verdict(placed.devices)
-        return Row(method, verdict.seconds, verdict.reason, placed.devices, placed.splits, greedy_s)
+        evaluation = evaluator.evaluation(placed.devices)
+        return Row(method, evaluation.seconds, evaluation.reason, placed.devices, placed.splits, greedy_s)
     result = evaluator.problem.simulate(placed.splits)
     if result.refusal is not None:
         return Row(method, None, str(result.refusal), None, placed.splits)

@@ -20,7 +20,7 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.models.network import Size
-from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
+from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Devices
 from bow.planning.placement.methods import SHORT, SIZES, place
@@ -30,10 +30,10 @@ from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, mean_times
-from bow.planning.tiles import CapturedStep, capture_operators
-from bow.planning.tiles.link_benchmark import measure_links_in_use
+from bow.planning.tiles import CapturedOperators, capture_operators
+from bow.planning.tiles.link_benchmark import topology_in_use
 from bow.planning.tiles.machine import all_on, read_devices
-from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import measure_tiles
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ REAL = "learned from real steps"
 FEW = replace(SHORT, samples=4, elites=4)  # Real steps are slow: each update has few of them
 
 
-def measure(budget: Budget, turns: int, updates: int, seed: int) -> dict[str, Any]:
+def measure(budget: SearchBudget, turns: int, updates: int, seed: int) -> dict[str, Any]:
     """Place the network by each method and run it."""
     if len(available_cores()) < DEVICES:
         raise SettingError(f"{DEVICES} devices need a core each, this process has {len(available_cores())}")
@@ -71,28 +71,28 @@ def _elsewhere(in_all: Any) -> None:
 
 
 def _measured(
-    world: World, known: DeviceTopology, budget: Budget, turns: int, updates: int, seed: int
+    world: World, known: DeviceTopology, budget: SearchBudget, turns: int, updates: int, seed: int
 ) -> dict[str, Any]:
     """In every process; what the first one finds is what counts."""
-    team = Team(CPU)
+    group = ProcessGroup(CPU)
     with all_on([available_cores()[world.local_rank % len(available_cores())]]):
-        topology = measure_links_in_use(team, known)
+        topology = topology_in_use(group, known)
         captured, model, batch = _captured()
         own = measure_tiles(captured, model, batch, OPTIMIZER, 1)
-        times = {topology.devices[0].kind.name: mean_times(team.everyone(own))}
+        times = {topology.devices[0].kind.name: mean_times(group.everyone(own))}
         costs = MeasuredCosts(captured.graph, RULES, topology, times)
         problem = Problem(captured.graph, RULES, topology, costs, overlap=topology.overlap)
         evaluator = SimulatedEvaluator(problem, module_groups(captured.graph))
-        found = _placed(evaluator, budget, seed) if team.number == 0 else {}
-        real = RealSteps(captured, model, batch, OPTIMIZER, evaluator, team)
-        if team.number:
+        found = _placed(evaluator, budget, seed) if group.rank == 0 else {}
+        real = RealSteps(captured, model, batch, OPTIMIZER, evaluator, group)
+        if group.rank:
             real.serve()
         else:
             found[REAL] = _learned(evaluator, real, updates, seed)
             real.close()
-        placements = team.everyone(found)[0]
+        placements = group.everyone(found)[0]
         strategies = {name: evaluator.groups.splits(devices) for name, devices in placements.items()}
-        timed = time_strategies(team, captured, model, batch, OPTIMIZER, strategies, turns)
+        timed = time_strategies(group, captured, model, batch, OPTIMIZER, strategies, turns)
     rows = [_row(name, placements[name], evaluator, timed[name]) for name in placements]
     return {
         "network": NETWORK,
@@ -104,7 +104,7 @@ def _measured(
     }
 
 
-def _captured() -> tuple[CapturedStep, nn.Module, Any]:
+def _captured() -> tuple[CapturedOperators, nn.Module, Any]:
     """The same in all processes."""
     torch.manual_seed(0)
     network = NETWORKS[NETWORK]
@@ -113,7 +113,7 @@ def _captured() -> tuple[CapturedStep, nn.Module, Any]:
     return capture_operators(model, batch, step=PLACED[NETWORK].step), model, batch
 
 
-def _placed(evaluator: SimulatedEvaluator, budget: Budget, seed: int) -> dict[str, Devices]:
+def _placed(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int) -> dict[str, Devices]:
     found = {}
     for name, method in METHODS.items():
         devices = place(method, evaluator.groups, evaluator, budget, seed).devices

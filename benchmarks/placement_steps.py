@@ -13,7 +13,7 @@ from torch import nn
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.groups import Devices
-from bow.planning.tiles import CapturedStep, Team, TileRuntime
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.planning.tiles.runtime import OptimizerFactory
 
 STEPS = 10
@@ -21,7 +21,7 @@ STEPS = 10
 
 
 class RealSteps:
-    """Runs steps with placements on the devices of a team, one process each, and times them.
+    """Runs steps with placements on the devices of a group, one process each, and times them.
 
     The first process asks for placements by calling this; all others `serve` until it is closed there. What does not
     fit the devices' memory by the simulation, or is not allowed, is not run.
@@ -32,7 +32,7 @@ class RealSteps:
         batch: of the shapes that were captured.
         optimizer: makes an optimizer from the model's parameters.
         evaluator: of the same placements; it knows what fits.
-        team: the devices, as many as the evaluator's.
+        group: the devices, as many as the evaluator's.
         steps: with each placement.
 
     Raises:
@@ -44,22 +44,22 @@ class RealSteps:
 
     def __init__(
         self,
-        captured: CapturedStep,
+        captured: CapturedOperators,
         model: nn.Module,
         batch: Any,
         optimizer: OptimizerFactory,
         evaluator: SimulatedEvaluator,
-        team: Team,
+        group: ProcessGroup,
         *,
         steps: int = STEPS,
     ) -> None:
         if steps < 2:
             raise SettingError(f"steps must be at least 2, got {steps}: the first one is left out")
-        if team.size != evaluator.num_devices:
-            raise SettingError(f"{evaluator.num_devices} devices need a process each, there are {team.size}")
+        if group.size != evaluator.num_devices:
+            raise SettingError(f"{evaluator.num_devices} devices need a process each, there are {group.size}")
         self.evaluator = evaluator
         self._captured, self._model, self._batch = captured, model, batch
-        self._optimizer, self._team, self._steps = optimizer, team, steps
+        self._optimizer, self._group, self._steps = optimizer, group, steps
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
         """Seconds of a step with each placement; None: it does not fit, or is not allowed."""
@@ -68,26 +68,26 @@ class RealSteps:
     def serve(self) -> None:
         """Take part in what the first process asks for, until it is closed there."""
         nothing: Devices | None = None
-        while (placement := self._team.everyone(nothing)[0]) is not None:
+        while (placement := self._group.everyone(nothing)[0]) is not None:
             self._run(placement)
 
     def close(self) -> None:
         """Let the other processes go on."""
-        self._team.everyone(None)
+        self._group.everyone(None)
 
     def _asked(self, placement: Devices) -> float | None:
-        if self.evaluator.verdict(placement).seconds is None:
+        if self.evaluator.evaluation(placement).seconds is None:
             return None
-        self._team.everyone(placement)
+        self._group.everyone(placement)
         return self._run(placement)
 
     def _run(self, placement: Devices) -> float:
         strategy = self.evaluator.groups.strategy(placement)
-        runtime = TileRuntime(self._captured, strategy, self._model, self._optimizer, self._team)
+        runtime = TileRuntime(self._captured, strategy, self._model, self._optimizer, self._group)
         times = []
         for step in range(self._steps):
-            self._team.sum_all([torch.zeros(1)])  # all begin together
+            self._group.sum_all([torch.zeros(1)])  # all begin together
             began = time.perf_counter()
             runtime.step(self._batch, step)
             times.append(time.perf_counter() - began)
-        return statistics.fmean(max(each) for each in list(zip(*self._team.everyone(times), strict=True))[1:])
+        return statistics.fmean(max(each) for each in list(zip(*self._group.everyone(times), strict=True))[1:])

@@ -32,10 +32,10 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.tiles.link_benchmark import SHAPES, MessageRaces, SumRaces, measure_links_in_use
+from bow.planning.tiles.link_benchmark import SHAPES, MessageBenchmark, SumBenchmark, topology_in_use
 from bow.planning.tiles.link_model import measured_topology
 from bow.planning.tiles.machine import all_on, read_devices
-from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import measure_tiles
 
 CPU = torch.device("cpu")
@@ -100,12 +100,12 @@ def _elsewhere(measure: Any) -> None:
 
 def measure_all(world: World, settings: Settings, known: DeviceTopology) -> dict[str, Any]:
     """All networks, in every process; what rank 0 finds is what counts."""
-    team = Team(CPU)
+    group = ProcessGroup(CPU)
     with all_on([available_cores()[world.local_rank % len(available_cores())]]):
-        return {"networks": {name: measure_network(team, settings, name, known) for name in settings.networks}}
+        return {"networks": {name: measure_network(group, settings, name, known) for name in settings.networks}}
 
 
-def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopology) -> dict[str, Any]:
+def measure_network(group: ProcessGroup, settings: Settings, name: str, known: DeviceTopology) -> dict[str, Any]:
     """What steps of a network take under each strategy, predicted and measured.
 
     A machine that others share is not as fast at one time as at another. So what tiles and messages take is measured in
@@ -118,21 +118,21 @@ def measure_network(team: Team, settings: Settings, name: str, known: DeviceTopo
     def tiles() -> TileTimes:
         return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
 
-    at_first = measure_links_in_use(team, known, shapes=shapes, turns=settings.turns)
-    problem = _problem(captured.graph, at_first, mean_times(team.everyone(tiles())))
+    at_first = topology_in_use(group, known, shapes=shapes, turns=settings.turns)
+    problem = _problem(captured.graph, at_first, mean_times(group.everyone(tiles())))
     drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
-    strategies = team.everyone(drawn)[0]
-    messages, sums, times = MessageRaces(team, shapes), SumRaces(team), list[TileTimes]()
+    strategies = group.everyone(drawn)[0]
+    messages, sums, times = MessageBenchmark(group, shapes), SumBenchmark(group), list[TileTimes]()
 
     def between(is_timed: bool) -> None:
         messages.turn(is_timed)
         sums.turn(is_timed)
         times.append(tiles())
 
-    timed = time_strategies(team, captured, model, batch, network.optimizer, strategies, settings.turns, between)
+    timed = time_strategies(group, captured, model, batch, network.optimizer, strategies, settings.turns, between)
     line = messages.line()
     topology = measured_topology(known, {(0, 1): line}, sums.beside_messages_us(line[0]))
-    of_tiles = mean_times(team.everyone(median_times(times)))
+    of_tiles = mean_times(group.everyone(median_times(times)))
     problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
     return {

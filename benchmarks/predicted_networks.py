@@ -10,7 +10,7 @@ from torch import nn
 
 from bow.engines import step_from_loss
 from bow.models.sizes import NETWORKS as SIZES
-from bow.planning.tiles import CapturedStep, capture_operators
+from bow.planning.tiles import CapturedOperators, capture_operators
 from bow.planning.tiles.runtime import OptimizerFactory
 
 
@@ -31,7 +31,7 @@ class PredictedNetwork:
         """What trains it."""
         return functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
-    def captured(self) -> tuple[CapturedStep, nn.Module, Any]:
+    def captured(self) -> tuple[CapturedOperators, nn.Module, Any]:
         """Its step, the model and a batch."""
         network = SIZES[self.name]
         torch.manual_seed(0)

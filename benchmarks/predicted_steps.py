@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bow.planning.problem.partition import Partition, Split
-from bow.planning.tiles import CapturedStep, Team, TileRuntime
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.planning.tiles.runtime import OptimizerFactory
 from bow.schedule import Span
 
@@ -26,8 +26,8 @@ class Timed:
 
 
 def time_strategies(
-    team: Team,
-    captured: CapturedStep,
+    group: ProcessGroup,
+    captured: CapturedOperators,
     model: nn.Module,
     batch: Any,
     optimizer: OptimizerFactory,
@@ -37,10 +37,10 @@ def time_strategies(
 ) -> dict[str, Timed]:
     """Run all strategies in turns, every other turn in reverse order; of two steps in a row the second is timed.
 
-    All processes of the team call this.
+    All processes of the group call this.
     """
     runtimes = {
-        name: TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, team)
+        name: TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, group)
         for name, splits in strategies.items()
     }
     own: dict[str, list[float]] = defaultdict(list)
@@ -48,13 +48,13 @@ def time_strategies(
         for name in list(runtimes) if turn % 2 else reversed(runtimes):
             # The first step finds in the caches what other strategies have left, which no training does.
             for is_timed in (False, True):
-                team.sum_all([torch.zeros(1)])  # all begin together
+                group.sum_all([torch.zeros(1)])  # all begin together
                 began = time.perf_counter()
                 runtimes[name].step(batch, turn)
                 if is_timed and turn >= WARM_UP:
                     own[name].append(time.perf_counter() - began)
         between(turn >= WARM_UP)
-    of_all = team.everyone(dict(own))
+    of_all = group.everyone(dict(own))
     return {
         name: Timed(
             tuple(max(times) for times in zip(*(of_device[name] for of_device in of_all), strict=True)),

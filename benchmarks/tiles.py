@@ -34,7 +34,7 @@ from bow.planning.search.baselines import data_parallel
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import Found, search
 from bow.planning.search.search_settings import SearchSettings
-from bow.planning.tiles import CapturedStep, capture_operators
+from bow.planning.tiles import CapturedOperators, capture_operators
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 
@@ -102,7 +102,7 @@ class Task:
         return self.data[0][: self.settings.batch], self.data[1][: self.settings.batch]
 
     @functools.cached_property
-    def captured(self) -> CapturedStep:
+    def captured(self) -> CapturedOperators:
         """Its step."""
         return capture_operators(self.model, self.batch, sequence_cross_entropy)
 

@@ -127,13 +127,13 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
 
 
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
-    from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
+    from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
     from bow.planning.placement.grouping import module_groups
     from bow.planning.placement.methods import place
 
     groups = module_groups(problem.graph)
     evaluator = SimulatedEvaluator(problem, groups, processors=processors(problem.topology))
-    budget = Budget(settings.budget_s, settings.proposals)
+    budget = SearchBudget(settings.budget_s, settings.proposals)
     with console.status(f"{method} ...") as status:
         placed = place(
             placement_methods()[method],

@@ -17,7 +17,7 @@ from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
 from bow.errors import CheckpointError, DivergenceError
 from bow.planning.problem.partition import Partition
-from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.exported_nodes import refusal
 from bow.planning.tiles.process_group import wait_for
@@ -52,13 +52,13 @@ class Placed:
         example: the batch that the step was captured on.
     """
 
-    captured: CapturedStep
+    captured: CapturedOperators
     strategy: Partition
     alike: bool
     example: Batch
 
 
-def captured_step(blueprint: Blueprint, batch: Batch) -> CapturedStep:
+def captured_step(blueprint: Blueprint, batch: Batch) -> CapturedOperators:
     """The operators of the learners' step, compared with plain autograd."""
     model, step = blueprint.model, blueprint.step
     before = captured_again(blueprint, batch)
@@ -79,7 +79,7 @@ def _quoted(name: str | None) -> str:
     return "something" if name is None else repr(name)
 
 
-def captured_again(blueprint: Blueprint, batch: Batch) -> CapturedStep:
+def captured_again(blueprint: Blueprint, batch: Batch) -> CapturedOperators:
     """The operators of the learners' step as it is now."""
     with _training(blueprint.model):
         return capture_operators(blueprint.model, batch, step=blueprint.step)
@@ -98,7 +98,7 @@ def _training(model: nn.Module) -> Iterator[None]:
 
 
 class TileLearners:
-    """Learners that each have a team of devices: what a training asks of them.
+    """Learners that each have a group of devices: what a training asks of them.
 
     A batch of another size than the strategy's, as the last one of a training may be, is left out. Where devices read
     by themselves and may have read other batches, the first one's counts.
@@ -106,7 +106,7 @@ class TileLearners:
     Args:
         blueprint: what they are made of.
         placed: their step and its strategy.
-        team: the devices of this process's learner.
+        group: the devices of this process's learner.
         world: the processes of the training, one for each device, among which the teams are side by side.
         note: what is to be recorded of the strategy.
 
@@ -124,13 +124,15 @@ class TileLearners:
     period = 1
     num_restarts = 0
 
-    def __init__(self, blueprint: Blueprint, placed: Placed, team: Team, world: World, note: str | None = None) -> None:
-        self.device = team.device
+    def __init__(
+        self, blueprint: Blueprint, placed: Placed, group: ProcessGroup, world: World, note: str | None = None
+    ) -> None:
+        self.device = group.device
         self.last: Outcome | None = None
         self.rounds = 0
         self._blueprint = blueprint
         self._placed = placed
-        self._team = team
+        self._group = group
         self._world = world
         self._frozen = FrozenValues(blueprint.step, blueprint.model)
         self._check_at = time.perf_counter() + FIRST_CHECK_S
@@ -142,9 +144,9 @@ class TileLearners:
             placed.strategy,
             model,
             blueprint.optimizer,
-            team,
+            group,
             sync=blueprint.sync,
-            seed=derive_seed(blueprint.seed, team.index) if team.index else blueprint.seed,
+            seed=derive_seed(blueprint.seed, group.learner) if group.learner else blueprint.seed,
         )
         self._central = model.eval()
 
@@ -156,22 +158,22 @@ class TileLearners:
     @property
     def learners(self) -> int:
         """Number of learners on all devices: none is on one alone."""
-        return self._team.count
+        return self._group.learners
 
     @property
     def learners_in_all(self) -> int:
         """Number of learners on all devices."""
-        return self._team.count
+        return self._group.learners
 
     @property
     def by_device(self) -> Sequence[int]:
-        """The first device of each team counts as the learner's."""
-        return [int(rank % self._team.size == 0) for rank in range(self._world.size)]
+        """The first device of each group counts as the learner's."""
+        return [int(rank % self._group.size == 0) for rank in range(self._world.size)]
 
     @property
     def own(self) -> range:
         """The number of this device's learner."""
-        return range(self._team.index, self._team.index + 1)
+        return range(self._group.learner, self._group.learner + 1)
 
     @property
     def sync(self) -> Synchroniser:
@@ -208,7 +210,7 @@ class TileLearners:
         self._check_step()
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
-        if self._team.count == 1 and self.last is not None and self.is_hopeless:
+        if self._group.learners == 1 and self.last is not None and self.is_hopeless:
             loss = float(self.last.losses)
             raise DivergenceError(
                 f"training diverged: the loss was {loss:g} in round {self.rounds - 1}; lower the learning rate"
@@ -284,8 +286,8 @@ class TileLearners:
         self.rounds += 1
         given = self._for_all(batch)
         if given is None:
-            if batch is not None and self._team.number == 0:
-                what = f"a batch of learner {self._team.index} is not as large as the strategy's"
+            if batch is not None and self._group.rank == 0:
+                what = f"a batch of learner {self._group.learner} is not as large as the strategy's"
                 self._events.append(Event(index, LEFT_OUT, f"{what}; it is not trained on"))
             self._runtime.skip()
             loss = torch.full((1,), torch.nan, device=self.device)
@@ -318,12 +320,12 @@ class TileLearners:
         """
         captured = self._placed.captured
         fits = batch is not None and captured.fits(batch)
-        if self._placed.alike or self._team.size == 1:
+        if self._placed.alike or self._group.size == 1:
             return batch if fits else None
         if not self._first_ones(torch.tensor([int(fits)])):
             return None
         dtypes = [captured.dtypes[number] for number in captured.inputs]
-        if self._team.number == 0:
+        if self._group.rank == 0:
             return [self._first_ones(leaf.to(dtype)) for leaf, dtype in zip(tree_leaves(batch), dtypes, strict=True)]
         shapes = [captured.graph.tensors[number].shape for number in captured.inputs]
         return [self._first_ones(torch.empty(shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -331,5 +333,5 @@ class TileLearners:
     def _first_ones(self, own: Tensor) -> Tensor:
         """The tensor of the first device of the learner, on each of them."""
         tensor = own.to(self.device, copy=True).contiguous()
-        wait_for([self._team.hand_out(tensor, 0)])
+        wait_for([self._group.broadcast(tensor, 0)])
         return tensor

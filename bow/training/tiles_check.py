@@ -14,7 +14,7 @@ from bow.errors import SettingError, disk_reason
 from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.tiles import CapturedStep, Team, TileRuntime
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.planning.tiles.predicting import predicted_timeline, save_timelines
 from bow.schedule import Timeline
 from bow.training.blueprint import Blueprint
@@ -64,7 +64,9 @@ class Checked:
             warnings.warn(f"{FILE} cannot be written ({disk_reason(error)}); the training goes on", stacklevel=2)
 
 
-def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, world: World) -> Checked | None:
+def check_speed(
+    blueprint: Blueprint, placed: Placed, batch: Batch, group: ProcessGroup, world: World
+) -> Checked | None:
     """Time a strategy beside data parallelism, on copies that leave no trace in the training.
 
     All processes ask for it. There is nothing to compare with on one device, or where the strategy is data parallelism.
@@ -74,8 +76,8 @@ def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, 
     if world.size == 1 or strategy == data:
         return None
     batch = world.leaders(batch)  # the same for all, whatever their data have dealt
-    all_devices = team if strategy.learners == 1 else Team(team.device)
-    own = _runtime(captured, strategy, blueprint, team)
+    all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
+    own = _runtime(captured, strategy, blueprint, group)
     other = _runtime(captured, data, blueprint, all_devices)
     own_s, data_s = _take_turns(own, other, batch, all_devices)
     measured = _recorded(own, batch)
@@ -89,30 +91,32 @@ def check_speed(blueprint: Blueprint, placed: Placed, batch: Batch, team: Team, 
     return checked
 
 
-def _runtime(captured: CapturedStep, strategy: Partition, blueprint: Blueprint, team: Team) -> TileRuntime:
+def _runtime(
+    captured: CapturedOperators, strategy: Partition, blueprint: Blueprint, group: ProcessGroup
+) -> TileRuntime:
     model, optimizer = blueprint.model, blueprint.optimizer
-    return TileRuntime(captured, strategy, model, optimizer, team, sync=blueprint.sync, seed=blueprint.seed)
+    return TileRuntime(captured, strategy, model, optimizer, group, sync=blueprint.sync, seed=blueprint.seed)
 
 
-def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, team: Team) -> tuple[float, float]:
+def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: ProcessGroup) -> tuple[float, float]:
     """Median seconds of a step of each, on the slowest device."""
     seconds: dict[TileRuntime, list[float]] = {own: [], other: []}
     for runtime in seconds:
-        _stint(runtime, batch, WARM_UP, team)
+        _stint(runtime, batch, WARM_UP, group)
     for _ in range(TURNS):
         for runtime, taken in seconds.items():
-            taken.append(max(team.everyone(_stint(runtime, batch, STEPS, team))) / STEPS)
+            taken.append(max(group.everyone(_stint(runtime, batch, STEPS, group))) / STEPS)
     return statistics.median(seconds[own]), statistics.median(seconds[other])
 
 
-def _stint(runtime: TileRuntime, batch: Batch, steps: int, team: Team) -> float:
+def _stint(runtime: TileRuntime, batch: Batch, steps: int, group: ProcessGroup) -> float:
     """Seconds that some steps take here, begun by all together."""
-    team.everyone(None)
+    group.everyone(None)
     start = time.perf_counter()
     for index in range(steps):
         runtime.step(batch, index)
-    if team.device.type == "cuda":
-        torch.cuda.synchronize(team.device)
+    if group.device.type == "cuda":
+        torch.cuda.synchronize(group.device)
     return time.perf_counter() - start
 
 

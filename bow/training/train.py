@@ -35,7 +35,7 @@ from bow.forking import begin_to_compute
 from bow.observe import Logger, Progress, RunDirectory, RunLock
 from bow.planning.problem.partition import Partition
 from bow.planning.search.search import Found
-from bow.planning.tiles import Team, registered_rules, take_over_rules
+from bow.planning.tiles import ProcessGroup, registered_rules, take_over_rules
 from bow.planning.tiles.registering import Registered
 from bow.replicas import BufferPolicy, OptimizerFactory, prepare_template
 from bow.schedule.scheduler import Dispatch
@@ -339,7 +339,7 @@ def train(
         checked: Checked | None = None
         replicas: Learners
         if tiled is not None:
-            team = Team(place, tiled.strategy.learners)
+            team = ProcessGroup(place, tiled.strategy.learners)
             if strategy_check and state is None:
                 checked = check_speed(blueprint, tiled, opened.example, team, world)
             note = f"strategy: {checked.summary}" if checked is not None and world.leads else None

@@ -10,13 +10,13 @@ from benchmarks.placement_comparison import compare, table
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
-from bow.planning.placement.evaluation import Budget
+from bow.planning.placement.evaluation import SearchBudget
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.methods import METHODS, SEARCHES, place
 from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
-BUDGET = Budget(placements=48)
+BUDGET = SearchBudget(placements=48)
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_a_method_gives_the_same_placement_for_the_same_seed(evaluate):
 
 
 def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch):
-    found = methods.learn(evaluate.groups, evaluate, Budget(placements=7))
-    assert found.findings.samples == 7
+    found = methods.learn(evaluate.groups, evaluate, SearchBudget(placements=7))
+    assert found.history.samples == 7
     asked = []
 
     def told(problem, settings):

@@ -17,12 +17,12 @@ from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopol
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.tiles import Team, TileRuntime, capture_operators
+from bow.planning.tiles import ProcessGroup, TileRuntime, capture_operators
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
-def real_steps(memory_gib: float = 1.0, devices: int = 1, team: Any = None, **arguments: int) -> RealSteps:
+def real_steps(memory_gib: float = 1.0, devices: int = 1, group: Any = None, **arguments: int) -> RealSteps:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     batch = torch.randn(5, 4), torch.randint(3, (5,))
@@ -33,20 +33,20 @@ def real_steps(memory_gib: float = 1.0, devices: int = 1, team: Any = None, **ar
     topology = DeviceTopology("machine", tuple(Device(name, kind) for name in names), tuple(links))
     problem = Problem(captured.graph, RULES, topology, RooflineCosts(captured.graph, RULES, topology))
     evaluator = SimulatedEvaluator(problem, every_operator(captured.graph), algorithm="python")
-    team = team or Team(torch.device("cpu"), is_alone=True)
-    return RealSteps(captured, model, batch, SGD, evaluator, team, **arguments)
+    group = group or ProcessGroup(torch.device("cpu"), is_alone=True)
+    return RealSteps(captured, model, batch, SGD, evaluator, group, **arguments)
 
 
 class InThreads:
-    """Stands in for the team of two processes that are threads here."""
+    """Stands in for the group of two processes that are threads here."""
 
     size = 2
 
-    def __init__(self, number: int, barrier: threading.Barrier, values: list[Any]) -> None:
-        self.number, self._barrier, self._values = number, barrier, values
+    def __init__(self, rank: int, barrier: threading.Barrier, values: list[Any]) -> None:
+        self.rank, self._barrier, self._values = rank, barrier, values
 
     def everyone(self, value: Any) -> list[Any]:
-        self._values[self.number] = value
+        self._values[self.rank] = value
         self._barrier.wait()
         values = list(self._values)
         self._barrier.wait()
@@ -85,17 +85,17 @@ def test_the_other_devices_take_part_in_every_step_until_they_may_go(monkeypatch
     clocks, strategies = threading.local(), [[], []]
 
     class Runtime:
-        def __init__(self, captured: Any, strategy: Any, model: Any, optimizer: Any, team: InThreads) -> None:
-            self.number = team.number
-            strategies[self.number].append([split.devices[0] for split in strategy.splits])
+        def __init__(self, captured: Any, strategy: Any, model: Any, optimizer: Any, group: InThreads) -> None:
+            self.rank = group.rank
+            strategies[self.rank].append([split.devices[0] for split in strategy.splits])
 
         def step(self, batch: Any, index: int) -> None:
-            clocks.now = getattr(clocks, "now", 0.0) + (3.0 if self.number else 2.0)  # the slower one counts
+            clocks.now = getattr(clocks, "now", 0.0) + (3.0 if self.rank else 2.0)  # the slower one counts
 
     monkeypatch.setattr("benchmarks.placement_steps.TileRuntime", Runtime)
     monkeypatch.setattr("benchmarks.placement_steps.time.perf_counter", lambda: getattr(clocks, "now", 0.0))
     barrier, values = threading.Barrier(2, timeout=60), [None, None]
-    first, second = (real_steps(devices=2, team=InThreads(n, barrier, values), steps=3) for n in range(2))
+    first, second = (real_steps(devices=2, group=InThreads(n, barrier, values), steps=3) for n in range(2))
     other = threading.Thread(target=second.serve)
     other.start()
     count = len(first.evaluator.groups)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import bow
 from bow.cluster import ALONE
 from bow.planning.problem.partition import Partition, everything_on
-from bow.planning.tiles import Team
+from bow.planning.tiles import ProcessGroup
 from bow.seeds import derive_seed
 from bow.training.given import check_step
 from bow.training.tiles import Placed, TileLearners, captured_step
@@ -148,8 +148,8 @@ def by_strategy(case: Case, program: Program) -> Course:
     made = blueprint(model=program.model, step=step, optimizer=case.optimizer_over)
     captured = captured_step(made, dealt[0])
     strategy = Partition(captured.graph.hash, everything_on(captured.graph))
-    team = Team(made.device, is_alone=True)
-    learners = TileLearners(made, Placed(captured, strategy, True, dealt[0]), team, ALONE)
+    group = ProcessGroup(made.device, is_alone=True)
+    learners = TileLearners(made, Placed(captured, strategy, True, dealt[0]), group, ALONE)
     losses = []
     for value, batch in zip(VALUES, dealt, strict=True):
         program.write(value)

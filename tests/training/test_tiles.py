@@ -129,7 +129,7 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
     tiles_check.MARGIN, margin = math.inf, tiles_check.MARGIN
     measurement_cache.cache_folder = lambda: folder
-    predicting.lines_here = functools.partial(link_benchmark.lines_here, shapes=SHAPES[:2], turns=1)  # soon done
+    predicting.cached_busy_links = functools.partial(link_benchmark.cached_busy_links, shapes=SHAPES[:2], turns=1)
     train("checked", one, strategy_check=True)
     tiles_check.MARGIN, tiles_check._take_turns = margin, lambda *_: (0.03, 0.02)
     found["slow"] = refused(lambda: train("slow", one, strategy_check=True))
@@ -146,7 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bow.training.run.write_report", lambda run_dir: None)
-        patched = (tiles_check, "_take_turns"), (measurement_cache, "cache_folder"), (predicting, "lines_here")
+        patched = (tiles_check, "_take_turns"), (measurement_cache, "cache_folder"), (predicting, "cached_busy_links")
         for module, name in patched:
             patch.setattr(module, name, getattr(module, name))  # put back behind the trainings
         return in_world(2, functools.partial(trainings, folder=folder))[0]

@@ -18,10 +18,8 @@ from bow.planning.search.baselines import RECURRENT
 
 
 def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
-    """By device and group: how long forward and backward passes take, alone.
-
-    Updates are left out: a layer has one, however many of its steps are on the device.
-    """
+    """By device and group: how long forward and backward passes take, alone."""
+    # Updates are left out: a layer has one, however many of its steps are on the device.
     graph, costs = evaluator.problem.graph, evaluator.problem.costs
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
     times: list[list[int]] = []
@@ -34,21 +32,14 @@ def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
 
 
 def speeds(times: Sequence[Sequence[int]]) -> list[float]:
-    """By device: how fast it does all groups, as a part of what all devices together can do.
-
-    Example:
-        >>> speeds([[30, 30], [10, 10]])
-        [0.25, 0.75]
-    """
+    """By device: how fast it does all groups, as a part of what all devices together can do."""
     rates = [1 / max(1, sum(of_device)) for of_device in times]
     return [rate / sum(rates) for rate in rates]
 
 
 def loads(times: Sequence[Sequence[int]], devices: Sequence[int], most: int) -> list[int]:
-    """By group: how much work it is, in whole numbers up to a given one; at least 1.
-
-    The work of a group is what it takes on the fastest of the devices.
-    """
+    """By group: how much work it is, in whole numbers up to a given one; at least 1."""
+    # The work of a group is what it takes on the fastest of the devices.
     fastest = min(devices, key=lambda device: sum(times[device]))
     largest = max(1, *times[fastest])
     return [max(1, round(most * time / largest)) for time in times[fastest]]
@@ -69,11 +60,7 @@ LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "linear"})
 
 
 def expert(evaluator: SimulatedEvaluator) -> Devices:
-    """What an expert does with a network of this sort; see `layer_per_device` and `contiguous_parts`.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.2.
-    """
+    """What an expert does with a network of this sort; see `layer_per_device` and `contiguous_parts`."""
     is_recurrent = any(evaluator.groups.with_kinds(RECURRENT))
     return (layer_per_device if is_recurrent else contiguous_parts)(evaluator)
 
@@ -109,11 +96,7 @@ def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
 
 
 def contiguous_parts(evaluator: SimulatedEvaluator) -> Devices:
-    """Parts of about as many layers for each accelerator, cut in the order in which the groups run.
-
-    References:
-        Mirhoseini et al., 2017, section 4.2, on Inception-v3.
-    """
+    """Parts of about as many layers for each accelerator, cut in the order in which the groups run."""
     groups, devices = evaluator.groups, evaluator.accelerators
     layers = [_layers(groups, group.operators) for group in groups.groups]
     total, passed, placed = max(1, sum(layers)), 0, [0] * len(groups)
@@ -128,8 +111,7 @@ def _layers(groups: Groups, operators: Iterable[int]) -> int:
     return sum(groups.graph.operators[number].kind in LAYERS for number in operators)
 
 
-MOST = 10_000
-"""The largest load and the largest weight of an edge: METIS adds them up in whole numbers of 32 bits."""
+MOST = 10_000  # The largest load and the largest weight of an edge: METIS adds them up in whole numbers of 32 bits
 
 
 def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] | None = None) -> Devices:
@@ -170,8 +152,7 @@ def _library() -> Any:
 
 
 GMAP = ("scotch_gmap", "gmap")
-ARCHITECTURE = ("amk_grf", "scotch_amk_grf")
-"""What distributions call the programs."""
+ARCHITECTURE = ("amk_grf", "scotch_amk_grf")  # What distributions call the programs
 
 DISTANCE, SPEED = 10, 1000
 """What the shortest way between two devices, and the speed of all together, are as whole numbers."""
@@ -200,25 +181,12 @@ def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) 
 
 
 def mincut(evaluator: SimulatedEvaluator) -> Devices:
-    """Map groups by Scotch to all devices but processors.
-
-    References:
-        Mirhoseini et al., 2017, section 4.2.
-    """
+    """Map groups by Scotch to all devices but processors."""
     return scotch(evaluator, evaluator.accelerators)
 
 
 def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> str:
-    """A graph in Scotch's format: version, sizes, numbering from 0 with weights of both sorts, a line a vertex.
-
-    Example:
-        >>> print(source_graph([5, 7], {(0, 1): 3}), end="")
-        0
-        2 2
-        0 011
-        5 1 3 1
-        7 1 3 0
-    """
+    """A graph in Scotch's format: version, sizes, numbering from 0 with weights of both sorts, a line a vertex."""
     ways: list[list[int]] = [[] for _ in loads]
     for (a, b), weight in sorted(edges.items()):
         ways[a] += [weight, b]

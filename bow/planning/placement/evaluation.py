@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from bow.errors import SettingError
 from bow.planning.placement.groups import Devices, Groups
@@ -18,19 +18,12 @@ from bow.planning.simulator.simulation import Simulator
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What a method of placing may spend; it ends when either is used up.
+class SearchBudget:
+    """What a method of placing may spend; it ends when seconds or placements are used up."""
 
-    Attributes:
-        seconds: of time; None: any.
-        placements: so many may be looked at; None: any.
-
-    Raises:
-        SettingError: a value outside its range, or no limit at all.
-    """
-
-    seconds: float | None = None
-    placements: int | None = None
+    seconds: float | None = None  # None: any
+    placements: int | None = None  # how many may be looked at; None: any
+    workers: int = 0  # processes that draw and evaluate placements for a policy at the same time; 0: this one does
 
     def __post_init__(self) -> None:
         if self.seconds is None and self.placements is None:
@@ -39,75 +32,32 @@ class Budget:
             raise SettingError(f"seconds must be finite and above 0, got {self.seconds}")
         if self.placements is not None and self.placements < 1:
             raise SettingError(f"placements must be at least 1, got {self.placements}")
+        if self.workers < 0:
+            raise SettingError(f"workers must be at least 0, got {self.workers}")
 
-    def part(self, count: int) -> Budget:
-        """One of several equal parts.
-
-        Example:
-            >>> Budget(placements=10).part(3)
-            Budget(seconds=None, placements=3)
-        """
-        return Budget(
-            None if self.seconds is None else self.seconds / count,
-            None if self.placements is None else max(1, self.placements // count),
-        )
+    def part(self, count: int) -> SearchBudget:
+        """One of several equal parts."""
+        seconds = None if self.seconds is None else self.seconds / count
+        placements = None if self.placements is None else max(1, self.placements // count)
+        return replace(self, seconds=seconds, placements=placements)
 
 
 NS_PER_S = 1e9
 
 
-class Evaluator(Protocol):
-    """All that training a policy, or another search, asks about placements."""
-
-    def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit, or fails."""
-
-
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a placement.
+class Evaluation:
+    """What became of a placement."""
 
-    Attributes:
-        seconds: of a step; None: it cannot be carried out.
-        refusal: which device's memory is too small.
-        reason: why it cannot be carried out; empty where it can.
-    """
-
-    seconds: float | None
-    refusal: Refusal | None = None
-    reason: str = ""
+    seconds: float | None  # of a step; None: it cannot be carried out
+    refusal: Refusal | None = None  # which device's memory is too small
+    reason: str = ""  # why it cannot be carried out; empty where it can
 
 
 class SimulatedEvaluator:
     """Times from the planner's simulator, and no time for what does not fit the devices' memory.
 
     Placements are simulated one after another, each by what differs from the one before, and remembered.
-
-    Args:
-        problem: the graph, the devices and what everything costs.
-        groups: of the problem's graph.
-        processors: the devices that are processors and no accelerators; none: nothing is known of them.
-        on_processor: kinds of operators that run on processors only; a group with one of them stays there.
-        algorithm: how placements are simulated; `"python"` needs no compiler, and is slow.
-
-    Raises:
-        SettingError: the groups are of another graph; there is no such processor, or none where one is needed.
-
-    Example:
-        >>> from bow.planning.placement.grouping import every_operator
-        >>> from bow.planning.simulator.costs import RooflineCosts
-        >>> from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
-        >>> from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-        >>> from bow.planning.rules.rule import Rules
-        >>> kind = DeviceKind("gpu", memory_gib=1, tflops=1, gb_per_s=100, overhead_us=1)
-        >>> pair = DeviceTopology("pair", (Device("a", kind), Device("b", kind)), (Link(("a", "b"), 5.0, 10.0),))
-        >>> chain = tuple(PlanOperator(f"layer{n}", "sum", (n,), (n + 1,)) for n in range(2))
-        >>> graph = OperatorGraph(chain, {n: TensorShape((8, 4)) for n in range(3)}, (0,), {}, 2)
-        >>> problem = Problem(graph, Rules(), pair, RooflineCosts(graph, Rules(), pair))
-        >>> evaluate = SimulatedEvaluator(problem, every_operator(graph), algorithm="python")
-        >>> together, apart = evaluate([(0, 0), (0, 1)])
-        >>> together < apart
-        True
     """
 
     def __init__(
@@ -127,19 +77,18 @@ class SimulatedEvaluator:
         self.problem, self.groups = problem, groups
         self.processors = tuple(sorted(processors))
         self.on_processor = frozenset(on_processor)
-        self.num_simulated = 0
-        """Placements that were simulated: those that were asked for again are not among them."""
+        self.num_simulated = 0  # placements that are asked for again are not among them
         self._algorithm: Algorithm | Literal["python"] = algorithm
-        self._known: dict[Devices, Verdict] = {}
+        self._known: dict[Devices, Evaluation] = {}
         self._devices: list[int] = []
         if any(groups.with_kinds(self.on_processor)) and not self.processors:
             raise SettingError(f"operators of {', '.join(sorted(self.on_processor))} need a processor; name one")
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
         """Seconds of a step with each placement; None: it does not fit, or is not allowed."""
-        return [self.verdict(placement).seconds for placement in placements]
+        return [self.evaluation(placement).seconds for placement in placements]
 
-    def verdict(self, placement: Sequence[int]) -> Verdict:
+    def evaluation(self, placement: Sequence[int]) -> Evaluation:
         """What becomes of a placement, and why."""
         devices = tuple(map(int, placement))
         if devices not in self._known:
@@ -186,21 +135,21 @@ class SimulatedEvaluator:
         """By device and operator: the operator whole on it."""
         return tuple(self.groups.splits((device,) * len(self.groups)) for device in range(self.num_devices))
 
-    def _simulated(self, devices: Devices) -> Verdict:
+    def _simulated(self, devices: Devices) -> Evaluation:
         if len(devices) != len(self.groups):
             self.groups.splits(devices)  # says so
         if devices != self.legal(devices):
             wrong = next(n for n, device in enumerate(devices) if device not in self.allowed[n])
             name = self.groups.groups[wrong].name
-            return Verdict(None, reason=f"group {name!r} must not run on device {devices[wrong]}")
+            return Evaluation(None, reason=f"group {name!r} must not run on device {devices[wrong]}")
         self.num_simulated += 1
         outcome = self._built(devices) if not self._devices else self._proposed(devices)
         if isinstance(outcome, TooLarge):
             topology = self.problem.topology
             name, available = topology.devices[outcome.device].name, topology.memory_bytes(outcome.device)
             refusal = Refusal(outcome.device, name, outcome.needed_bytes, available)
-            return Verdict(None, refusal, str(refusal))
-        return Verdict(self._simulator.makespan_ns / NS_PER_S)
+            return Evaluation(None, refusal, str(refusal))
+        return Evaluation(self._simulator.makespan_ns / NS_PER_S)
 
     def _built(self, devices: Devices) -> object:
         self._devices = list(devices)

@@ -21,8 +21,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 
 _CALL = re.compile(r"(.*?)(?:@(\d+))?")
 
-Anchored: TypeAlias = Callable[[Group], bool]
-"""Whether a group is one that stays apart from others of its sort."""
+Anchored: TypeAlias = Callable[[Group], bool]  # Whether a group is one that stays apart from others of its sort
 
 
 def every_operator(graph: OperatorGraph) -> Groups:

@@ -14,42 +14,27 @@ from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.search.baselines import whole_on
 
-Devices: TypeAlias = tuple[int, ...]
-"""A placement: by group, the number of its device."""
+Devices: TypeAlias = tuple[int, ...]  # A placement: by group, the number of its device
 
 
 @dataclass(frozen=True)
 class Group:
-    """Operators that share a device, with their backward passes and the updates of their weights.
+    """Operators that share a device, with their backward passes and the updates of their weights."""
 
-    Attributes:
-        name: that no other group has.
-        kind: what it is, such as `lstm_cell` or `branch`.
-        operators: their positions in the graph, ascending.
-        layer: what groups have in common that use the same weights, such as the steps of an unrolled LSTM layer.
-    """
-
-    name: str
-    kind: str
-    operators: tuple[int, ...]
-    layer: str = ""
+    name: str  # that no other group has
+    kind: str  # what it is, such as `lstm_cell` or `branch`
+    operators: tuple[int, ...]  # their positions in the graph, ascending
+    layer: str = ""  # what groups have in common that use the same weights, such as the steps of an unrolled LSTM layer
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What one group reads of another.
+    """What one group reads of another."""
 
-    Attributes:
-        maker: the number of the group that makes it.
-        reader: the number of the group that reads it.
-        forward_bytes: of all tensors, each once.
-        backward_bytes: of their gradients, which go back.
-    """
-
-    maker: int
-    reader: int
-    forward_bytes: int
-    backward_bytes: int
+    maker: int  # the number of the group that makes it
+    reader: int  # the number of the group that reads it
+    forward_bytes: int  # of all tensors, each once
+    backward_bytes: int  # of their gradients, which go back
 
     @property
     def num_bytes(self) -> int:
@@ -58,63 +43,28 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """What a graph's groups amount to.
+class GroupStatistics:
+    """What a graph's groups amount to."""
 
-    Attributes:
-        operators: how many there are in the graph: forward ones, each with its backward pass and update.
-        groups: how many there are.
-        kinds: how many groups of each kind.
-        flows: pairs of groups of which one reads what the other makes.
-        flow_bytes: what crosses between groups in a step, if each had a device of its own.
-        largest: operators of the largest group.
-
-    References:
-        Mirhoseini et al., 2017, Table 1.
-    """
-
-    operators: int
-    groups: int
-    kinds: Mapping[str, int]
-    flows: int
-    flow_bytes: int
-    largest: int
+    operators: int  # how many there are in the graph: forward ones, each with its backward pass and update
+    groups: int  # how many there are
+    kinds: Mapping[str, int]  # how many groups of each kind
+    flows: int  # pairs of groups of which one reads what the other makes
+    flow_bytes: int  # what crosses between groups in a step, if each had a device of its own
+    largest: int  # operators of the largest group
 
 
 @dataclass(frozen=True)
 class Groups:
-    """All operators of a graph, each in one group.
+    """All operators of a graph, each in one group."""
 
-    A group's operator brings its backward pass and the update of its weights with it: they are parts of one operator of
-    the graph. So forward, backward and update are on one device whatever the groups are.
+    # A group's operator brings its backward pass and the update of its weights with it: they are parts of one operator
+    # of the graph. So forward, backward and update are on one device whatever the groups are.
+    # The groups may depend on each other in a circle: operators, not groups, are simulated and run. Only what goes
+    # through groups in an order in which they can run needs groups without circles, and asks for `order`.
 
-    The groups may depend on each other in a circle: operators, not groups, are simulated and run. Only what goes
-    through groups in an order in which they can run needs groups without circles, and asks for `order`.
-
-    Attributes:
-        graph: whose operators they are.
-        groups: by number.
-
-    Raises:
-        GraphError: an operator is in no group, or in two; two groups have the same name.
-
-    Example:
-        >>> from bow.planning.problem.operator_graph import PlanOperator
-        >>> tensors = {number: TensorShape((8, 4)) for number in range(4)}
-        >>> chain = [PlanOperator(f"layer{n}", "linear", (n,), (n + 1,)) for n in range(3)]
-        >>> graph = OperatorGraph(tuple(chain), tensors, (0,), {}, 3)
-        >>> groups = Groups(graph, (Group("first", "linear", (0, 1)), Group("last", "linear", (2,))))
-        >>> groups.flows
-        (Flow(maker=0, reader=1, forward_bytes=128, backward_bytes=128),)
-        >>> [split.devices for split in groups.splits((1, 0))]
-        [(1,), (1,), (0,)]
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, sections 3.3 and 4.1.
-    """
-
-    graph: OperatorGraph
-    groups: tuple[Group, ...]
+    graph: OperatorGraph  # whose operators they are
+    groups: tuple[Group, ...]  # by number
 
     def __post_init__(self) -> None:
         held = Counter(operator for group in self.groups for operator in group.operators)
@@ -165,9 +115,9 @@ class Groups:
         return len(_order(self)) == len(self)
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> GroupStatistics:
         """What the groups amount to."""
-        return Statistics(
+        return GroupStatistics(
             len(self.graph.operators),
             len(self),
             dict(sorted(Counter(group.kind for group in self.groups).items())),

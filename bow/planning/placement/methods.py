@@ -1,23 +1,24 @@
 """Every way of placing, by name, behind one signature."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from bow.errors import SettingError
 from bow.planning.placement.baselines import expert, metis, mincut, scotch
-from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
+from bow.planning.placement.controllers import train_policy_asynchronously
+from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices, Groups
 from bow.planning.placement.policy import PolicySettings
 from bow.planning.placement.reinforce import LearningSettings
-from bow.planning.placement.training import LearnedPlacement, Progress, train_policy
+from bow.planning.placement.training import LearnedPlacement, PolicyProgress, train_policy
 from bow.planning.placement.walking import walk_from_several
 from bow.planning.problem.partition import Split
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 
-Say: TypeAlias = Callable[[str], None]
-"""Is told how a method goes on."""
+Say: TypeAlias = Callable[[str], None]  # Is told how a method goes on
 
 SHORT = LearningSettings(
     samples=20,
@@ -39,29 +40,25 @@ times as many: the best ones are repeated, and advantages are of one size whatev
 
 SIZES = PolicySettings(hidden=64, kind_size=16, attention=32, aligned=True, additive=False, stay=4.0)
 
-MOST_UPDATES = 10_000
-"""Of a training that ends by its seconds, which come earlier."""
+MOST_UPDATES = 10_000  # Of a training that ends by its seconds, which come earlier
 
 
 @dataclass(frozen=True)
-class Placed:
-    """What a method found.
+class PlacementResult:
+    """What a method found."""
 
-    Attributes:
-        splits: by operator.
-        devices: by group; None where operators are split over several devices.
-        greedy: by group: what a policy decodes greedily when it is trained; None: there is no policy.
-    """
-
-    splits: tuple[Split, ...]
-    devices: Devices | None = None
+    splits: tuple[Split, ...]  # by operator
+    devices: Devices | None = None  # by group; None where operators are split over several devices
+    # By group: what a policy decodes greedily when it is trained; None: there is no policy.
     greedy: Devices | None = None
 
 
 class Method(Protocol):
     """A way of placing."""
 
-    def __call__(self, groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
+    def __call__(
+        self, groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
+    ) -> PlacementResult:
         """Place groups on devices."""
 
 
@@ -69,30 +66,28 @@ def place(
     method: str,
     groups: Groups,
     evaluator: SimulatedEvaluator,
-    budget: Budget,
+    budget: SearchBudget,
     seed: int = 0,
     say: Say = lambda message: None,
-) -> Placed:
+) -> PlacementResult:
     """Place groups on devices by a method."""
     if method not in METHODS:
         raise SettingError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     return METHODS[method](groups, evaluator, budget, seed, say)
 
 
-def learned(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
-    """The best placement that a policy drew while it learned; it neither sees nor starts from other methods' ones.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017.
-    """
+def learned(
+    groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
+) -> PlacementResult:
+    """The best placement that a policy drew while it learned; it neither sees nor starts from other methods' ones."""
     found = learn(groups, evaluator, budget, seed, say)
-    return Placed(groups.splits(found.best.placement), found.best.placement, found.greedy)
+    return PlacementResult(groups.splits(found.best.placement), found.best.placement, found.greedy)
 
 
 def learn(
     groups: Groups,
     evaluator: SimulatedEvaluator,
-    budget: Budget,
+    budget: SearchBudget,
     seed: int = 0,
     say: Say = lambda message: None,
     settings: LearningSettings = SHORT,
@@ -101,7 +96,7 @@ def learn(
     """Train a policy within a budget."""
     best: list[float] = []
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: PolicyProgress) -> None:
         found = progress.best
         if found is not None and (not best or found.time_s < best[-1]):
             best.append(found.time_s)
@@ -112,7 +107,10 @@ def learn(
         settings = replace(settings, samples=min(settings.samples, budget.placements))
         updates = budget.placements // settings.samples
     operations = groups.operations(evaluator.num_devices, evaluator.allowed if evaluator.on_processor else ())
-    return train_policy(
+    train = train_policy
+    if budget.workers:
+        train = functools.partial(train_policy_asynchronously, controllers=budget.workers)
+    return train(
         operations,
         evaluator,
         updates=updates,
@@ -127,9 +125,11 @@ def learn(
 def _placement(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
     """A method that needs no search."""
 
-    def method(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
+    def method(
+        groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
+    ) -> PlacementResult:
         devices = find(evaluator, seed)
-        return Placed(groups.splits(devices), devices)
+        return PlacementResult(groups.splits(devices), devices)
 
     return method
 
@@ -140,12 +140,16 @@ def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
     return (evaluator.processors[0],) * len(evaluator.groups)
 
 
-def _walked(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
+def _walked(
+    groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
+) -> PlacementResult:
     devices = walk_from_several(evaluator, budget, seed, say)
-    return Placed(groups.splits(devices), devices)
+    return PlacementResult(groups.splits(devices), devices)
 
 
-def _planned(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Say) -> Placed:
+def _planned(
+    groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
+) -> PlacementResult:
     """The planner's search: all splits, not placements alone."""
     of_walk = budget.part(len(SearchSettings().starts))  # seconds are of all walks together, proposals of each
     settings = SearchSettings(
@@ -157,7 +161,7 @@ def _planned(groups: Groups, evaluator: SimulatedEvaluator, budget: Budget, seed
     )
     found = search(evaluator.problem, settings)
     say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} strategies")
-    return Placed(found.partition.splits)
+    return PlacementResult(found.partition.splits)
 
 
 METHODS: Mapping[str, Method] = {
@@ -174,5 +178,4 @@ METHODS: Mapping[str, Method] = {
 """By name: processor alone, accelerator alone, Scotch with and without processors, METIS, the expert, the policy,
 Metropolis's walk over placements, and over all strategies of the planner."""
 
-SEARCHES = frozenset({"learned", "mcmc", "soap"})
-"""The methods that spend the budget."""
+SEARCHES = frozenset({"learned", "mcmc", "soap"})  # The methods that spend the budget

@@ -13,34 +13,16 @@ from bow.errors import GraphError, SettingError
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations, or groups of them, in an order in which they can run.
+    """Operations, or groups of them, in an order in which they can run."""
 
-    The time of a step and the number of devices are all that a policy learns about the hardware.
+    # The time of a step and the number of devices are all that a policy learns about the hardware.
 
-    Attributes:
-        kinds: by operation: what it computes, such as `conv2d`.
-        shapes: by operation: the sizes of each tensor that it makes.
-        edges: pairs of operations: who makes, and who reads it.
-        num_devices: how many there are.
-        allowed: by operation: the devices that it may have, such as the CPU alone where there is no other kernel;
-            empty: all of them, for all operations.
-
-    Raises:
-        GraphError: the parts do not fit each other.
-
-    Example:
-        >>> chain = Operations(("embedding", "linear"), (((8, 4),), ((8, 9),)), ((0, 1),), num_devices=2)
-        >>> len(chain), chain.devices(0)
-        (2, (0, 1))
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.2.
-    """
-
-    kinds: tuple[str, ...]
-    shapes: tuple[tuple[tuple[int, ...], ...], ...]
-    edges: tuple[tuple[int, int], ...]
-    num_devices: int
+    kinds: tuple[str, ...]  # by operation: what it computes, such as `conv2d`
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]  # by operation: the sizes of each tensor that it makes
+    edges: tuple[tuple[int, int], ...]  # pairs of operations: who makes, and who reads it
+    num_devices: int  # how many there are
+    # By operation: the devices that it may have, such as the CPU alone where there is no other kernel; empty: all of
+    # them, for all operations.
     allowed: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,8 +52,7 @@ class Operations:
         return self.allowed[operation] if self.allowed else tuple(range(self.num_devices))
 
 
-MOST_SIZES = 32
-"""Of an operation's outputs so many sizes are looked at."""
+MOST_SIZES = 32  # Of an operation's outputs so many sizes are looked at
 
 LOG_SCALE = 10.0
 """Sizes are embedded as log2(1 + size) / 10, so that a thousand is about 1: raw ones would drown all else."""
@@ -84,18 +65,6 @@ class OperationEmbedding(nn.Module):
 
     The sizes of all outputs stand one behind the other, padded with zeros to one length; neighbours are marked with 1
     in a vector with an entry for each operation.
-
-    Args:
-        operations: of the graph.
-        kind_size: length of a kind's vector.
-
-    Example:
-        >>> chain = Operations(("embedding", "linear"), (((8, 4),), ((8, 9),)), ((0, 1),), num_devices=2)
-        >>> OperationEmbedding(chain, kind_size=3)().shape
-        torch.Size([2, 9])
-
-    References:
-        Mirhoseini et al., 2017, section 3.2.
     """
 
     kinds: Tensor
@@ -139,8 +108,7 @@ def _neighbours(operations: Operations) -> Tensor:
     return marks
 
 
-NEVER = -1e9
-"""The logit of a device that an operation must not have: large enough that its probability is exactly 0."""
+NEVER = -1e9  # The logit of a device that an operation must not have: large enough that its probability is exactly 0
 
 
 _Choose: TypeAlias = Callable[[int, Tensor], Tensor]
@@ -149,30 +117,20 @@ _Choose: TypeAlias = Callable[[int, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """Sizes of a policy.
+    """Sizes of a policy."""
 
-    Attributes:
-        hidden: units of the encoder, of both directions together, and of the decoder; even.
-        kind_size: length of the vector of an operation's kind.
-        attention: units with which encoder and decoder are compared.
-        bidirectional: whether the encoder also reads the operations from behind.
-        aligned: whether the decoder reads, besides the device chosen before, what the encoder makes of the operation
-            that it decides about. The paper leaves finding it to the attention.
-        additive: whether encoder and decoder are compared by a layer, as in the paper, and not by a product, which
-            takes so many times less as `attention` says.
-        stay: at first the logit of the device chosen before is so much larger. The paper has 0; above, the first
-            placements that are drawn are runs of neighbours on one device, as most good placements are.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
-
-    hidden: int = 512
-    kind_size: int = 32
-    attention: int = 64
-    bidirectional: bool = True
+    hidden: int = 512  # units of the encoder, of both directions together, and of the decoder; even
+    kind_size: int = 32  # length of the vector of an operation's kind
+    attention: int = 64  # units with which encoder and decoder are compared
+    bidirectional: bool = True  # whether the encoder also reads the operations from behind
+    # Whether the decoder reads, besides the device chosen before, what the encoder makes of the operation that it
+    # decides about. The paper leaves finding it to the attention.
     aligned: bool = False
+    # Whether encoder and decoder are compared by a layer, as in the paper, and not by a product, which takes so many
+    # times less as `attention` says.
     additive: bool = True
+    # At first the logit of the device chosen before is so much larger. The paper has 0; above, the first placements
+    # that are drawn are runs of neighbours on one device, as most good placements are.
     stay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -186,15 +144,10 @@ class PolicySettings:
 
 
 class Likelihood(NamedTuple):
-    """How likely placements are.
+    """How likely placements are."""
 
-    Attributes:
-        log_probabilities: by placement, of shape [placements].
-        entropies: by placement: of the choices on the way to it, summed, in nats, of shape [placements].
-    """
-
-    log_probabilities: Tensor
-    entropies: Tensor
+    log_probabilities: Tensor  # by placement, of shape [placements]
+    entropies: Tensor  # by placement: of the choices on the way to it, summed, in nats, of shape [placements]
 
 
 class PlacementPolicy(nn.Module):
@@ -206,23 +159,6 @@ class PlacementPolicy(nn.Module):
     with `e_j`, what the encoder makes of operation j. The first input is a vector of its own; the decoder begins with
     the encoder's last state. Settings can change the comparison to `a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units))`
     and add to the logits of a step a vector that belongs to `p_(i-1)`.
-
-    Args:
-        operations: of the graph, in the order in which devices are chosen.
-        settings: sizes.
-        seed: of the parameters.
-
-    Example:
-        >>> chain = Operations(("linear", "linear"), (((8, 4),), ((8, 9),)), ((0, 1),), num_devices=2)
-        >>> policy = PlacementPolicy(chain, PolicySettings(hidden=8, attention=4))
-        >>> every = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
-        >>> round(policy.log_probability(every).log_probabilities.exp().sum().item(), 5)
-        1.0
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.2. Bahdanau, Cho,
-        Bengio: Neural machine translation by jointly learning to align and translate, 2015. Luong, Pham, Manning:
-        Effective approaches to attention-based neural machine translation, 2015 (the product).
     """
 
     forbidden: Tensor
@@ -310,10 +246,8 @@ class PlacementPolicy(nn.Module):
         return torch.stack(chosen, dim=1), total
 
     def _gates(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """What the decoder's inputs add to its gates, for each device chosen before and for each operation.
-
-        They are few, and known before anything is drawn: a step of the loop is left with what depends on the state.
-        """
+        """What the decoder's inputs add to its gates, for each device chosen before and for each operation."""
+        # They are few, and known before anything is drawn: a step of the loop is left with what depends on the state.
         of_inputs, _, *biases = self._decoder_weights
         of_devices, *of_operations = torch.split(of_inputs, self.settings.hidden, dim=1)
         of_operation = (biases[0] + biases[1]).expand(len(encoded), -1)

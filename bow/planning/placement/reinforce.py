@@ -3,74 +3,49 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from bow.errors import SettingError
 
-USUAL_UPDATES = 10_000
-"""The counts of `LearningSettings` are meant for trainings of about so many updates."""
+USUAL_UPDATES = 10_000  # The counts of `LearningSettings` are meant for trainings of about so many updates
 
-LEAST_NATS = 1e-3
-"""A policy that is surer than this counts as one that is not."""
+LEAST_NATS = 1e-3  # A policy that is surer than this counts as one that is not
 
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """How a policy learns; the values are the paper's, and those of its first author's later code where it has none.
+    """How a policy learns; the values are the paper's, and those of its first author's later code where it has none."""
 
-    Attributes:
-        samples: placements that are drawn for each update, K.
-        learning_rate: of Adam.
-        decay: what the learning rate is multiplied by now and then.
-        decay_every: after so many updates each.
-        decay_after: not before so many.
-        gradient_norm: to which gradients are clipped.
-        baseline_decay: of the moving average that placements are compared with.
-        failing_s: seconds that stand for a placement that does not fit or fails; None: 10 times the slowest of the
-            first placements that fit.
-        mask_failures_after: after so many updates failures have no influence any more.
-        is_scaled: whether advantages are divided by their moving root mean square, which the paper does not do.
-        noise: at first logits are disturbed by so much of their root mean square before placements are drawn.
-        exploring: of this part of the samples, some devices are drawn uniformly, whatever the policy would have, which
-            the paper does not do: also a policy that is sure goes on looking at neighbours. The policy learns of these
-            samples what becomes an elite, and nothing else: a random choice says nothing about the others.
-        random_choices: in each of them so many devices, on average.
-        entropy: at first so much is added for each nat of entropy.
-        entropy_after: so much at the end.
-        least_entropy: where a placement has fewer nats of entropy, a nat is worth more, by as many times: a policy that
-            always draws the same learns nothing any more.
-        explore_until: noise fades linearly to nothing, and entropy to what it is at the end, over so many updates.
-        elites: each update also makes so many of the best placements so far likelier, which the paper's do not.
-
-    Raises:
-        SettingError: a value outside its range.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.1. Mirhoseini et
-        al.: A hierarchical model for device placement, 2018 (its code in TensorFlow's Grappler).
-    """
-
-    samples: int = 8
-    learning_rate: float = 0.1
-    decay: float = 0.95
-    decay_every: int = 50
-    decay_after: int = 400
-    gradient_norm: float = 1.0
-    baseline_decay: float = 0.9
+    samples: int = 8  # placements that are drawn for each update, K
+    learning_rate: float = 0.1  # of Adam
+    decay: float = 0.95  # what the learning rate is multiplied by now and then
+    decay_every: int = 50  # after so many updates each
+    decay_after: int = 400  # not before so many
+    gradient_norm: float = 1.0  # to which gradients are clipped
+    baseline_decay: float = 0.9  # of the moving average that placements are compared with
+    # Seconds that stand for a placement that does not fit or fails; None: 10 times the slowest of the first placements
+    # that fit.
     failing_s: float | None = 100.0
-    mask_failures_after: int = 5000
+    mask_failures_after: int = 5000  # after so many updates failures have no influence any more
+    # Whether advantages are divided by their moving root mean square, which the paper does not do.
     is_scaled: bool = False
-    noise: float = 0.5
+    noise: float = 0.5  # at first logits are disturbed by so much of their root mean square before placements are drawn
+    # Of this part of the samples, some devices are drawn uniformly, whatever the policy would have, which the paper
+    # does not do: also a policy that is sure goes on looking at neighbours. The policy learns of these samples what
+    # becomes an elite, and nothing else: a random choice says nothing about the others.
     exploring: float = 0.0
-    random_choices: float = 1.0
-    entropy: float = 0.0
-    entropy_after: float = 0.0
+    random_choices: float = 1.0  # in each of them so many devices, on average
+    entropy: float = 0.0  # at first so much is added for each nat of entropy
+    entropy_after: float = 0.0  # so much at the end
+    # Where a placement has fewer nats of entropy, a nat is worth more, by as many times: a policy that always draws the
+    # same learns nothing any more.
     least_entropy: float = 0.0
+    # Noise fades linearly to nothing, and entropy to what it is at the end, over so many updates.
     explore_until: int = 750
-    elites: int = 0
+    elites: int = 0  # each update also makes so many of the best placements so far likelier, which the paper's do not
 
     def __post_init__(self) -> None:
         for name in ("samples", "decay_every"):
@@ -79,17 +54,8 @@ class LearningSettings:
         for name in ("learning_rate", "gradient_norm"):
             if not (math.isfinite(value := getattr(self, name)) and value > 0):
                 raise SettingError(f"{name} must be finite and above 0, got {value}")
-        for name in (
-            "noise",
-            "random_choices",
-            "entropy",
-            "entropy_after",
-            "least_entropy",
-            "decay_after",
-            "mask_failures_after",
-            "explore_until",
-            "elites",
-        ):
+        counts = ("decay_after", "mask_failures_after", "explore_until", "elites")
+        for name in (*counts, "noise", "random_choices", "entropy", "entropy_after", "least_entropy"):
             if not (math.isfinite(value := getattr(self, name)) and value >= 0):
                 raise SettingError(f"{name} must be finite and at least 0, got {value}")
         if not 0 < self.decay <= 1:
@@ -101,12 +67,7 @@ class LearningSettings:
             raise SettingError(f"failing_s must be finite and above 0, got {self.failing_s}")
 
     def scaled(self, updates: int) -> Self:
-        """The same with all counts of updates scaled to a shorter training.
-
-        Example:
-            >>> LearningSettings().scaled(1000).mask_failures_after
-            500
-        """
+        """The same with all counts of updates scaled to a shorter training."""
         part = min(1.0, updates / USUAL_UPDATES)
         return replace(
             self,
@@ -150,32 +111,15 @@ class Baseline:
 
     Where the failing time is not given, it is 10 times that of the slowest placement in the first batch in which any
     fits; before, all are as bad as each other, and nothing is to be learnt.
-
-    Attributes:
-        decay: of the average.
-        failing_s: seconds that stand for a placement that does not fit or fails; None: not known yet.
-        is_scaled: whether advantages are divided by the moving root of their mean square: step times of microseconds
-            then give gradients of the same size as those of seconds, also when all placements are nearly alike.
-        value: B; None: there was no signal yet.
-        square: the moving mean square of advantages; None: there was none yet.
-
-    Example:
-        >>> baseline = Baseline(failing_s=100.0)
-        >>> baseline.advantages([4.0, None], mask_failures=False).tolist()
-        [-8.0, 0.0]
-        >>> baseline.value  # 0.9 * 10 + 0.1 * (2 + 10) / 2
-        9.6
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.1. Williams:
-        Simple statistical gradient-following algorithms for connectionist reinforcement learning, 1992.
     """
 
-    decay: float = 0.9
-    failing_s: float | None = None
+    decay: float = 0.9  # of the average
+    failing_s: float | None = None  # seconds that stand for a placement that does not fit or fails; None: not known yet
+    # Whether advantages are divided by the moving root of their mean square: step times of microseconds then give
+    # gradients of the same size as those of seconds, also when all placements are nearly alike.
     is_scaled: bool = False
-    value: float | None = None
-    square: float | None = None
+    value: float | None = None  # B; None: there was no signal yet
+    square: float | None = None  # the moving mean square of advantages; None: there was none yet
 
     def advantages(self, times: Sequence[float | None], *, mask_failures: bool) -> Tensor:
         """How much worse than usual placements are, float64; 0 for those that shall have no influence."""
@@ -206,12 +150,7 @@ class Baseline:
 
 
 def sanitised(times: Sequence[float | None]) -> list[float | None]:
-    """Times as they can be learnt from: what is not a finite time above 0 is a failure.
-
-    Example:
-        >>> sanitised([0.5, float("nan"), None, float("inf"), -1.0])
-        [0.5, None, None, None, None]
-    """
+    """Times as they can be learnt from: what is not a finite time above 0 is a failure."""
     return [time if time is not None and math.isfinite(time) and time > 0 else None for time in times]
 
 
@@ -237,16 +176,6 @@ class Elites:
     A policy that is told of each placement only once forgets the best: with a few thousand samples in all, most of
     what they say is lost. So what was best is repeated with every update. It is the policy's own, and no other's.
 
-    Args:
-        count: so many are kept.
-        found: seconds and placement of each.
-
-    Example:
-        >>> elites = Elites(2)
-        >>> elites.add([(0, 1), (1, 1), (0, 1), (1, 0)], [3.0, 2.0, 3.0, None])
-        >>> elites.placements
-        [(1, 1), (0, 1)]
-
     References:
         Oh, Guo, Singh, Lee: Self-imitation learning, 2018. Gao, Chen, Li: Post: device placement with cross-entropy
         minimization and proximal policy optimization, 2018.
@@ -271,10 +200,6 @@ class Elites:
 class Updater:
     """Adam with a learning rate that decays, and clipped gradients; what is not finite is left out.
 
-    Args:
-        policy: whose parameters change.
-        settings: learning rate, its decay, and the gradients' norm.
-
     References:
         Kingma, Ba: Adam: A method for stochastic optimization, 2015.
     """
@@ -283,17 +208,13 @@ class Updater:
         self._parameters = list(policy.parameters())
         self._settings = settings
         self._adam = torch.optim.Adam(self._parameters, lr=settings.learning_rate, foreach=True)
-        self.updates = 0
-        """How many there were, with those left out."""
-        self.skipped = 0
-        """How many were left out, because a gradient was not finite."""
+        self.updates = 0  # with those left out
+        self.skipped = 0  # left out, because a gradient was not finite
 
     def update(self) -> bool:
-        """Change the parameters by their gradients; whether it was done.
-
-        Where all gradients are 0 there was nothing to learn, such as only failures that are masked: then Adam's
-        momentum does not move the parameters either.
-        """
+        """Change the parameters by their gradients; whether it was done."""
+        # Where all gradients are 0 there was nothing to learn, such as only failures that are masked: then Adam's
+        # momentum does not move the parameters either.
         norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_norm)
         rate = self._settings.rate(self.updates)
         self.updates += 1
@@ -304,15 +225,6 @@ class Updater:
             group["lr"] = rate
         self._adam.step()
         return True
-
-    def state(self) -> dict[str, Any]:
-        """What it takes to go on from here, without the parameters."""
-        return {"adam": self._adam.state_dict(), "updates": self.updates, "skipped": self.skipped}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from where another one was."""
-        self._adam.load_state_dict(state["adam"])
-        self.updates, self.skipped = state["updates"], state["skipped"]
 
 
 def flat_gradients(policy: nn.Module) -> Tensor:

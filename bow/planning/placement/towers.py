@@ -12,40 +12,27 @@ from bow.planning.simulator.tasks import TaskKind
 
 Towers: TypeAlias = Literal["synchronous", "asynchronous"]
 
-STEPS = 6
-"""So many steps of each tower are simulated; the first one is left out of the mean, as in the paper."""
+STEPS = 6  # So many steps of each tower are simulated; the first one is left out of the mean, as in the paper
 
 
 @dataclass(frozen=True)
 class TowersResult:
-    """What towers take.
+    """What towers take."""
 
-    Attributes:
-        step_s: seconds of a step, in which every tower has a batch.
-        computing_s: by tower: seconds of a step in which its accelerator computes.
-        copying_s: by tower: seconds of a step of copies from and to the processor that holds the weights, alone.
-        updating_s: seconds of a step in which the processor sums gradients and updates weights.
-    """
-
-    step_s: float
-    computing_s: tuple[float, ...]
+    step_s: float  # seconds of a step, in which every tower has a batch
+    computing_s: tuple[float, ...]  # by tower: seconds of a step in which its accelerator computes
+    # By tower: seconds of a step of copies from and to the processor that holds the weights, alone.
     copying_s: tuple[float, ...]
-    updating_s: float
+    updating_s: float  # seconds of a step in which the processor sums gradients and updates weights
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights that travel together.
+    """Weights that travel together."""
 
-    Attributes:
-        num_bytes: of the weights, as of their gradients.
-        ready_ns: since a tower began to compute, until their gradients are there.
-        update_ns: on the processor.
-    """
-
-    num_bytes: int
-    ready_ns: int
-    update_ns: int
+    num_bytes: int  # of the weights, as of their gradients
+    ready_ns: int  # since a tower began to compute, until their gradients are there
+    update_ns: int  # on the processor
 
 
 def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous", steps: int = STEPS) -> TowersResult:
@@ -64,10 +51,10 @@ def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous", steps: i
         raise SettingError("towers keep their weights on a processor, and there is none among the devices; name one")
     if steps < 2:
         raise SettingError(f"steps must be at least 2, got {steps}: the first one is left out")
-    return _Run(evaluator, kind, steps).result()
+    return _TowerSimulation(evaluator, kind, steps).result()
 
 
-class _Run:
+class _TowerSimulation:
     """The simulation: events in the order of their times."""
 
     def __init__(self, evaluator: SimulatedEvaluator, kind: Towers, steps: int) -> None:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bow.errors import ScheduleError
 from bow.planning.placement.baselines import expert
-from bow.planning.placement.evaluation import Budget, SimulatedEvaluator
+from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, Walk, metropolis
 from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
 from bow.seeds import derive_seed
 
-STARTS = ("single", "expert", "random")
-"""Where walks begin; each has an equal part of the budget."""
+STARTS = ("single", "expert", "random")  # Where walks begin; each has an equal part of the budget
 
-ATTEMPTS = 100
-"""So many placements are drawn at random for one that fits."""
+ATTEMPTS = 100  # So many placements are drawn at random for one that fits
 
 
 class GroupProposals:
@@ -27,10 +25,6 @@ class GroupProposals:
     * Of a layer, all groups that are on the device of one of them move to another one, on which none of the layer is.
       The way back draws the same groups, and is as likely. Without it the weights of an unrolled layer would stay
       where its first cell is: a single cell that moves needs a copy of them.
-
-    Args:
-        evaluator: of placements of the groups.
-        source: of random numbers.
     """
 
     def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
@@ -71,7 +65,7 @@ class GroupProposals:
                 yield operator, self._on[device][operator]
 
 
-def walk(evaluator: SimulatedEvaluator, start: Devices, budget: Budget, seed: int) -> Walk:
+def walk(evaluator: SimulatedEvaluator, start: Devices, budget: SearchBudget, seed: int) -> Walk:
     """A walk from a placement that fits.
 
     References:
@@ -87,11 +81,11 @@ def walk(evaluator: SimulatedEvaluator, start: Devices, budget: Budget, seed: in
     )
 
 
-def walk_from_several(evaluator: SimulatedEvaluator, budget: Budget, seed: int, say: Callable[[str], None]) -> Devices:
-    """The best placement of walks from one accelerator, from the expert's placement and from a random one.
-
-    A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
-    """
+def walk_from_several(
+    evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Callable[[str], None]
+) -> Devices:
+    """The best placement of walks from one accelerator, from the expert's placement and from a random one."""
+    # A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
     starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
     if not starts:
         raise ScheduleError("no placement to start from fits the devices' memory; take more devices")
@@ -115,18 +109,18 @@ def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tu
     }
     for name in STARTS:
         placement = every[name]()
-        if evaluator.verdict(placement).seconds is not None:
+        if evaluator.evaluation(placement).seconds is not None:
             fits = True
             yield name, placement
     processor = (evaluator.processors or evaluator.accelerators)[0]
-    if not fits and evaluator.verdict((processor,) * count).seconds is not None:
+    if not fits and evaluator.evaluation((processor,) * count).seconds is not None:
         yield "processor", (processor,) * count
 
 
 def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
     for _ in range(ATTEMPTS):
         placement = tuple(source.choice(devices) for devices in evaluator.allowed)
-        if evaluator.verdict(placement).seconds is not None:
+        if evaluator.evaluation(placement).seconds is not None:
             break
     return placement
 

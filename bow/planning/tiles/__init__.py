@@ -1,8 +1,8 @@
 """Runs a strategy: every operator in tiles, each on its device, over torch.distributed."""
 
-from bow.planning.tiles.capture import CapturedStep as CapturedStep
+from bow.planning.tiles.capture import CapturedOperators as CapturedOperators
 from bow.planning.tiles.capture import capture_operators as capture_operators
-from bow.planning.tiles.process_group import Team as Team
+from bow.planning.tiles.process_group import ProcessGroup as ProcessGroup
 from bow.planning.tiles.registering import register_rule as register_rule
 from bow.planning.tiles.registering import registered_rules as registered_rules
 from bow.planning.tiles.registering import take_over_rules as take_over_rules

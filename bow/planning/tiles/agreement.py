@@ -19,13 +19,12 @@ from bow.graph.learning_step import LearningStep, Step, StepOutputs
 from bow.graph.tracing import custom_functions
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Partition, everything_on
-from bow.planning.tiles.capture import CapturedStep
+from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.exported_nodes import refusal
-from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import TileRuntime
 
-COPIES = 3
-"""Both steps, one after the other, have so many times the bytes of all tensors that operators make, at most."""
+COPIES = 3  # Both steps, one after the other, have so many times the bytes of all tensors that operators make, at most
 
 ROUNDING, NOISE = 8, 16
 """A gradient may be rounding alone, as that of a bias in front of batch norm: it may be off by so many times (`NOISE`)
@@ -34,14 +33,9 @@ what it moves by where every weight moves by so many units in the last place (`R
 CPU = torch.device("cpu")
 
 
-def check_agreement(captured: CapturedStep, model: nn.Module, batch: Any, step: Step) -> None:
-    """Refuse a captured step that does not do what the step itself does; dropout drops nothing meanwhile.
-
-    Nothing is compared where the model has no values, or the host not the memory.
-
-    Warns:
-        UserWarning: there is not enough memory.
-    """
+def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, step: Step) -> None:
+    """Refuse a captured step that does not do what the step itself does; dropout drops nothing meanwhile."""
+    # Nothing is compared where the model has no values, or the host not the memory.
     if any(tensor.is_meta for tensor in tree_leaves([list(model.parameters()), list(model.buffers()), batch])):
         return
     tensors = captured.graph.tensors.values()
@@ -71,7 +65,7 @@ def check_agreement(captured: CapturedStep, model: nn.Module, batch: Any, step: 
 
 
 def _by_autograd(
-    captured: CapturedStep, model: nn.Module, batch: Any, step: Step, suspects: list[str] | None, units: int = 0
+    captured: CapturedOperators, model: nn.Module, batch: Any, step: Step, suspects: list[str] | None, units: int = 0
 ) -> dict[str, Tensor]:
     """What the step makes, by name."""
     generator = torch.Generator().manual_seed(0)
@@ -95,7 +89,7 @@ def _by_autograd(
     return dict(_named(made))
 
 
-def _by_tiles(captured: CapturedStep, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+def _by_tiles(captured: CapturedOperators, model: nn.Module, batch: Any) -> dict[str, Tensor]:
     """What the captured operators make, undivided."""
 
     def without_drops(operator: PlanOperator) -> PlanOperator:
@@ -106,7 +100,7 @@ def _by_tiles(captured: CapturedStep, model: nn.Module, batch: Any) -> dict[str,
     graph = replace(captured.graph, operators=tuple(map(without_drops, captured.graph.operators)))
     strategy = Partition(graph.hash, everything_on(graph))
     optimizer = functools.partial(torch.optim.SGD, lr=0.0)
-    runtime = TileRuntime(replace(captured, graph=graph), strategy, model, optimizer, Team(CPU, is_alone=True))
+    runtime = TileRuntime(replace(captured, graph=graph), strategy, model, optimizer, ProcessGroup(CPU, is_alone=True))
     loss, after = runtime.step(batch, 0), copy.deepcopy(model)
     runtime.gather_into(after)
     zeros = {name: torch.zeros_like(weight) for name, weight in model.named_parameters() if weight.requires_grad}

@@ -1,4 +1,4 @@
-"""Learners that each have a team of devices, kept together by averaging."""
+"""Learners that each have a group of devices, kept together by averaging."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bow.errors import SettingError
 from bow.planning.tiles.device_state import Cell, DeviceWeights
-from bow.planning.tiles.process_group import Team, Work, wait_for
+from bow.planning.tiles.process_group import AsyncWork, ProcessGroup, wait_for
 from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
 
 
@@ -23,66 +23,50 @@ def check_timing(sync: Synchroniser) -> None:
 
 
 @dataclass
-class Row:
-    """What one device has of its team's learner, as the rows of a synchroniser: one row.
+class LearnerRow:
+    """What one device has of its group's learner, as the rows of a synchroniser: one row."""
 
-    Attributes:
-        weights: `[1, elements]`: the trained cells, behind each other; a view of them.
-        z: the central model's part.
-        total: what travels.
-        corrections: scratch.
-        state: the synchroniser's own tensors.
-        by_device: how many learners each team has.
-    """
-
-    weights: Tensor
-    z: Tensor
-    total: Tensor
-    corrections: Tensor
-    by_device: Sequence[int]
+    weights: Tensor  # `[1, elements]`: the trained cells, behind each other; a view of them
+    z: Tensor  # the central model's part
+    total: Tensor  # what travels
+    corrections: Tensor  # scratch
+    by_device: Sequence[int]  # how many learners each group has
     gradients: Tensor = field(default_factory=lambda: torch.empty(0))
     before: Tensor | None = None
-    state: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)  # the synchroniser's own tensors
 
 
 class Averaging:
-    """Averages the learners of all teams, each device with those of its number in the other teams.
+    """Averages the learners of all teams, each device with those of its number in the other teams."""
 
-    All teams run the same strategy, so that devices of a number have the same cells.
+    # All teams run the same strategy, so that devices of a number have the same cells.
 
-    Args:
-        sync: the arithmetic; its sum must be due with the step.
-        weights: of this device; their cells are read and written.
-        team: this device's team.
-
-    Raises:
-        SettingError: the synchroniser averages at another time, or would be unstable.
-    """
-
-    def __init__(self, sync: Synchroniser, weights: DeviceWeights, team: Team) -> None:
+    def __init__(self, sync: Synchroniser, weights: DeviceWeights, group: ProcessGroup) -> None:
         check_timing(sync)
-        sync.check(team.count)
+        sync.check(group.learners)
         self._sync = sync
-        self._team = team
+        self._group = group
         self._trained = {cell: each for cell, each in weights.parameters.items() if cell.is_trained}
-        row = weights.in_a_row()
-        self._row = Row(row[None], row.clone(), torch.empty_like(row), torch.empty_like(row[None]), [1] * team.count)
-        self._work: Work | None = None
+        row = weights.flattened()
+        self._row = LearnerRow(
+            row[None], row.clone(), torch.empty_like(row), torch.empty_like(row[None]), [1] * group.learners
+        )
+        self._work: AsyncWork | None = None
         self._drop = DropRule()
         sync.start(self._row)
 
     def begin(self, step: int, lr: float) -> None:
         """Begin to sum what the learners contribute, before their step."""
         self._drop.observe(lr)
-        if self._sync.due(step, self._team.count):
-            self._sync.contribute(self._row, self._team.count, self._team.count)
-            self._work = self._team.sum_over_teams(self._row.total)
+        if self._sync.due(step, self._group.learners):
+            self._sync.contribute(self._row, self._group.learners, self._group.learners)
+            self._work = self._group.sum_over_learners(self._row.total)
 
     def finish(self) -> None:
         """Use the sum, behind the optimizer's step."""
         if self._work is not None:
             wait_for([self._work])
-            self._sync.apply(self._row, self._team.count, self._team.count)
+            self._sync.apply(self._row, self._group.learners, self._group.learners)
             self._work = None
             if self._sync.restarts_on_drop and self._drop.take():
                 self._sync.restart_all(self._row)

@@ -22,34 +22,26 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.exported_nodes import REMEDY, Mutations, buffer, constant_of, held, refusal, refused
-from bow.planning.tiles.graph_builder import Constant, GraphBuilder, Made, Maker, Value, Weight, with_samples
+from bow.planning.tiles.graph_builder import Constant, GraphBuilder, Maker, TensorRef, Value, Weight, with_samples
 from bow.planning.tiles.translations import TRANSLATIONS, Exported, Result, exported_call, pointwise
 
 
 @dataclass(frozen=True)
-class CapturedStep:
-    """The operators of a training step, from the batch to the loss. It can be pickled.
+class CapturedOperators:
+    """The operators of a training step, from the batch to the loss. It can be pickled."""
 
-    Attributes:
-        graph: what is split and placed.
-        inputs: the numbers of the batch's tensors, in the order in which they lie in it.
-        dtypes: the types of all tensors, by number.
-        counters: by buffer that counts: by how much it grows in a step.
-        makers: by tensor that is the same in every step: what makes it out of the model's buffers.
-    """
-
-    graph: OperatorGraph
-    inputs: tuple[int, ...]
-    dtypes: Mapping[int, torch.dtype]
-    counters: Mapping[str, int]
-    makers: Mapping[int, Maker]
+    graph: OperatorGraph  # what is split and placed
+    inputs: tuple[int, ...]  # the numbers of the batch's tensors, in the order in which they lie in it
+    dtypes: Mapping[int, torch.dtype]  # the types of all tensors, by number
+    counters: Mapping[str, int]  # by buffer that counts: by how much it grows in a step
+    makers: Mapping[int, Maker]  # by tensor that is the same in every step: what makes it out of the model's buffers
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
         """The tensors that are the same in every step."""
         buffers = dict(model.named_buffers())
         return {number: make(buffers).detach().to(device) for number, make in self.makers.items()}
 
-    def equals(self, other: "CapturedStep", model: nn.Module) -> bool:
+    def equals(self, other: "CapturedOperators", model: nn.Module) -> bool:
         """Whether another capture of a model's step computes the same, with the same numbers and constants."""
         cpu = torch.device("cpu")
         pairs = zip(self.constants(model, cpu).values(), other.constants(model, cpu).values(), strict=False)
@@ -81,7 +73,7 @@ def capture_operators(
     *,
     step: Step | None = None,
     rules: Rules = RULES,
-) -> CapturedStep:
+) -> CapturedOperators:
     """Capture a training step as the operators that are split and placed.
 
     The step runs once on tensors without values, in the mode that the model is in (train or eval), for the shapes of
@@ -111,7 +103,7 @@ def capture_operators(
             "detach() or torch.no_grad()"
         )
     builder = translation.builder
-    return CapturedStep(
+    return CapturedOperators(
         with_samples(graph, made, rules), made, builder.dtypes, translation.mutations.counters(), builder.constants
     )
 
@@ -158,13 +150,7 @@ def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
 
 
 class _Translation:
-    """Goes through an exported program.
-
-    Args:
-        model: whose parameters it reads.
-        program: what PyTorch exported.
-        batch: the batch's tensors.
-    """
+    """Goes through an exported program."""
 
     def __init__(self, model: nn.Module, program: ExportedProgram, batch: Sequence[Tensor]) -> None:
         self.builder = GraphBuilder(model, batch)
@@ -180,8 +166,8 @@ class _Translation:
         for node in nodes:
             self._values[node] = self._translated(node)
         loss = self._values[output.args[0][0]]
-        if not isinstance(loss, Made):
-            loss = Made(self.builder.batch[0])  # a constant or a parameter: refused because no gradient flows
+        if not isinstance(loss, TensorRef):
+            loss = TensorRef(self.builder.batch[0])  # a constant or a parameter: refused because no gradient flows
         return self.builder.finished(loss), tuple(self.builder.batch)
 
     def _inputs(self) -> dict[fx.Node, Value]:
@@ -197,7 +183,7 @@ class _Translation:
             elif spec.kind is InputKind.BUFFER:
                 values[node] = Constant(target, node.meta["val"], functools.partial(buffer, target))
             elif spec.kind is InputKind.USER_INPUT:
-                values[node] = Made(next(batch))
+                values[node] = TensorRef(next(batch))
             else:
                 tensor = self._program.constants[spec.target or ""]
                 values[node] = Constant((node.name,), node.meta["val"], functools.partial(held, tensor))

@@ -9,25 +9,19 @@ import torch
 from torch import Tensor
 
 from bow.planning.problem.box import Box
-from bow.planning.tiles.process_group import Team, Work, wait_for
-from bow.planning.tiles.program import Part, TileTask
+from bow.planning.tiles.process_group import AsyncWork, ProcessGroup, wait_for
+from bow.planning.tiles.program import TensorPart, TileTask
 from bow.schedule import Span
 
 Category: TypeAlias = Literal["forward", "backward", "transfer", "reduction", "update"]
 
 
-class Recorder:
-    """Notes spans while it is on.
+class SpanRecorder:
+    """Notes spans while it is on."""
 
-    The clock is the machine's: spans of processes on one machine can be compared. A span of the categories `transfer`
-    and `reduction` is the time that the device waited, not that for which something was under way. On a GPU every span
-    ends when the GPU has finished it, which takes away overlap: record some steps only.
-
-    Args:
-        number: of the device in the strategy.
-        device: what it is.
-        is_on: whether to note anything.
-    """
+    # The clock is the machine's: spans of processes on one machine can be compared. A span of the categories `transfer`
+    # and `reduction` is the time that the device waited, not that for which something was under way. On a GPU every
+    # span ends when the GPU has finished it, which takes away overlap: record some steps only.
 
     def __init__(self, number: int, device: torch.device, is_on: bool = False) -> None:
         self.is_on = is_on
@@ -51,38 +45,32 @@ class Recorder:
         return time.monotonic_ns()
 
 
-Letter: TypeAlias = tuple[Part, int, Tensor]
+PartMessage: TypeAlias = tuple[TensorPart, int, Tensor]
 """A part, the device at the other end, and the values or the place for them."""
 
 
-class Mailbox:
-    """Sends and receives parts of one direction: values forward, or gradients backward.
+class PointToPoint:
+    """Sends and receives parts of one direction: values forward, or gradients backward."""
 
-    Args:
-        team: the devices.
-        tags: a number for each part that travels, the same on all devices.
-        recorder: notes how long this one waits.
-    """
-
-    def __init__(self, team: Team, tags: Mapping[Part, int], recorder: Recorder) -> None:
-        self._team = team
+    def __init__(self, group: ProcessGroup, tags: Mapping[TensorPart, int], recorder: SpanRecorder) -> None:
+        self._group = group
         self._tags = tags
         self._recorder = recorder
-        self._arriving: dict[Part, tuple[list[Work], Tensor]] = {}
-        self._leaving: list[tuple[list[Work], list[Tensor]]] = []
+        self._arriving: dict[TensorPart, tuple[list[AsyncWork], Tensor]] = {}
+        self._leaving: list[tuple[list[AsyncWork], list[Tensor]]] = []
 
-    def exchange(self, sends: Sequence[Letter], receives: Sequence[Letter]) -> None:
+    def exchange(self, sends: Sequence[PartMessage], receives: Sequence[PartMessage]) -> None:
         """Begin to send and to receive, in one batch."""
         outgoing = [(tensor.contiguous(), device, self._tags[part]) for part, device, tensor in sends]
         incoming = [(tensor, device, self._tags[part]) for part, device, tensor in receives]
-        leaving, arriving = self._team.exchange(outgoing, incoming)
+        leaving, arriving = self._group.exchange(outgoing, incoming)
         if outgoing:
             self._leaving.append((leaving, [tensor for tensor, _, _ in outgoing]))
         one_each = len(arriving) == len(receives)
         for place, (part, _, tensor) in enumerate(receives):
             self._arriving[part] = (arriving[place : place + 1] if one_each else arriving), tensor
 
-    def arrived(self, part: Part) -> Tensor:
+    def arrived(self, part: TensorPart) -> Tensor:
         """The values of a part, once they are there."""
         works, tensor = self._arriving[part]
         if works:
@@ -91,7 +79,7 @@ class Mailbox:
             self._arriving[part] = [], tensor
         return tensor
 
-    def forget(self, part: Part) -> None:
+    def forget(self, part: TensorPart) -> None:
         """The values of a part are not needed any more."""
         self._arriving.pop(part, None)
 
@@ -104,29 +92,27 @@ class Mailbox:
 
 
 def rows_of_all(
-    own: Sequence[tuple[TileTask, Tensor]], tasks: Sequence[TileTask], team: Team, recorder: Recorder
+    own: Sequence[tuple[TileTask, Tensor]], tasks: Sequence[TileTask], group: ProcessGroup, recorder: SpanRecorder
 ) -> dict[Box, Tensor]:
-    """What every tile of each sum has found, stacked in the order of the tiles.
-
-    Every device of a sum puts its own rows among zeros, and all are added.
-    """
+    """What every tile of each sum has found, stacked in the order of the tiles."""
+    # Every device of a sum puts its own rows among zeros, and all are added.
     found: dict[Box, Tensor] = {}
     for task, row in own:
         assert task.sums is not None
         if task.sums not in found:
             found[task.sums] = row.new_zeros(len(_together(tasks, task.sums)), *row.shape)
         found[task.sums][place_in_sum(task, tasks)] = row
-    add_up(found, tasks, team, recorder)
+    add_up(found, tasks, group, recorder)
     return found
 
 
-def add_up(found: dict[Box, Tensor], tasks: Sequence[TileTask], team: Team, recorder: Recorder) -> None:
+def add_up(found: dict[Box, Tensor], tasks: Sequence[TileTask], group: ProcessGroup, recorder: SpanRecorder) -> None:
     """Add tensors up over the devices of each sum, in place."""
-    works: list[Work] = []
+    works: list[AsyncWork] = []
     for box in sorted(found):  # in the same order on all devices
         devices = sum_devices(tasks, box)
         if len(devices) > 1:
-            works.append(team.sum(found[box], devices))
+            works.append(group.sum(found[box], devices))
     if works:
         with recorder.span("reduction", "sums"):
             wait_for(works)

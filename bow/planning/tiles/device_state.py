@@ -10,31 +10,23 @@ from bow.errors import SettingError
 from bow.planning.problem.box import Box, contains, whole
 from bow.planning.problem.box import cells as boxes_between
 from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
-from bow.planning.tiles.process_group import Team, Work, wait_for
-from bow.planning.tiles.program import Program, TileTask
+from bow.planning.tiles.process_group import AsyncWork, ProcessGroup, wait_for
+from bow.planning.tiles.program import TileProgram, TileTask
 from bow.planning.tiles.regions import Sums, put_together, region
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of a weight that a tile reads wholly or not at all.
+    """A part of a weight that a tile reads wholly or not at all."""
 
-    Attributes:
-        name: the weight's.
-        box: in indices of the whole weight.
-        devices: those that have it, in ascending order.
-        is_trained: whether it has a gradient.
-        operator: the first that a gradient comes from, whose backward pass is the last; None: none comes.
-    """
-
-    name: str
-    box: Box
-    devices: tuple[int, ...]
-    is_trained: bool
-    operator: int | None
+    name: str  # the weight's
+    box: Box  # in indices of the whole weight
+    devices: tuple[int, ...]  # those that have it, in ascending order
+    is_trained: bool  # whether it has a gradient
+    operator: int | None  # the first that a gradient comes from, whose backward pass is the last; None: none comes
 
 
-def cells_of(graph: OperatorGraph, program: Program) -> tuple[Cell, ...]:
+def cells_of(graph: OperatorGraph, program: TileProgram) -> tuple[Cell, ...]:
     """The cells of all weights, in an order that is the same in every process."""
     readers: dict[str, list[tuple[Box, TileTask]]] = {}
     for task in program.all_tasks:
@@ -46,7 +38,7 @@ def cells_of(graph: OperatorGraph, program: Program) -> tuple[Cell, ...]:
 
 
 def _of_weight(
-    name: str, reading: Sequence[tuple[Box, TileTask]], weight: TensorShape, program: Program
+    name: str, reading: Sequence[tuple[Box, TileTask]], weight: TensorShape, program: TileProgram
 ) -> Iterator[Cell]:
     by_box: dict[Box, list[TileTask]] = {}
     by_task = [task for _, task in reading]
@@ -60,32 +52,24 @@ def _of_weight(
 
 
 class DeviceWeights:
-    """What one device has of the weights.
+    """What one device has of the weights."""
 
-    Args:
-        cells: those of all devices.
-        values: the whole weights, by name, in the shape that the graph gives them.
-        team: the devices.
-
-    Attributes:
-        parameters: by cell: what is trained.
-    """
-
-    def __init__(self, cells: Sequence[Cell], values: Mapping[str, Tensor], team: Team) -> None:
-        self.parameters = {cell: _own(cell, values[cell.name]) for cell in cells if team.number in cell.devices}
-        self._team = team
+    def __init__(self, cells: Sequence[Cell], values: Mapping[str, Tensor], group: ProcessGroup) -> None:
+        # By cell: what is trained.
+        self.parameters = {cell: _own(cell, values[cell.name]) for cell in cells if group.rank in cell.devices}
+        self._group = group
         self._all = cells
         self._shapes = {name: tuple(value.shape) for name, value in values.items()}
         self._dtypes = {name: value.dtype for name, value in values.items()}
         self._inside: dict[tuple[str, Box], list[Cell]] = {}
         self._read: dict[tuple[str, Box], Tensor] = {}
         self._gradients = Sums(self._zeros)
-        self._sums: list[tuple[Work, Tensor, list[Cell]]] = []
+        self._sums: list[tuple[AsyncWork, Tensor, list[Cell]]] = []
         self._summed: dict[int, list[list[Cell]]] = {}
         for cell in self.parameters:
             if cell.operator is not None and cell.is_trained and len(cell.devices) > 1:
                 _together(self._summed.setdefault(cell.operator, []), cell, self._dtypes)
-        team.prepare(cell.devices for cell in cells)
+        group.prepare(cell.devices for cell in cells)
 
     def read(self, name: str, box: Box) -> Tensor:
         """A box of a weight, as a leaf that gradients are asked for; the same tensor all through a step."""
@@ -105,7 +89,7 @@ class DeviceWeights:
         """Begin to sum the gradients that are there once an operator's backward pass has run."""
         for cells in self._summed.get(operator, ()):
             flat = torch.cat([self._gradients.take(cell, cell.box).reshape(-1) for cell in cells])
-            self._sums.append((self._team.sum(flat, cells[0].devices), flat, cells))
+            self._sums.append((self._group.sum(flat, cells[0].devices), flat, cells))
 
     def finish_sums(self) -> None:
         """Wait for all sums, and give every parameter its gradient."""
@@ -120,12 +104,12 @@ class DeviceWeights:
             parameter.grad = self._gradients.take(cell, cell.box).contiguous() if has_gradient else None
         self._read.clear()
 
-    def in_a_row(self) -> Tensor:
+    def flattened(self) -> Tensor:
         """Put what is trained into one tensor, of which the parameters are views from now on."""
         trained = [parameter for cell, parameter in self.parameters.items() if cell.is_trained]
         if len({parameter.dtype for parameter in trained}) > 1:
             raise SettingError("learners are averaged in one type, the model has several; convert it with .to(dtype)")
-        row = torch.cat([each.detach().flatten() for each in trained] or [torch.empty(0, device=self._team.device)])
+        row = torch.cat([each.detach().flatten() for each in trained] or [torch.empty(0, device=self._group.device)])
         for parameter, part in zip(trained, torch.split(row, [each.numel() for each in trained]), strict=True):
             parameter.data = part.view_as(parameter)
         return row
@@ -139,10 +123,10 @@ class DeviceWeights:
                 continue
             if cell.name not in found:
                 shape = self._shapes[cell.name]
-                found[cell.name] = torch.zeros(shape, dtype=self._dtypes[cell.name], device=self._team.device)
-            if cell.devices[0] == self._team.number:
+                found[cell.name] = torch.zeros(shape, dtype=self._dtypes[cell.name], device=self._group.device)
+            if cell.devices[0] == self._group.rank:
                 region(found[cell.name], cell.box, whole(self._shapes[cell.name])).copy_(own[cell])
-        self._team.sum_all(found.values())
+        self._group.sum_all(found.values())
         return found
 
     def gradients(self) -> dict[str, Tensor]:
@@ -158,7 +142,7 @@ class DeviceWeights:
 
     def _zeros(self, key: object, shape: tuple[int, ...]) -> Tensor:
         assert isinstance(key, Cell)
-        return torch.zeros(shape, dtype=self._dtypes[key.name], device=self._team.device)
+        return torch.zeros(shape, dtype=self._dtypes[key.name], device=self._group.device)
 
 
 def _own(cell: Cell, value: Tensor) -> nn.Parameter:
@@ -176,19 +160,14 @@ def _together(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.d
 
 
 class DeviceBuffers:
-    """The parts of buffers that one device keeps: those that belong to the sums which its tiles add to.
+    """The parts of buffers that one device keeps: those that belong to the sums which its tiles add to."""
 
-    Every device of a sum changes its copy by the same numbers in the same order, so that the copies stay equal.
+    # Every device of a sum changes its copy by the same numbers in the same order, so that the copies stay equal.
 
-    Args:
-        graph: the operators.
-        program: which tiles there are.
-        values: the model's buffers, by name.
-        team: the devices.
-    """
-
-    def __init__(self, graph: OperatorGraph, program: Program, values: Mapping[str, Tensor], team: Team) -> None:
-        self._team = team
+    def __init__(
+        self, graph: OperatorGraph, program: TileProgram, values: Mapping[str, Tensor], group: ProcessGroup
+    ) -> None:
+        self._group = group
         self._names = {
             number: running
             for number, operator in enumerate(graph.operators)
@@ -200,7 +179,7 @@ class DeviceBuffers:
         for task in tasks:
             assert task.sums is not None
             self._first.setdefault((task.operator, task.sums), task.device)
-        own = {(task.operator, task.sums) for task in tasks if task.device == team.number}
+        own = {(task.operator, task.sums) for task in tasks if task.device == group.rank}
         self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in values.items()}
         self._kept = {
             (operator, box): {
@@ -227,14 +206,14 @@ class DeviceBuffers:
             for role, name in self._names[operator].items():
                 if name not in found:
                     shape, dtype = self._shapes[name]
-                    found[name] = torch.zeros(shape, dtype=dtype, device=self._team.device)
-                if device == self._team.number:
+                    found[name] = torch.zeros(shape, dtype=dtype, device=self._group.device)
+                if device == self._group.rank:
                     own = self._kept[operator, box][role] * self._sharing[operator].of_later
                     region(found[name], box, whole(found[name].shape)).add_(own)
-        self._team.sum_all(found.values())
-        for tensor in found.values() if self._team.count > 1 else ():
-            wait_for([self._team.sum_over_teams(tensor)])
-            tensor.div_(self._team.count)
+        self._group.sum_all(found.values())
+        for tensor in found.values() if self._group.learners > 1 else ():
+            wait_for([self._group.sum_over_learners(tensor)])
+            tensor.div_(self._group.learners)
         return found
 
     @property
@@ -245,26 +224,20 @@ class DeviceBuffers:
     def _begun(self, operator: int, value: Tensor) -> Tensor:
         sharing = self._sharing[operator]
         begun = value / (sharing.of_others or 1.0) if sharing.is_first else torch.zeros_like(value)
-        return begun.to(self._team.device)
+        return begun.to(self._group.device)
 
 
 @dataclass(frozen=True)
 class _Sharing:
-    """How an operator shares running statistics with others that are the same layer.
+    """How an operator shares running statistics with others that are the same layer."""
 
-    With K operators a step, `r <- (1 - m)^K r + sum_k m (1 - m)^(K - k) x_k`. The sum is taken apart: operator k keeps
-    `b_k <- (1 - m)^K b_k + m x_k`, the first one the start as well, and `r = sum_k (1 - m)^(K - k) b_k`. So no device
-    has to know what another one's tiles found.
+    # With K operators a step, `r <- (1 - m)^K r + sum_k m (1 - m)^(K - k) x_k`. The sum is taken apart: operator k
+    # keeps `b_k <- (1 - m)^K b_k + m x_k`, the first one the start as well, and `r = sum_k (1 - m)^(K - k) b_k`. So no
+    # device has to know what another one's tiles found.
 
-    Attributes:
-        is_first: whether it is the first of them in a step.
-        of_others: what is left of a statistic behind all the others' changes, `(1 - m)^(K - 1)`.
-        of_later: what is left of it behind those of the operators that follow, `(1 - m)^(K - k)`.
-    """
-
-    is_first: bool
-    of_others: float
-    of_later: float
+    is_first: bool  # whether it is the first of them in a step
+    of_others: float  # what is left of a statistic behind all the others' changes, `(1 - m)^(K - 1)`
+    of_later: float  # what is left of it behind those of the operators that follow, `(1 - m)^(K - k)`
 
 
 def _sharing(graph: OperatorGraph, names: Mapping[int, Mapping[str, str]]) -> dict[int, _Sharing]:

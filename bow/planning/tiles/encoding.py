@@ -12,12 +12,7 @@ _TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def encoded(argument: Any, operand: Callable[[Any], int | None]) -> Any:
-    """An argument as JSON can hold it.
-
-    Example:
-        >>> encoded([2, torch.float64], lambda argument: None)
-        [2, {'torch': 'float64'}]
-    """
+    """An argument as JSON can hold it."""
     if (number := operand(argument)) is not None:
         return {"operand": number}
     if isinstance(argument, (list, tuple)):
@@ -45,11 +40,6 @@ def decoded(argument: Any, operands: Sequence[Tensor | None], device: torch.devi
 
 
 def function(name: str) -> Any:
-    """The operator of a name such as `aten.relu.default`.
-
-    Example:
-        >>> function("aten.relu.default")(torch.tensor(-1.0))
-        tensor(0.)
-    """
+    """The operator of a name such as `aten.relu.default`."""
     namespace, operator, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), operator), overload)

@@ -18,11 +18,9 @@ from bow.planning.tiles.translations import Exported
 
 _INSTEAD = "train without a strategy"
 
-refusal = functools.partial(_refusal, instead=_INSTEAD)
-"""The error for a step that cannot be captured."""
+refusal = functools.partial(_refusal, instead=_INSTEAD)  # The error for a step that cannot be captured
 
-refused = functools.partial(_refused, instead=_INSTEAD)
-"""The error for a step during which torch raised something."""
+refused = functools.partial(_refused, instead=_INSTEAD)  # The error for a step during which torch raised something
 
 
 _FILLED = {
@@ -98,12 +96,7 @@ _ADDITIONS = ("aten.add_.Tensor", "aten.add_.Scalar")
 
 
 class Mutations:
-    """Finds out what an exported step changes in place.
-
-    Args:
-        program: what PyTorch exported.
-        model: the model's name, for messages.
-    """
+    """Finds out what an exported step changes in place."""
 
     def __init__(self, program: ExportedProgram, model: str) -> None:
         self._model = model

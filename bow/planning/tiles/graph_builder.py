@@ -19,7 +19,7 @@ Maker: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
-class Made:
+class TensorRef:
     """A tensor of the batch, or one that an operator makes, by its number."""
 
     number: int
@@ -35,36 +35,21 @@ class Weight:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that is the same in every step.
+    """A tensor that is the same in every step."""
 
-    Attributes:
-        key: equal for what is the same tensor.
-        example: a tensor of its shape and dtype, without values.
-        make: makes it, out of the model's buffers; it can be sent to other processes.
-    """
-
-    key: Any
-    example: Tensor
-    make: Maker
+    key: Any  # equal for what is the same tensor
+    example: Tensor  # a tensor of its shape and dtype, without values
+    make: Maker  # makes it, out of the model's buffers; it can be sent to other processes
 
 
-Value: TypeAlias = Made | Weight | Constant
+Value: TypeAlias = TensorRef | Weight | Constant
 
 
 class GraphBuilder:
-    """The graph as far as it is built.
-
-    Args:
-        model: whose parameters the operators read.
-        batch: the batch's tensors, which get the first numbers.
-        flows: whether gradients flow back to them.
-
-    Attributes:
-        name: what the next operators are called, and what comes behind it where several have the same.
-    """
+    """The graph as far as it is built."""
 
     def __init__(self, model: nn.Module, batch: Sequence[Tensor], flows: bool = False) -> None:
-        self.name = ""
+        self.name = ""  # what the next operators are called, and what comes behind it where several have the same
         self.constants: dict[int, Maker] = {}
         self.dtypes: dict[int, torch.dtype] = {}
         self._parameters = dict(model.named_parameters())
@@ -78,7 +63,7 @@ class GraphBuilder:
 
     def shape(self, value: Value) -> Shape:
         """The sizes of a tensor."""
-        if isinstance(value, Made):
+        if isinstance(value, TensorRef):
             return self._tensors[value.number].shape
         if isinstance(value, Weight):
             return value.view or tuple(self._parameters[value.name].shape)
@@ -86,7 +71,7 @@ class GraphBuilder:
 
     def dtype(self, value: Value) -> torch.dtype:
         """The type of a tensor's elements."""
-        if isinstance(value, Made):
+        if isinstance(value, TensorRef):
             return self.dtypes[value.number]
         return self._parameters[value.name].dtype if isinstance(value, Weight) else value.example.dtype
 
@@ -97,7 +82,7 @@ class GraphBuilder:
         outputs: Sequence[tuple[Shape, torch.dtype]],
         attributes: Mapping[str, Any] | None = None,
         flops: float = 0.0,
-    ) -> tuple[Made, ...]:
+    ) -> tuple[TensorRef, ...]:
         """Add an operator."""
         weights = [value for value in operands if isinstance(value, Weight)]
         for weight in weights:
@@ -119,9 +104,9 @@ class GraphBuilder:
                 self._layers.setdefault(weights[0].name, name) if weights else name,
             )
         )
-        return tuple(map(Made, made))
+        return tuple(map(TensorRef, made))
 
-    def detached(self, value: Made | Weight) -> Made:
+    def detached(self, value: TensorRef | Weight) -> TensorRef:
         """The same tensor, through which no gradient flows back."""
         (made,) = self.add(
             "pointwise",
@@ -132,7 +117,7 @@ class GraphBuilder:
         self._tensors[made.number] = replace(self._tensors[made.number], differentiable=False)
         return made
 
-    def finished(self, loss: Made) -> OperatorGraph:
+    def finished(self, loss: TensorRef) -> OperatorGraph:
         """The graph of what the loss depends on, and of what changes from step to step."""
         wanted, kept = {loss.number}, []
         for operator in reversed(self._operators):
@@ -164,7 +149,7 @@ class GraphBuilder:
 
     def _number(self, value: Value) -> int:
         """The number of what an operator reads; constants come with the batch."""
-        if isinstance(value, Made):
+        if isinstance(value, TensorRef):
             return value.number
         assert isinstance(value, Constant)
         if value.key not in self._constants:

@@ -24,11 +24,11 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.tiles.capture import CapturedStep, capture_operators
-from bow.planning.tiles.link_model import Lines, all_lines, fitted_line, measured_topology
+from bow.planning.tiles.capture import CapturedOperators, capture_operators
+from bow.planning.tiles.link_model import LinkModels, fitted_link, measure_idle_links, measured_topology
 from bow.planning.tiles.measurement_cache import cache_file
-from bow.planning.tiles.process_group import Team
-from bow.planning.tiles.program import program_of
+from bow.planning.tiles.process_group import ProcessGroup
+from bow.planning.tiles.program import tile_program
 from bow.planning.tiles.runtime import TileRuntime
 
 LAYERS = 8
@@ -36,8 +36,7 @@ LAYERS = 8
 SHAPES = ((8, 64), (32, 128), (64, 256), (128, 512), (256, 1024))
 """Samples and width of what is sent between layers, halves of it: messages of 1, 8, 32, 128 and 512 KiB."""
 
-CHANNELS = 64
-"""And samples, of what batch norms are measured on."""
+CHANNELS = 64  # And samples, of what batch norms are measured on
 
 SUMS = 5
 """Of a batch norm in two halves of the samples: forward and back for each half of the channels, and the weights'."""
@@ -48,122 +47,99 @@ WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class _Race:
-    """Two ways to train the same chain of layers: one that sends nothing between them, and one that does.
+class _Case:
+    """Two ways to train the same chain of layers: one that sends nothing between them, and one that does."""
 
-    Attributes:
-        straight: every device keeps what it has from layer to layer.
-        crossed: the devices send each other something at every layer.
-        count: how many messages more the second one sends in a step, or how many sums more it works out.
-        num_bytes: of each message.
-    """
-
-    straight: TileRuntime
-    crossed: TileRuntime
-    count: int
-    num_bytes: int
+    straight: TileRuntime  # every device keeps what it has from layer to layer
+    crossed: TileRuntime  # the devices send each other something at every layer
+    count: int  # how many messages more the second one sends in a step, or how many sums more it works out
+    num_bytes: int  # of each message
     batch: tuple[torch.Tensor, torch.Tensor]
 
 
-def measure_links_in_use(
-    team: Team, known: DeviceTopology, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
+def topology_in_use(
+    group: ProcessGroup, known: DeviceTopology, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
 ) -> DeviceTopology:
-    """A topology with links as fast as messages are that the tile runtime sends while it trains.
-
-    What is joined by what stays as it is known. All processes of the team call this; they get the same topology.
-    """
-    return measured_topology(known, *lines_in_use(team, shapes=shapes, turns=turns))
+    """A topology with links as fast as messages are that the tile runtime sends while it trains."""
+    # What is joined by what stays as it is known. All processes of the group call this; they get the same topology.
+    return measured_topology(known, *measure_busy_links(group, shapes=shapes, turns=turns))
 
 
-def lines_in_use(team: Team, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS) -> tuple[Lines, float]:
-    """What messages take between devices that train, by pair, and what a sum takes beside them, in microseconds.
-
-    A message between devices that do nothing else, as `all_lines` times it, is the lower bound: what the runtime
-    does for each message, on both sides, keeps a device from computing, and finds cold caches. See `MessageRaces`, and
-    `SumRaces` for sums. The first two devices are measured so; where there are more, what these show beyond their lower
-    bound is added to that of every pair. Processes on CPUs do not compute while they send and receive, because they
-    copy every byte themselves; that, and not the memory between them, is what limits them.
-
-    All processes of the team call this; they get the same.
-    """
-    if team.size == 1:
+def measure_busy_links(
+    group: ProcessGroup, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
+) -> tuple[LinkModels, float]:
+    """What messages take between devices that train, by pair, and what a sum takes beside them, in microseconds."""
+    # A message between devices that do nothing else, as `measure_idle_links` times it, is the lower bound: what the
+    # runtime does for each message, on both sides, keeps a device from computing, and finds cold caches. See
+    # `MessageBenchmark`, and `SumBenchmark` for sums. The first two devices are measured so; where there are more, what
+    # these show beyond their lower bound is added to that of every pair. Processes on CPUs do not compute while they
+    # send and receive, because they copy every byte themselves; that, and not the memory between them, is what limits
+    # them.
+    # All processes of the group call this; they get the same.
+    if group.size == 1:
         return {}, 0.0
-    messages, sums = MessageRaces(team, shapes), SumRaces(team)
+    messages, sums = MessageBenchmark(group, shapes), SumBenchmark(group)
     for turn in range(WARM_UP + turns):
-        for races in (messages, sums):
-            races.turn(is_timed=turn >= WARM_UP)
+        for cases in (messages, sums):
+            cases.turn(is_timed=turn >= WARM_UP)
     lines = {(0, 1): messages.line()}
     sum_us = sums.beside_messages_us(lines[0, 1][0])
-    if team.size > 2:
-        idle = all_lines(team)
+    if group.size > 2:
+        idle = measure_idle_links(group)
         extra = tuple(max(0.0, found - alone) for found, alone in zip(lines[0, 1], idle[0, 1], strict=True))
         lines = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in idle.items()}
     return lines, sum_us
 
 
-class _Races:
-    """Pairs of ways to train the same layers, which are raced again and again.
+class _LinkBenchmark:
+    """Pairs of ways to train the same layers, which are raced again and again."""
 
-    All processes of the team make one and call its methods together.
+    # All processes of the group make one and call its methods together.
 
-    Args:
-        team: of two devices or more.
-        races: what is raced.
-    """
-
-    def __init__(self, team: Team, races: Sequence[_Race]) -> None:
-        self._team = team
-        self._races = races
-        self._longer_ns: list[list[int]] = [[] for _ in races]
+    def __init__(self, group: ProcessGroup, cases: Sequence[_Case]) -> None:
+        self._group = group
+        self._cases = cases
+        self._longer_ns: list[list[int]] = [[] for _ in cases]
 
     def turn(self, is_timed: bool = True) -> None:
         """Train each chain both ways once; what machines take differs from second to second, so do it repeatedly."""
-        for race, longer_ns in zip(self._races, self._longer_ns, strict=True):
-            straight_ns, crossed_ns = (_step_ns(self._team, each, race) for each in (race.straight, race.crossed))
+        for case, longer_ns in zip(self._cases, self._longer_ns, strict=True):
+            straight_ns, crossed_ns = (_step_ns(self._group, each, case) for each in (case.straight, case.crossed))
             if is_timed:
                 longer_ns.append(crossed_ns - straight_ns)
 
     def delays_ns(self) -> list[float]:
-        """By race: by how much each message or sum delays, the median of all turns that were timed."""
-        of_all = self._team.everyone(self._longer_ns)
+        """By case: by how much each message or sum delays, the median of all turns that were timed."""
+        of_all = self._group.everyone(self._longer_ns)
         return [
-            max(1.0, statistics.median(map(max, zip(*of_devices, strict=True))) / race.count)
-            for race, of_devices in zip(self._races, zip(*of_all, strict=True), strict=True)
+            max(1.0, statistics.median(map(max, zip(*of_devices, strict=True))) / case.count)
+            for case, of_devices in zip(self._cases, zip(*of_all, strict=True), strict=True)
         ]
 
 
-class MessageRaces(_Races):
-    """By what a message delays the first two devices of a team while they train.
+class MessageBenchmark(_LinkBenchmark):
+    """By what a message delays the first two devices of a group while they train."""
 
-    A chain of layers is trained twice, split by samples in both cases: once with every device keeping its samples, and
-    once with the devices changing them behind every layer. What the second takes longer, divided by the number of its
-    messages, is how long a message keeps both devices from computing.
+    # A chain of layers is trained twice, split by samples in both cases: once with every device keeping its samples,
+    # and once with the devices changing them behind every layer. What the second takes longer, divided by the number of
+    # its messages, is how long a message keeps both devices from computing.
 
-    Args:
-        team: of two devices or more.
-        shapes: samples and width of what layers send; at least two.
-    """
-
-    def __init__(self, team: Team, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
-        super().__init__(team, [_race(team, samples, width) for samples, width in shapes])
+    def __init__(self, group: ProcessGroup, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
+        super().__init__(group, [_message_case(group, samples, width) for samples, width in shapes])
 
     def line(self) -> tuple[float, float]:
         """Nanoseconds of any message, and for each byte."""
-        return fitted_line([race.num_bytes for race in self._races], self.delays_ns())
+        return fitted_link([case.num_bytes for case in self._cases], self.delays_ns())
 
 
-class SumRaces(_Races):
-    """By what a small sum delays the first two devices of a team while they train.
+class SumBenchmark(_LinkBenchmark):
+    """By what a small sum delays the first two devices of a group while they train."""
 
-    A chain of batch norms is trained twice, in four tiles each, halves of the samples by halves of the channels: once
-    with every device having half of the channels, which sums nothing over devices, and once half of the samples.
+    # A chain of batch norms is trained twice, in four tiles each, halves of the samples by halves of the channels: once
+    # with every device having half of the channels, which sums nothing over devices, and once half of the samples.
 
-    Args:
-        team: of two devices or more.
-    """
-
-    def __init__(self, team: Team) -> None:
-        super().__init__(team, [_sum_race(team)])
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group, [_sum_case(group)])
 
     def beside_messages_us(self, latency_ns: float) -> float:
         """Microseconds that a sum takes beside its two messages."""
@@ -171,47 +147,49 @@ class SumRaces(_Races):
         return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
 
 
-def forget_layers() -> None:
+def free_layers() -> None:
     """Free the layers on which messages and sums were measured; they are kept for the next measurement."""
     _chain.cache_clear()
     _norms.cache_clear()
 
 
-def _step_ns(team: Team, runtime: TileRuntime, race: _Race) -> int:
+def _step_ns(group: ProcessGroup, runtime: TileRuntime, case: _Case) -> int:
     """Of two steps in a row the second is timed: the first finds in the caches what others have left."""
     for step in range(2):
-        team.sum_all([torch.zeros(1, device=team.device)])  # all begin together
+        group.sum_all([torch.zeros(1, device=group.device)])  # all begin together
         began = time.perf_counter_ns()
-        runtime.step(race.batch, step)
-        if team.device.type == "cuda":
-            torch.cuda.synchronize(team.device)
+        runtime.step(case.batch, step)
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
     return time.perf_counter_ns() - began
 
 
-def _race(team: Team, samples: int, width: int) -> _Race:
+def _message_case(group: ProcessGroup, samples: int, width: int) -> _Case:
     model, batch, captured = _chain(samples, width)
     graph = captured.graph
     straight = data_parallel(graph, RULES, 2)
     crossed = tuple(_crossed(straight, [operator.kind == "linear" for operator in graph.operators]))
     count = _messages(graph, crossed) - _messages(graph, straight)
-    one, other = (_runtime(captured, splits, model, team) for splits in (straight, crossed))
-    return _Race(one, other, count, samples // 2 * width * 4, batch)
+    one, other = (_runtime(captured, splits, model, group) for splits in (straight, crossed))
+    return _Case(one, other, count, samples // 2 * width * 4, batch)
 
 
-def _sum_race(team: Team) -> _Race:
+def _sum_case(group: ProcessGroup) -> _Case:
     model, batch, captured = _norms()
     by_channels, by_samples = (tuple(_quartered(captured.graph, devices)) for devices in ((0, 1, 0, 1), (0, 0, 1, 1)))
-    one, other = (_runtime(captured, splits, model, team) for splits in (by_channels, by_samples))
-    return _Race(one, other, SUMS * LAYERS, 0, batch)
+    one, other = (_runtime(captured, splits, model, group) for splits in (by_channels, by_samples))
+    return _Case(one, other, SUMS * LAYERS, 0, batch)
 
 
-def _runtime(captured: CapturedStep, splits: tuple[Split, ...], model: nn.Module, team: Team) -> TileRuntime:
+def _runtime(
+    captured: CapturedOperators, splits: tuple[Split, ...], model: nn.Module, group: ProcessGroup
+) -> TileRuntime:
     optimizer = functools.partial(torch.optim.SGD, lr=0.01)
-    return TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, team)
+    return TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, group)
 
 
 @functools.cache
-def _norms() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedStep]:
+def _norms() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedOperators]:
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(*(nn.BatchNorm1d(CHANNELS) for _ in range(LAYERS)))
     batch = torch.randn(CHANNELS, CHANNELS, generator=generator), torch.randn(CHANNELS, CHANNELS, generator=generator)
@@ -226,7 +204,7 @@ def _quartered(graph: OperatorGraph, devices: tuple[int, ...]) -> Iterator[Split
 
 
 @functools.cache
-def _chain(samples: int, width: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedStep]:
+def _chain(samples: int, width: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedOperators]:
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
     batch = torch.randn(samples, width, generator=generator), torch.randn(samples, width, generator=generator)
@@ -235,7 +213,7 @@ def _chain(samples: int, width: int) -> tuple[nn.Module, tuple[torch.Tensor, tor
 
 def _messages(graph: OperatorGraph, splits: Sequence[Split]) -> int:
     """How many messages a step sends, forward and back."""
-    program = program_of(graph, splits, RULES)
+    program = tile_program(graph, splits, RULES)
     return sum(len(parts) for moved in (program.sent, program.returned) for parts in moved)
 
 
@@ -247,67 +225,62 @@ def _crossed(splits: Sequence[Split], is_layer: Sequence[bool]) -> Iterator[Spli
         turned ^= layer
 
 
-FEW_TURNS = 3
-"""In which messages are timed where nobody asks for a plan: about a third of what a plan takes for it."""
+FEW_TURNS = 3  # In which messages are timed where nobody asks for a plan: about a third of what a plan takes for it
 
 PER_BYTE_NS = (1e-6, 1e6)
 """From 1 KB/s to 1 PB/s: no link is faster or slower, and what is far beyond has no bandwidth as a number."""
 
 
 @dataclass(frozen=True)
-class Members:
-    """What all processes of a team know of its devices.
+class DeviceInventory:
+    """What all processes of a group know of its devices."""
 
-    Attributes:
-        nodes: by device: the number of the first one on the same machine.
-        makes: by device: the name of the GPU, or the processor and how many cores there are.
-        gpus: by device: its UUID; none: they are cores.
-    """
-
-    nodes: tuple[int, ...]
-    makes: tuple[str, ...]
-    gpus: tuple[str, ...] = ()
+    nodes: tuple[int, ...]  # by device: the number of the first one on the same machine
+    makes: tuple[str, ...]  # by device: the name of the GPU, or the processor and how many cores there are
+    gpus: tuple[str, ...] = ()  # by device: its UUID; none: they are cores
 
     @classmethod
-    def of(cls, team: Team) -> "Members":
-        """Those of a team; all of its processes call this."""
-        if team.device.type == "cuda":
-            make, gpu = torch.cuda.get_device_name(team.device), gpu_uuid(team.device)
+    def of(cls, group: ProcessGroup) -> "DeviceInventory":
+        """Those of a group; all of its processes call this."""
+        if group.device.type == "cuda":
+            make, gpu = torch.cuda.get_device_name(group.device), gpu_uuid(group.device)
         else:
             make, gpu = f"{processor()}, {len(available_cores())} cores", ""
-        hosts, makes, gpus = zip(*team.everyone((platform.node(), make, gpu)), strict=True)
+        hosts, makes, gpus = zip(*group.everyone((platform.node(), make, gpu)), strict=True)
         return cls(tuple(map(hosts.index, hosts)), makes, gpus if all(gpus) else ())
 
 
-def lines_here(
-    team: Team, members: Members, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = FEW_TURNS
-) -> tuple[Lines, float]:
-    """What `lines_in_use` gives: as it was kept here for so many devices, or else measured, and kept.
-
-    All processes of the team call this; they get the same. One alone sends no messages: nothing is measured or kept.
-    """
-    if team.size == 1:
+def cached_busy_links(
+    group: ProcessGroup,
+    inventory: DeviceInventory,
+    *,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    turns: int = FEW_TURNS,
+) -> tuple[LinkModels, float]:
+    """What `measure_busy_links` gives: as it was kept here for so many devices, or else measured, and kept."""
+    # All processes of the group call this; they get the same. One alone sends no messages: nothing is measured or kept.
+    if group.size == 1:
         return {}, 0.0
-    path = _file(members)
-    kept = team.everyone(None if team.number else _load(path, team.size))[0]
+    path = _file(inventory)
+    kept = group.everyone(None if group.rank else _load(path, group.size))[0]
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
-        lines, sum_us = lines_in_use(team, shapes=shapes, turns=turns)
-    forget_layers()
-    if not team.number:
+        lines, sum_us = measure_busy_links(group, shapes=shapes, turns=turns)
+    free_layers()
+    if not group.rank:
         _keep(path, lines, sum_us)
     return lines, sum_us
 
 
-def keep_lines(team: Team, lines: Lines, sum_us: float) -> None:
-    """Keep what `lines_in_use` has given, in the place of what is kept; all processes of the team call this."""
-    path = _file(Members.of(team))
-    if not team.number:
+def cache_busy_links(group: ProcessGroup, lines: LinkModels, sum_us: float) -> None:
+    """Keep what `measure_busy_links` has given, in the place of what is kept; all processes of the group call this."""
+    path = _file(DeviceInventory.of(group))
+    if not group.rank:
         _keep(path, lines, sum_us)
 
 
-def _keep(path: Path | None, lines: Lines, sum_us: float) -> None:
+def _keep(path: Path | None, lines: LinkModels, sum_us: float) -> None:
     if path is None or not lines:
         return
     text = json.dumps({"pairs": [[*pair, *line] for pair, line in lines.items()], "sum_us": sum_us})
@@ -315,14 +288,14 @@ def _keep(path: Path | None, lines: Lines, sum_us: float) -> None:
         write_whole(path, text)
 
 
-def _file(members: Members) -> Path | None:
+def _file(inventory: DeviceInventory) -> Path | None:
     """By devices, which of them share a machine, PyTorch and bow; None: there is no place for it."""
     with contextlib.suppress(BowError):
-        return cache_file("links", *astuple(members))
+        return cache_file("links", *astuple(inventory))
     return None
 
 
-def _load(path: Path | None, size: int) -> tuple[Lines, float] | None:
+def _load(path: Path | None, size: int) -> tuple[LinkModels, float] | None:
     """What a file has for so many devices; None: nothing that can be read, or nothing that can be measured."""
     if path is None:
         return None

@@ -11,12 +11,12 @@ from typing import TypeAlias
 import torch
 
 from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology, Link
-from bow.planning.tiles.process_group import Message, Team, wait_for
+from bow.planning.tiles.process_group import Message, ProcessGroup, wait_for
 
 SIZES = tuple(2**exponent for exponent in range(8, 21, 2))
 """Bytes of the transfers that show latency and bandwidth: 256 bytes to 1 MiB, as parts of tensors have."""
 
-Lines: TypeAlias = dict[tuple[int, int], tuple[float, float]]
+LinkModels: TypeAlias = dict[tuple[int, int], tuple[float, float]]
 """By pair of devices: latency in nanoseconds, and nanoseconds for each byte."""
 
 REPEATS = 25
@@ -24,29 +24,24 @@ REPEATS = 25
 WARM_UP = 5
 
 
-def all_lines(team: Team) -> Lines:
-    """By pair of devices: latency in nanoseconds, and nanoseconds for each byte, of messages to and fro.
-
-    Every pair sends to and fro as the tile runtime does it: every message into fresh memory. What the runtime,
-    torch.distributed and the system take for a message on either side is in the latency. One pair at a time: two pairs
-    may share a bus, and processes share the memory.
-
-    All processes of the team call this; they get the same.
-    """
+def measure_idle_links(group: ProcessGroup) -> LinkModels:
+    """By pair of devices: latency in nanoseconds, and nanoseconds for each byte, of messages to and fro."""
+    # Every pair sends to and fro as the tile runtime does it: every message into fresh memory. What the runtime,
+    # torch.distributed and the system take for a message on either side is in the latency. One pair at a time: two
+    # pairs may share a bus, and processes share the memory.
+    # All processes of the group call this; they get the same.
     own = {}
-    for pair in itertools.combinations(range(team.size), 2):
-        team.everyone(None)  # no pair begins before the one in front of it is done
-        own[pair] = _line(team, *pair)
-    told = team.everyone({pair: found for pair, found in own.items() if found is not None and pair[0] == team.number})
+    for pair in itertools.combinations(range(group.size), 2):
+        group.everyone(None)  # no pair begins before the one in front of it is done
+        own[pair] = _line(group, *pair)
+    told = group.everyone({pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank})
     return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
 
 
-def measured_topology(known: DeviceTopology, lines: Lines, sum_us: float = 0.0) -> DeviceTopology:
-    """A topology with what was measured between its devices on its links.
-
-    A link is as fast as the fastest pair of devices that it joins, alone on it: what pairs share, such as a PCIe bus,
-    they still share.
-    """
+def measured_topology(known: DeviceTopology, lines: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
+    """A topology with what was measured between its devices on its links."""
+    # A link is as fast as the fastest pair of devices that it joins, alone on it: what pairs share, such as a PCIe bus,
+    # they still local.
     of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
     found = defaultdict(list)
     for pair, line in lines.items():
@@ -56,13 +51,8 @@ def measured_topology(known: DeviceTopology, lines: Lines, sum_us: float = 0.0) 
     return replace(known, links=links, sum_us=sum_us)
 
 
-def fitted_line(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:
-    """Latency in nanoseconds, and nanoseconds for each byte: the line with the least squares of relative errors.
-
-    Example:
-        >>> fitted_line([100, 1000, 10_000], [250.0, 700.0, 5200.0])
-        (200.0, 0.5)
-    """
+def fitted_link(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:
+    """Latency in nanoseconds, and nanoseconds for each byte: the line with the least squares of relative errors."""
     # Each equation latency / time + ns_per_byte * size / time = 1 counts alike: small messages, of which there are
     # many, would count for nothing beside large ones.
     rows = torch.tensor([[1 / time, size / time] for size, time in zip(sizes, times_ns, strict=True)]).double()
@@ -75,31 +65,31 @@ def _measured(link: Link, lines: Sequence[tuple[float, float]]) -> Link:
     return replace(link, latency_us=round(latency_ns / 1e3, 3), gb_per_s=round(1 / ns_per_byte, 6))
 
 
-def _line(team: Team, first: int, second: int) -> tuple[float, float] | None:
+def _line(group: ProcessGroup, first: int, second: int) -> tuple[float, float] | None:
     """Latency and nanoseconds for each byte between two devices; None on all others."""
-    if team.number not in (first, second):
+    if group.rank not in (first, second):
         return None
-    return fitted_line(SIZES, [_one_way_ns(team, first, second, num_bytes) for num_bytes in SIZES])
+    return fitted_link(SIZES, [_one_way_ns(group, first, second, num_bytes) for num_bytes in SIZES])
 
 
-def _one_way_ns(team: Team, first: int, second: int, num_bytes: int) -> float:
+def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) -> float:
     """Half of the median time there and back."""
-    other = second if team.number == first else first
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device=team.device)
+    other = second if group.rank == first else first
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=group.device)
     times = []
     for turn in range(WARM_UP + REPEATS):
         start = time.perf_counter_ns()
         for is_there in (True, False):
-            _pass(team, source, other, sends=is_there == (team.number == first))
-        if team.device.type == "cuda":
-            torch.cuda.synchronize(team.device)
+            _pass(group, source, other, sends=is_there == (group.rank == first))
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
         if turn >= WARM_UP:
             times.append(time.perf_counter_ns() - start)
     return statistics.median(times) / 2
 
 
-def _pass(team: Team, source: torch.Tensor, other: int, sends: bool) -> None:
+def _pass(group: ProcessGroup, source: torch.Tensor, other: int, sends: bool) -> None:
     nothing: Sequence[Message] = []
     message: Sequence[Message] = [(source.clone() if sends else torch.empty_like(source), other, 0)]
-    leaving, arriving = team.exchange(message if sends else nothing, nothing if sends else message)
+    leaving, arriving = group.exchange(message if sends else nothing, nothing if sends else message)
     wait_for([*leaving, *arriving])

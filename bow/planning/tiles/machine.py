@@ -16,18 +16,15 @@ from bow.devices import available_cores, processor
 from bow.devices.links import Connection, gpu_uuid, read_gpu_links
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
-from bow.planning.tiles.link_benchmark import keep_lines, lines_in_use
+from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links
 from bow.planning.tiles.link_model import measured_topology
-from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.process_group import ProcessGroup
 
-SIDE = {"cpu": 512, "cuda": 4096}
-"""Of the square matrices whose product is timed."""
+SIDE = {"cpu": 512, "cuda": 4096}  # Of the square matrices whose product is timed
 
-COPIED = {"cpu": 2**24, "cuda": 2**28}
-"""Elements of float32 that are copied: far more than caches hold."""
+COPIED = {"cpu": 2**24, "cuda": 2**28}  # Elements of float32 that are copied: far more than caches hold
 
-STARTED = 200
-"""So many small operators are started to see what starting one costs."""
+STARTED = 200  # So many small operators are started to see what starting one costs
 
 REPEATS = 5
 
@@ -86,8 +83,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-MACHINE = "machine"
-"""By this name the topology of the machine that one is on is asked for."""
+MACHINE = "machine"  # By this name the topology of the machine that one is on is asked for
 
 MEMORY = Path("/proc/meminfo")
 
@@ -108,11 +104,9 @@ MEMORY_GB_PER_S = 0.6
 
 
 def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTopology:
-    """The topology of this machine as `read_devices` has it, with links as fast as messages between processes are.
-
-    It starts a process for each device, and takes up to half a minute. What it finds is kept for predictions of
-    trainings.
-    """
+    """The topology of this machine as `read_devices` has it, with links as fast as messages between processes are."""
+    # It starts a process for each device, and takes up to half a minute. What it finds is kept for predictions of
+    # trainings.
     known = read_devices(devices, count)
     if known.num_devices == 1:
         return known
@@ -122,11 +116,9 @@ def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTo
 
 
 def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopology:
-    """The topology of this machine: its GPUs and how they are linked, or its cores.
-
-    How fast a device computes is measured, which takes about a second; how fast links are is known by their kind.
-    `measure_machine` measures links too.
-    """
+    """The topology of this machine: its GPUs and how they are linked, or its cores."""
+    # How fast a device computes is measured, which takes about a second; how fast links are is known by their kind.
+    # `measure_machine` measures links too.
     if devices not in ("auto", "cpu", "cuda"):
         raise SettingError(f'devices must be "auto", "cpu" or "cuda", got {devices!r}')
     if devices == "cuda" or (devices == "auto" and torch.cuda.is_available()):
@@ -178,9 +170,9 @@ def _elsewhere(known: DeviceTopology, cuda: bool) -> None:
 
 
 def _measured(world: World, known: DeviceTopology, cuda: bool) -> DeviceTopology:
-    team = Team(_device(cuda, world.local_rank))
-    lines, sum_us = lines_in_use(team)
-    keep_lines(team, lines, sum_us)
+    group = ProcessGroup(_device(cuda, world.local_rank))
+    lines, sum_us = measure_busy_links(group)
+    cache_busy_links(group, lines, sum_us)
     return measured_topology(known, lines, sum_us)
 
 
@@ -212,7 +204,7 @@ def _gpus(count: int | None) -> DeviceTopology:
 
 
 def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link]:
-    """A link for each pair that is joined by NVLinks, and one that all others share."""
+    """A link for each pair that is joined by NVLinks, and one that all others local."""
     known = read_gpu_links(uuids)
     others = set[str]()
     slowest: Connection = "SWITCH"

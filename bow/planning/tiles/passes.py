@@ -10,39 +10,27 @@ from torch import Tensor
 from bow.planning.problem.box import Box, whole
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.tiles.calls import SummedCall, call_of
-from bow.planning.tiles.communication import Mailbox, Recorder, add_up, is_alone, place_in_sum, rows_of_all
+from bow.planning.tiles.communication import PointToPoint, SpanRecorder, add_up, is_alone, place_in_sum, rows_of_all
 from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
-from bow.planning.tiles.process_group import Team
-from bow.planning.tiles.program import Fetch, Part, Program, Share, TileTask
+from bow.planning.tiles.process_group import ProcessGroup
+from bow.planning.tiles.program import Fetch, LocalProgram, TensorPart, TileProgram, TileTask
 from bow.planning.tiles.regions import Sums, put_together, region, sizes
 from bow.seeds import derive_seed
 
 
 @dataclass(frozen=True)
-class Member:
-    """One device of a team, ready to run steps.
+class DeviceContext:
+    """One device of a group, ready to run steps."""
 
-    Attributes:
-        graph: the operators.
-        dtypes: of all tensors, by number.
-        program: what all devices do in a step.
-        share: what this one does of it.
-        team: the devices.
-        weights: what this one has of the weights.
-        buffers: what this one keeps besides.
-        recorder: notes when it does what.
-        seed: of random draws.
-    """
-
-    graph: OperatorGraph
-    dtypes: Mapping[int, torch.dtype]
-    program: Program
-    share: Share
-    team: Team
-    weights: DeviceWeights
-    buffers: DeviceBuffers
-    recorder: Recorder
-    seed: int
+    graph: OperatorGraph  # the operators
+    dtypes: Mapping[int, torch.dtype]  # of all tensors, by number
+    program: TileProgram  # what all devices do in a step
+    local: LocalProgram
+    group: ProcessGroup  # the devices
+    weights: DeviceWeights  # what this one has of the weights
+    buffers: DeviceBuffers  # what this one keeps besides
+    recorder: SpanRecorder  # notes when it does what
+    seed: int  # of random draws
 
     @cached_property
     def places(self) -> Mapping[int, tuple[int, int]]:
@@ -55,26 +43,16 @@ class Member:
 
 
 @dataclass
-class Saved:
-    """What a tile's backward pass needs.
+class SavedTile:
+    """What a tile's backward pass needs."""
 
-    Attributes:
-        task: the tile.
-        leaves: by input: what it was given; None: nothing.
-        weights: by weight: what it read.
-        outputs: what it made, with its autograd graph.
-        moments: what it found for the sums, with its autograd graph; None: there are none.
-        found: what all tiles of the sum found, as a leaf.
-        of_found: its gradient, as far as it comes from this tile.
-    """
-
-    task: TileTask
-    leaves: list[Tensor | None]
-    weights: list[Tensor]
-    outputs: tuple[Tensor, ...] = ()
-    moments: Tensor | None = None
-    found: Tensor | None = None
-    of_found: Tensor | None = None
+    task: TileTask  # the tile
+    leaves: list[Tensor | None]  # by input: what it was given; None: nothing
+    weights: list[Tensor]  # by weight: what it read
+    outputs: tuple[Tensor, ...] = ()  # what it made, with its autograd graph
+    moments: Tensor | None = None  # what it found for the sums, with its autograd graph; None: there are none
+    found: Tensor | None = None  # what all tiles of the sum found, as a leaf
+    of_found: Tensor | None = None  # its gradient, as far as it comes from this tile
 
     @property
     def operands(self) -> list[Tensor | None]:
@@ -83,95 +61,85 @@ class Saved:
 
 
 class ForwardPass:
-    """Runs the tiles of one device, operator by operator, and sends what others need of them.
+    """Runs the tiles of one device, operator by operator, and sends what others need of them."""
 
-    Args:
-        member: the device.
-        batch: the tensors that come with the batch, by number.
-        step: which step it is: random draws follow it.
-
-    Attributes:
-        saved: by operator: what its backward pass needs.
-        loss: on the device that computes it, else None.
-    """
-
-    def __init__(self, member: Member, batch: Mapping[int, Tensor], step: int) -> None:
-        self.saved: dict[int, list[Saved]] = {}
-        self.loss: Tensor | None = None
-        self._member = member
+    def __init__(self, context: DeviceContext, batch: Mapping[int, Tensor], step: int) -> None:
+        self.saved: dict[int, list[SavedTile]] = {}  # by operator: what its backward pass needs
+        self.loss: Tensor | None = None  # on the device that computes it, else None
+        self._context = context
         self._batch = batch
         self._step = step
         self._made: dict[tuple[int, int], tuple[Box, Tensor]] = {}
-        self._mailbox = Mailbox(member.team, member.share.tags, member.recorder)
+        self._messages = PointToPoint(context.group, context.local.tags, context.recorder)
 
     def run(self) -> None:
         """Go through all operators."""
-        for operator, tasks in enumerate(self._member.share.tasks):
+        for operator, tasks in enumerate(self._context.local.tasks):
             if tasks:
                 self._compute(operator, tasks)
-                self._member.team.give_way()
+                self._context.group.yield_core()
             self._exchange(operator)
             self._release(operator)
 
     def close(self) -> None:
         """Wait until all that was sent has left."""
-        self._mailbox.close()
+        self._messages.close()
 
     def _compute(self, operator: int, tasks: Sequence[TileTask]) -> None:
-        member, name = self._member, self._member.graph.operators[operator].name
-        call = call_of(member.graph.operators[operator].kind)
-        has_backward = operator in member.program.backward
+        context, name = self._context, self._context.graph.operators[operator].name
+        call = call_of(context.graph.operators[operator].kind)
+        has_backward = operator in context.program.backward
         given = [self._given(task) for task in tasks]
         with torch.set_grad_enabled(has_backward):
             if isinstance(call, SummedCall):
-                several = [saved for saved in given if not is_alone(saved.task, member.program.tasks[operator])]
+                several = [saved for saved in given if not is_alone(saved.task, context.program.tasks[operator])]
                 if several:
                     self._sum_moments(call, operator, several)
             for saved in given:
-                with member.recorder.span("forward", name):
+                with context.recorder.span("forward", name):
                     saved.outputs = self._outputs(saved)
         for saved in given:
             self._keep(saved)
         if has_backward:
             self.saved[operator] = given
 
-    def _outputs(self, saved: Saved) -> tuple[Tensor, ...]:
+    def _outputs(self, saved: SavedTile) -> tuple[Tensor, ...]:
         call = call_of(saved.task.tile.kind)
         if isinstance(call, SummedCall):
             if saved.found is None:
-                return call.alone(saved.task.tile, saved.operands, self._member.buffers.of(saved.task))
+                return call.alone(saved.task.tile, saved.operands, self._context.buffers.of(saved.task))
             return call.finish(saved.task.tile, saved.operands, saved.found)
-        return call(saved.task.tile, saved.operands, derive_seed(self._member.seed, self._step, saved.task.operator))
+        return call(saved.task.tile, saved.operands, derive_seed(self._context.seed, self._step, saved.task.operator))
 
-    def _sum_moments(self, call: SummedCall, operator: int, given: Sequence[Saved]) -> None:
+    def _sum_moments(self, call: SummedCall, operator: int, given: Sequence[SavedTile]) -> None:
         """Give every tile what all tiles of its sum have found."""
-        member = self._member
-        with member.recorder.span("forward", member.graph.operators[operator].name):
+        context = self._context
+        with context.recorder.span("forward", context.graph.operators[operator].name):
             for saved in given:
                 saved.moments = call.moments(saved.task.tile, saved.operands)
         own = [(saved.task, saved.moments.detach()) for saved in given if saved.moments is not None]
-        rows = rows_of_all(own, member.program.tasks[operator], member.team, member.recorder)
+        rows = rows_of_all(own, context.program.tasks[operator], context.group, context.recorder)
         updated: set[Box] = set()
         for saved in given:
             assert saved.task.sums is not None
             saved.found = rows[saved.task.sums].detach().requires_grad_(torch.is_grad_enabled())
             if saved.task.sums not in updated:
                 updated.add(saved.task.sums)
-                kept = member.buffers.of(saved.task)
+                kept = context.buffers.of(saved.task)
                 with torch.no_grad():
                     if kept is not None:
                         call.update(saved.task.tile, saved.found, kept)
 
-    def _given(self, task: TileTask) -> Saved:
+    def _given(self, task: TileTask) -> SavedTile:
         """A tile with all that it reads."""
         leaves: list[Tensor | None] = []
         for fetch in task.inputs:
             if fetch is None:
                 leaves.append(None)
             else:
-                flows = task.operator in self._member.program.backward and fetch.tensor in self._member.program.flows
+                flows = task.operator in self._context.program.backward and fetch.tensor in self._context.program.flows
                 leaves.append(self._fetched(fetch).detach().requires_grad_(flows))
-        return Saved(task, leaves, [self._member.weights.read(name, box) for name, box in task.weights])
+        return SavedTile(task, leaves, [self._context.weights.read(name, box) for name, box in task.weights])
 
     def _fetched(self, fetch: Fetch) -> Tensor:
         if not fetch.parts:
@@ -179,79 +147,74 @@ class ForwardPass:
             return region(tensor, fetch.box, whole(tensor.shape))
         return put_together(fetch.box, [(part.box, self._value(part)) for part in fetch.parts])
 
-    def _value(self, part: Part) -> Tensor:
+    def _value(self, part: TensorPart) -> Tensor:
         if part.source != part.target:
-            return self._mailbox.arrived(part)
+            return self._messages.arrived(part)
         box, tensor = self._made[part.tensor, part.tile]
         return region(tensor, part.box, box)
 
-    def _keep(self, saved: Saved) -> None:
+    def _keep(self, saved: SavedTile) -> None:
         """Keep what a tile made for those that read it."""
-        numbers = self._member.graph.operators[saved.task.operator].outputs
+        numbers = self._context.graph.operators[saved.task.operator].outputs
         for number, box, output in zip(numbers, saved.task.outputs, saved.outputs, strict=True):
             self._made[number, saved.task.number] = box, output.detach()
-            if number == self._member.graph.loss:
+            if number == self._context.graph.loss:
                 self.loss = output.detach()
 
     def _exchange(self, operator: int) -> None:
         """Send what an operator has made to those that read it elsewhere."""
-        share = self._member.share
+        local = self._context.local
         sends = []
-        for part in share.sends[operator]:
+        for part in local.sends[operator]:
             box, tensor = self._made[part.tensor, part.tile]
             sends.append((part, part.target, region(tensor, part.box, box)))
-        receives = [(part, part.source, self._empty(part)) for part in share.receives[operator]]
+        receives = [(part, part.source, self._empty(part)) for part in local.receives[operator]]
         if sends or receives:
-            self._mailbox.exchange(sends, receives)
-            self._member.team.give_way()
+            self._messages.exchange(sends, receives)
+            self._context.group.yield_core()
 
-    def _empty(self, part: Part) -> Tensor:
-        dtype = self._member.dtypes[part.tensor]
-        return torch.empty(sizes(part.box), dtype=dtype, device=self._member.team.device)
+    def _empty(self, part: TensorPart) -> Tensor:
+        dtype = self._context.dtypes[part.tensor]
+        return torch.empty(sizes(part.box), dtype=dtype, device=self._context.group.device)
 
     def _release(self, operator: int) -> None:
         """Forget what nobody reads any more; what a backward pass needs of it, autograd keeps."""
-        for piece in self._member.share.last_pieces.get(operator, ()):
+        for piece in self._context.local.last_pieces.get(operator, ()):
             self._made.pop(piece, None)
-        for part in self._member.share.last_parts.get(operator, ()):
-            self._mailbox.forget(part)
+        for part in self._context.local.last_parts.get(operator, ()):
+            self._messages.forget(part)
 
 
 class BackwardPass:
-    """Runs autograd on the tiles of one device, operator by operator, the last one first.
+    """Runs autograd on the tiles of one device, operator by operator, the last one first."""
 
-    Gradients take the way of the values back: what a tile has read of another device's tile, it returns the gradient
-    of, once nobody else here adds to it.
+    # Gradients take the way of the values back: what a tile has read of another device's tile, it returns the gradient
+    # of, once nobody else here adds to it.
 
-    Args:
-        member: the device.
-        saved: what the forward pass has left, by operator; it is used up.
-    """
-
-    def __init__(self, member: Member, saved: dict[int, list[Saved]]) -> None:
-        self._member = member
+    def __init__(self, context: DeviceContext, saved: dict[int, list[SavedTile]]) -> None:
+        self._context = context
         self._saved = saved
-        self._mailbox = Mailbox(member.team, member.share.tags, member.recorder)
+        self._messages = PointToPoint(context.group, context.local.tags, context.recorder)
         self._pieces = Sums(self._zeros)  # by tensor and tile of this device
         self._parts = Sums(self._zeros)  # by part of another device's tile
-        self._returning: dict[tuple[int, int], list[Part]] = {}
+        self._returning: dict[tuple[int, int], list[TensorPart]] = {}
 
     def run(self) -> None:
         """Go through all operators."""
-        for operator in sorted(self._member.program.backward, reverse=True):
+        for operator in sorted(self._context.program.backward, reverse=True):
             given = self._saved.pop(operator, [])
             if given:
                 self._compute(operator, given)
-                self._member.team.give_way()
+                self._context.group.yield_core()
             self._exchange(operator)
-            self._member.weights.begin_sums(operator)
+            self._context.weights.begin_sums(operator)
 
     def close(self) -> None:
         """Wait until all that was sent has left."""
-        self._mailbox.close()
+        self._messages.close()
 
-    def _compute(self, operator: int, given: Sequence[Saved]) -> None:
-        recorder, name = self._member.recorder, self._member.graph.operators[operator].name
+    def _compute(self, operator: int, given: Sequence[SavedTile]) -> None:
+        recorder, name = self._context.recorder, self._context.graph.operators[operator].name
         arrived = [self._gradients_of_outputs(saved) for saved in given]
         for saved, gradients in zip(given, arrived, strict=True):
             with recorder.span("backward", name):
@@ -265,42 +228,42 @@ class BackwardPass:
         if several:
             self._back_through_sums(operator, several)
 
-    def _gradients_of_outputs(self, saved: Saved) -> list[Tensor | None]:
+    def _gradients_of_outputs(self, saved: SavedTile) -> list[Tensor | None]:
         """By output of a tile; None: no gradient flows through it."""
-        member, found = self._member, list[Tensor | None]()
-        for number, box in zip(member.graph.operators[saved.task.operator].outputs, saved.task.outputs, strict=True):
-            if number == member.graph.loss:
-                found.append(torch.ones(sizes(box), dtype=member.dtypes[number], device=member.team.device))
+        context, found = self._context, list[Tensor | None]()
+        for number, box in zip(context.graph.operators[saved.task.operator].outputs, saved.task.outputs, strict=True):
+            if number == context.graph.loss:
+                found.append(torch.ones(sizes(box), dtype=context.dtypes[number], device=context.group.device))
                 continue
-            if number not in member.program.flows:
+            if number not in context.program.flows:
                 found.append(None)
                 continue
             key = number, saved.task.number
             for part in self._returning.pop(key, ()):
-                self._pieces.add(key, box, part.box, self._mailbox.arrived(part))
-                self._mailbox.forget(part)
+                self._pieces.add(key, box, part.box, self._messages.arrived(part))
+                self._messages.forget(part)
             found.append(self._pieces.take(key, box))
         return found
 
-    def _back_through_sums(self, operator: int, given: Sequence[Saved]) -> None:
+    def _back_through_sums(self, operator: int, given: Sequence[SavedTile]) -> None:
         """Add up the gradients of what all tiles of a sum have got, and go through what each tile found."""
-        member, tasks = self._member, self._member.program.tasks[operator]
+        context, tasks = self._context, self._context.program.tasks[operator]
         totals: dict[Box, Tensor] = {}
         for saved in given:
             assert saved.task.sums is not None
             assert saved.found is not None
             gradient = torch.zeros_like(saved.found) if saved.of_found is None else saved.of_found
             totals[saved.task.sums] = totals.get(saved.task.sums, 0) + gradient
-        add_up(totals, tasks, member.team, member.recorder)
+        add_up(totals, tasks, context.group, context.recorder)
         for saved in given:
             assert saved.task.sums is not None
             assert saved.moments is not None
             if saved.moments.requires_grad:
                 own = totals[saved.task.sums][place_in_sum(saved.task, tasks)]
-                with member.recorder.span("backward", member.graph.operators[operator].name):
+                with context.recorder.span("backward", context.graph.operators[operator].name):
                     self._differentiate(saved, [(saved.moments, own)])
 
-    def _differentiate(self, saved: Saved, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _differentiate(self, saved: SavedTile, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Add the gradients of what a tile has read to where it comes from."""
         inputs = [
             (fetch, leaf)
@@ -321,7 +284,7 @@ class BackwardPass:
                 self._add(fetch, gradient)
         for ((name, box), _), gradient in zip(weights, gradients, strict=False):
             if gradient is not None:
-                self._member.weights.add_gradient(name, box, gradient)
+                self._context.weights.add_gradient(name, box, gradient)
         saved.of_found = next(gradients, None)
 
     def _add(self, fetch: Fetch, gradient: Tensor) -> None:
@@ -336,21 +299,21 @@ class BackwardPass:
 
     def _exchange(self, operator: int) -> None:
         """Return the gradients that are there once an operator's backward pass has run."""
-        share, team = self._member.share, self._member.team
-        sends = [(part, part.source, self._parts.take(part, part.box)) for part in share.gradient_sends[operator]]
+        local, group = self._context.local, self._context.group
+        sends = [(part, part.source, self._parts.take(part, part.box)) for part in local.gradient_sends[operator]]
         receives = []
-        for part in share.gradient_receives[operator]:
-            empty = torch.empty(sizes(part.box), dtype=self._member.dtypes[part.tensor], device=team.device)
+        for part in local.gradient_receives[operator]:
+            empty = torch.empty(sizes(part.box), dtype=self._context.dtypes[part.tensor], device=group.device)
             receives.append((part, part.target, empty))
             self._returning.setdefault((part.tensor, part.tile), []).append(part)
         if sends or receives:
-            self._mailbox.exchange(sends, receives)
-            team.give_way()
+            self._messages.exchange(sends, receives)
+            group.yield_core()
 
     def _box_of(self, key: tuple[int, int]) -> Box:
-        maker, place = self._member.places[key[0]]
-        return self._member.program.tasks[maker][key[1]].outputs[place]
+        maker, place = self._context.places[key[0]]
+        return self._context.program.tasks[maker][key[1]].outputs[place]
 
     def _zeros(self, key: Hashable, shape: tuple[int, ...]) -> Tensor:
-        number = key.tensor if isinstance(key, Part) else key[0]  # type: ignore[index]
-        return torch.zeros(shape, dtype=self._member.dtypes[number], device=self._member.team.device)
+        number = key.tensor if isinstance(key, TensorPart) else key[0]  # type: ignore[index]
+        return torch.zeros(shape, dtype=self._context.dtypes[number], device=self._context.group.device)

@@ -35,8 +35,7 @@ from bow.replicas import num_state_tensors
 
 CostsName: TypeAlias = Literal["roofline", "measured"]
 
-COSTS: tuple[CostsName, ...] = ("roofline", "measured")
-"""Where the times of tiles are from."""
+COSTS: tuple[CostsName, ...] = ("roofline", "measured")  # Where the times of tiles are from
 
 
 def plan(
@@ -133,16 +132,7 @@ def _settings(settings: SearchSettings | None, changes: Mapping[str, Any]) -> Se
 
 
 def topology_of(topology: DeviceTopology | str | Path, count: int | None = None) -> DeviceTopology:
-    """The topology that is meant.
-
-    Args:
-        topology: as in `plan`.
-        count: of this machine's devices: how many; None: all.
-
-    Raises:
-        TopologyError: it cannot be read.
-        SettingError: it is none, or there are not so many devices.
-    """
+    """The topology that is meant."""
     if isinstance(topology, DeviceTopology):
         return topology
     if not isinstance(topology, str | os.PathLike):
@@ -160,18 +150,7 @@ def problem_of(
     costs: Costs | None = None,
     optimizer: OptimizerFactory = OPTIMIZER,
 ) -> Problem:
-    """What is planned for.
-
-    Args:
-        graph: the operators.
-        topology: as in `plan`.
-        rules: how they can be split.
-        costs: how long tiles take; None: what a roofline gives.
-        optimizer: what it keeps of every weight takes memory.
-
-    Raises:
-        TopologyError: it cannot be read.
-    """
+    """What is planned for."""
     devices = topology_of(topology)
     return Problem(
         graph,

@@ -13,51 +13,38 @@ from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes
-from bow.planning.tiles.link_benchmark import Members, lines_here
+from bow.planning.tiles.link_benchmark import DeviceInventory, cached_busy_links
 from bow.planning.tiles.link_model import measured_topology
 from bow.planning.tiles.machine import connected, device_kind
-from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import load_times, times_file
 from bow.schedule import Timeline
 
-MEMORY_GIB = 1e6
-"""Of each device: whether a strategy fits is not the question here."""
+MEMORY_GIB = 1e6  # Of each device: whether a strategy fits is not the question here
 
 
-def predicted_timeline(graph: OperatorGraph, strategy: Partition, team: Team, optimizer: str) -> Timeline:
-    """When a step by a strategy should run what on the devices of a team.
-
-    Tiles take what was measured of them on this machine earlier (`bow plan costs=measured`), and what was never
-    measured takes what a roofline of the device gives, as fast as it is just now. Messages and sums take what they take
-    while devices train, as it was measured for a plan (`topology=machine`) or an earlier training; else it is measured
-    now, and kept. All devices ask for it, and the first one simulates.
-    """
-    kind = device_kind(team.device, "measured", MEMORY_GIB, torch.get_num_threads())
-    members = Members.of(team)
-    lines, sum_us = lines_here(team, members)
-    if team.number:
+def predicted_timeline(graph: OperatorGraph, strategy: Partition, group: ProcessGroup, optimizer: str) -> Timeline:
+    """When a step by a strategy should run what on the devices of a group."""
+    # Tiles take what was measured of them on this machine earlier (`bow plan costs=measured`), and what was never
+    # measured takes what a roofline of the device gives, as fast as it is just now. Messages and sums take what they
+    # take while devices train, as it was measured for a plan (`topology=machine`) or an earlier training; else it is
+    # measured now, and kept. All devices ask for it, and the first one simulates.
+    kind = device_kind(group.device, "measured", MEMORY_GIB, torch.get_num_threads())
+    inventory = DeviceInventory.of(group)
+    lines, sum_us = cached_busy_links(group, inventory)
+    if group.rank:
         return Timeline()
-    devices = [Device(f"device {number}", kind, node) for number, node in enumerate(members.nodes)]
-    topology = measured_topology(connected(devices, members.gpus), lines, sum_us)
-    times = load_times(times_file(team.device, optimizer)) or TileTimes()
+    devices = [Device(f"device {number}", kind, node) for number, node in enumerate(inventory.nodes)]
+    topology = measured_topology(connected(devices, inventory.gpus), lines, sum_us)
+    times = load_times(times_file(group.device, optimizer)) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)
     return problem.simulate(strategy.splits, strategy.learners).timeline
 
 
 def save_timelines(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
-    """Write timelines as trace events, each as a process with its places as threads, all from the same moment on.
-
-    `chrome://tracing` and https://ui.perfetto.dev show them below each other.
-
-    Example:
-        >>> from bow.schedule import Span
-        >>> path = getfixture("tmp_path") / "both.json"
-        >>> timelines = {name: Timeline([Span("conv", "device 0", 5, 9)]) for name in ("predicted", "measured")}
-        >>> save_timelines(path, timelines)
-        >>> sorted({event["pid"] for event in json.loads(path.read_text())["traceEvents"]})
-        [1, 2]
-    """
+    """Write timelines as trace events, each as a process with its places as threads, all from the same moment on."""
+    # `chrome://tracing` and https://ui.perfetto.dev show them below each other.
     events = []
     for number, (name, timeline) in enumerate(timelines.items(), 1):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})

@@ -1,4 +1,4 @@
-"""The processes that run a strategy together, one for each device: who they are, and how they communicate."""
+"""The processes that run a partition together, one for each device: who they are, and how they communicate."""
 
 import collections
 import contextlib
@@ -18,54 +18,36 @@ T = TypeVar("T")
 
 PATIENCE = datetime.timedelta(minutes=30)
 
+# Tags from which on messages of sums and of losses are numbered, and how many there are before they begin anew.
 SUM_TAG, LOSS_TAG, TAGS = 2**24, 2**25, 2**16
-"""Tags from which on messages of sums and of losses are numbered, and how many there are before they begin anew."""
 
+# Up to so many bytes three and more devices on CPUs sum by sending each other all they have; two always do.
+# Gloo's allreduce has threads of its own, which take the core from what computes: over two processes with a core each
+# 256 bytes take 0.19 ms, and 0.07 ms by a message each way. Large tensors alone it sums faster (4 MiB: 1.6 ms against
+# 6.3), but a step of the small NMT, with 11 sums of 2.5 MB in all, took 37 ms with it and 29 ms without.
 EXCHANGED_BYTES = 2**18
-"""Up to so many bytes three and more devices on CPUs sum by sending each other all they have; two always do.
-
-Gloo's allreduce has threads of its own, which take the core from what computes: over two processes with a core each 256
-bytes take 0.19 ms, and 0.07 ms by a message each way. Large tensors alone it sums faster (4 MiB: 1.6 ms against 6.3),
-but a step of the small NMT, with 11 sums of 2.5 MB in all, took 37 ms with it and 29 ms without.
-"""
 
 THREADS = Path("/proc/self/task")
 
-CARRIER = b"gloo_tcp"
-"""How the names of the threads begin that carry Gloo's messages."""
+CARRIER = b"gloo_tcp"  # how the names of the threads begin that carry Gloo's messages
 
 
-class Work(Protocol):
+class AsyncWork(Protocol):
     """Something that is under way."""
 
     def wait(self) -> Any:
         """Return once it is done; on a GPU, once the current stream is behind it."""
 
 
-Message: TypeAlias = tuple[Tensor, int, int]
-"""A tensor, the device at the other end, and a tag that both sides know it by."""
+Message: TypeAlias = tuple[Tensor, int, int]  # a tensor, the device at the other end, and a tag known to both sides
 
 
-class Team:
-    """The devices of a strategy: device d is the d-th process of this one's team.
+class ProcessGroup:
+    """The devices of one learner under a partition: device d is the process of rank d in this group.
 
-    All processes of torch.distributed are divided into teams of the same size, one behind the other, which run the same
-    strategy, each on a batch of its own. All call the methods of their teams in the same order.
-
-    Args:
-        device: what this process computes on.
-        learners: how many teams there are.
-        is_alone: whether this process is a team by itself, whatever others there are; so is one that has not set up
-            torch.distributed.
-
-    Raises:
-        SettingError: the processes cannot be divided so.
-
-    Attributes:
-        number: of this process in its team.
-        size: how many processes a team has.
-        index: which team this is.
-        count: how many there are.
+    All processes of torch.distributed are divided into groups of the same size, one behind the other, which run the
+    same partition, each on a batch of its own. All call the methods of their groups in the same order. A process that
+    `is_alone`, or that has not set up torch.distributed, is a group by itself.
     """
 
     def __init__(self, device: torch.device, learners: int = 1, *, is_alone: bool = False) -> None:
@@ -76,14 +58,14 @@ class Team:
             raise SettingError(
                 f"{world} processes cannot be divided among {learners} learners; give a divisor of {world}"
             )
-        self.count = learners
+        self.learners = learners  # how many groups there are, one for each learner
         self.size = world // learners
-        self.index, self.number = divmod(rank, self.size)
+        self.learner, self.rank = divmod(rank, self.size)
         self._everyone = tuple(range(self.size))
-        self._across = self._over_teams() if self.count > 1 else None
+        self._across = self._across_learners() if self.learners > 1 else None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._sums = collections.Counter[tuple[int, int]]()
-        if self.count == 1:
+        if self.learners == 1:
             self._groups[self._everyone] = None  # what torch.distributed calls the default one
         if self.size > 1:
             self.prepare([self._everyone])
@@ -91,135 +73,130 @@ class Team:
             wait_for([self.sum(torch.zeros(1, device=device), self._everyone)])
 
     def prepare(self, sets: Iterable[Sequence[int]]) -> None:
-        """Set up the groups of devices that are going to sum something; all processes give the same sets."""
+        """Set up sums over some devices; all processes give the same sets."""
         for devices in sorted({tuple(each) for each in sets if len(each) > 1}):
             by_messages = len(devices) == 2 and self.device.type == "cpu" and devices != self._everyone
             if devices not in self._groups and not by_messages:
-                # By all processes, for the groups of all teams: with local synchronisation, Gloo hangs where processes
-                # are in different numbers of groups (pytorch #173608).
-                for team in range(self.count):
-                    ranks = [self._rank(device, team) for device in devices]
-                    group = _asked(dist.new_group, ranks, timeout=PATIENCE)
-                    if team == self.index:
+                # By all processes, for all learners: with local synchronisation, Gloo hangs where processes are in
+                # different numbers of groups (pytorch #173608).
+                for learner in range(self.learners):
+                    ranks = [self._world_rank(device, learner) for device in devices]
+                    group = _with_peers(dist.new_group, ranks, timeout=PATIENCE)
+                    if learner == self.learner:
                         self._groups[devices] = group
         if self.size > 1 and self.device.type == "cpu":
-            let_compute()
+            deprioritise_carriers()
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> tuple[list[Work], list[Work]]:
+    def exchange(
+        self, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> tuple[list[AsyncWork], list[AsyncWork]]:
         """Begin to send and to receive, in one batch: grouped and single messages must not be mixed."""
         group = self._groups.get(self._everyone)
         messages = [
-            dist.P2POp(function, tensor, self._rank(device), group, tag)
+            dist.P2POp(function, tensor, self._world_rank(device), group, tag)
             for function, those in ((dist.isend, sends), (dist.irecv, receives))
             for tensor, device, tag in those
         ]
         if not messages:
             return [], []
-        works: list[Work] = [*_asked(dist.batch_isend_irecv, messages)]
+        works: list[AsyncWork] = [*_with_peers(dist.batch_isend_irecv, messages)]
         if len(works) == len(messages):
             return works[: len(sends)], works[len(sends) :]
         return works, works  # one work for the whole batch
 
-    def give_way(self) -> None:
-        """Let the threads that carry messages have the core, if there is something to carry; see `let_compute`."""
+    def yield_core(self) -> None:
+        """Let the threads that carry messages have the core, if there are any; see `deprioritise_carriers`."""
         if self.size > 1 and self.device.type == "cpu" and hasattr(os, "sched_yield"):
             os.sched_yield()
 
-    def sum(self, tensor: Tensor, devices: Sequence[int]) -> Work:
+    def sum(self, tensor: Tensor, devices: Sequence[int]) -> AsyncWork:
         """Begin to add a tensor up over some devices, in place; all get the same, to the last bit."""
-        if self._sends(len(devices), tensor.nbytes):
+        if self._by_messages(len(devices), tensor.nbytes):
             return self._exchanged_sum(tensor, devices)
-        return _asked(dist.all_reduce, tensor, group=self._groups[tuple(devices)], async_op=True)  # type: ignore[no-any-return]
+        return _with_peers(dist.all_reduce, tensor, group=self._groups[tuple(devices)], async_op=True)  # type: ignore[no-any-return]
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
         """Add tensors up over all devices, in place."""
         if self.size > 1:
             wait_for([self.sum(tensor, self._everyone) for tensor in tensors])
 
-    def sum_over_teams(self, tensor: Tensor) -> Work:
-        """Begin to add a tensor up over the devices of this number in all teams, in place."""
-        return _asked(dist.all_reduce, tensor, group=self._across, async_op=True)  # type: ignore[no-any-return]
+    def sum_over_learners(self, tensor: Tensor) -> AsyncWork:
+        """Begin to add a tensor up over the devices of this rank of all learners, in place."""
+        return _with_peers(dist.all_reduce, tensor, group=self._across, async_op=True)  # type: ignore[no-any-return]
 
-    def hand_out(self, tensor: Tensor, source: int) -> Work:
+    def broadcast(self, tensor: Tensor, source: int) -> AsyncWork:
         """Begin to copy a device's tensor to all others."""
-        if self._sends(2, tensor.nbytes):
-            others = [device for device in self._everyone if device != self.number]
+        if self._by_messages(2, tensor.nbytes):
+            others = [device for device in self._everyone if device != self.rank]
             from_here = [(tensor.contiguous(), device, LOSS_TAG) for device in others]
-            is_source = self.number == source
+            is_source = self.rank == source
             leaving, arriving = self.exchange(
                 from_here if is_source else [], [] if is_source else [(tensor, source, LOSS_TAG)]
             )
-            return _All([*leaving, *arriving])
+            return _Messages([*leaving, *arriving])
         group = self._groups[self._everyone]
-        return _asked(dist.broadcast, tensor, src=self._rank(source), group=group, async_op=True)  # type: ignore[no-any-return]
+        return _with_peers(dist.broadcast, tensor, src=self._world_rank(source), group=group, async_op=True)  # type: ignore[no-any-return]
 
-    def hand_out_first(self, tensor: Tensor) -> None:
-        """Copy the tensor of the very first process to all others, of all teams."""
-        if self.size * self.count > 1:
-            _asked(dist.broadcast, tensor, src=0)
+    def broadcast_first(self, tensor: Tensor) -> None:
+        """Copy the tensor of the very first process to all others, of all learners."""
+        if self.size * self.learners > 1:
+            _with_peers(dist.broadcast, tensor, src=0)
 
     def everyone(self, value: T) -> list[T]:
-        """The plain values of all devices, by number."""
+        """The plain values of all devices, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        _asked(dist.all_gather_object, values, value, group=self._groups[self._everyone])
+        _with_peers(dist.all_gather_object, values, value, group=self._groups[self._everyone])
         return values
 
-    def _sends(self, count: int, num_bytes: int) -> bool:
+    def _by_messages(self, count: int, num_bytes: int) -> bool:
         """Whether so many devices add up so many bytes by messages."""
         return self.device.type == "cpu" and (count == 2 or num_bytes <= EXCHANGED_BYTES)
 
-    def _exchanged_sum(self, tensor: Tensor, devices: Sequence[int]) -> Work:
-        others = [device for device in devices if device != self.number]
+    def _exchanged_sum(self, tensor: Tensor, devices: Sequence[int]) -> AsyncWork:
+        others = [device for device in devices if device != self.rank]
         own = tensor.contiguous()
         theirs = {device: torch.empty_like(own) for device in others}
         tags = {}
         for device in others:  # both sides count alike: all begin their sums in the same order
-            pair = min(device, self.number), max(device, self.number)
+            pair = min(device, self.rank), max(device, self.rank)
             tags[device] = SUM_TAG + self._sums[pair] % TAGS
             self._sums[pair] += 1
         leaving, arriving = self.exchange(
             [(own, device, tags[device]) for device in others], [(theirs[d], d, tags[d]) for d in others]
         )
-        parts = [own if device == self.number else theirs[device] for device in devices]
-        return _Sum(tensor, parts, [*leaving, *arriving])
+        parts = [own if device == self.rank else theirs[device] for device in devices]
+        return _MessageSum(tensor, parts, [*leaving, *arriving])
 
-    def _over_teams(self) -> dist.ProcessGroup | None:
-        """The group of the devices of this number in all teams."""
+    def _across_learners(self) -> dist.ProcessGroup | None:
+        """The devices of this rank of all learners."""
         own = None
         for device in self._everyone:  # by all processes, in the same order
-            group = _asked(dist.new_group, [self._rank(device, team) for team in range(self.count)], timeout=PATIENCE)
-            own = group if device == self.number else own
+            ranks = [self._world_rank(device, learner) for learner in range(self.learners)]
+            group = _with_peers(dist.new_group, ranks, timeout=PATIENCE)
+            own = group if device == self.rank else own
         return own
 
-    def _rank(self, device: int, team: int | None = None) -> int:
-        """The process of a device."""
-        return device + self.size * (self.index if team is None else team)
+    def _world_rank(self, device: int, learner: int | None = None) -> int:
+        return device + self.size * (self.learner if learner is None else learner)
 
 
-class _All:
+class _Messages:
     """Several messages, and the tensors that are on their way."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[AsyncWork]) -> None:
         self._works = works
 
     def wait(self) -> None:
-        """Return once all have passed."""
         wait_for(self._works)
         self._works = ()
 
 
-class _Sum(_All):
-    """A sum of what all devices send each other.
+class _MessageSum(_Messages):
+    """A sum of what all devices send each other, added up in the same order by all of them."""
 
-    Args:
-        tensor: where the sum belongs.
-        parts: of the devices, in their order, in which all of them add up.
-        works: the messages; none of them may be under way when `tensor` changes.
-    """
-
-    def __init__(self, tensor: Tensor, parts: Sequence[Tensor], works: Sequence[Work]) -> None:
+    def __init__(self, tensor: Tensor, parts: Sequence[Tensor], works: Sequence[AsyncWork]) -> None:
         super().__init__(works)
         self._tensor, self._parts = tensor, parts
 
@@ -230,19 +207,16 @@ class _Sum(_All):
             total = first + second
             for part in others:
                 total += part
-            self._tensor.copy_(total)
+            self._tensor.copy_(total)  # no message may be under way when it changes
             self._parts = ()
 
 
-def let_compute() -> None:
-    """Have threads that carry Gloo's messages take a core only when what computes there waits or gives way.
-
-    A thread that is woken by a message takes the core at once, in the middle of what computes. That may be handing a
-    message to Gloo just then: it holds a lock which the other thread needs and asks for again and again, until the
-    system takes the core away from it, 4 ms later at 250 Hz. With a core for each of two processes an exchange of
-    messages so takes ten times as long as without. Linux alone knows such threads (`SCHED_BATCH`); elsewhere nothing
-    happens.
-    """
+def deprioritise_carriers() -> None:
+    """Have threads that carry Gloo's messages take a core only when what computes there waits or yields."""
+    # A thread that is woken by a message takes the core at once, in the middle of what computes. That may be handing a
+    # message to Gloo just then: it holds a lock which the other thread needs and asks for again and again, until the
+    # system takes the core away from it, 4 ms later at 250 Hz. With a core for each of two processes an exchange of
+    # messages so takes ten times as long as without. Linux alone knows such threads (`SCHED_BATCH`).
     if not hasattr(os, "SCHED_BATCH") or not THREADS.is_dir():
         return
     for thread in THREADS.iterdir():
@@ -251,14 +225,14 @@ def let_compute() -> None:
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 
-def wait_for(works: Iterable[Work]) -> None:
+def wait_for(works: Iterable[AsyncWork]) -> None:
     """Return once all of them are done."""
     for work in works:
-        _asked(work.wait)
+        _with_peers(work.wait)
 
 
-def _asked(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Ask for something that needs the others."""
+def _with_peers(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Call what needs the other processes, and say so where one of them has gone."""
     try:
         return function(*args, **options)
     except ClusterError:  # a message of several says so itself

@@ -14,85 +14,54 @@ from bow.planning.tiles.calls.tile import Tile, tile_of
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one tile makes and one device reads of a tensor. It travels once, whoever reads it there.
+class TensorPart:
+    """What one tile makes and one device reads of a tensor. It travels once, whoever reads it there."""
 
-    Attributes:
-        tensor: its number.
-        tile: the tile of the tensor's operator that makes it.
-        box: in indices of the whole tensor.
-        source: the device that has it.
-        target: the device that reads it; the same one where nothing has to travel.
-    """
-
-    tensor: int
-    tile: int
-    box: Box
-    source: int
-    target: int
+    tensor: int  # its number
+    tile: int  # the tile of the tensor's operator that makes it
+    box: Box  # in indices of the whole tensor
+    source: int  # the device that has it
+    target: int  # the device that reads it; the same one where nothing has to travel
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """What a tile reads of a tensor.
+    """What a tile reads of a tensor."""
 
-    Attributes:
-        tensor: its number.
-        box: in indices of the whole tensor.
-        parts: what it is put together of; none where the tensor comes with the batch, which every device has.
-    """
-
-    tensor: int
-    box: Box
-    parts: tuple[Part, ...]
+    tensor: int  # its number
+    box: Box  # in indices of the whole tensor
+    # What it is put together of; none where the tensor comes with the batch, which every device has.
+    parts: tuple[TensorPart, ...]
 
 
 @dataclass(frozen=True)
 class TileTask:
-    """A tile that a device computes, forward and backward.
+    """A tile that a device computes, forward and backward."""
 
-    Attributes:
-        operator: its number in the graph.
-        number: of the tile, among those of the operator.
-        device: where.
-        tile: what its computation is told.
-        order: of the operands: whether each is an input or a weight, and its number among them.
-        inputs: by input of the operator; None: nothing.
-        weights: by weight of the operator: its name, and the box that is read.
-        outputs: by output of the operator: the box that is made.
-        sums: which part of the operator's sums it adds to; None: there are none.
-    """
-
-    operator: int
-    number: int
-    device: int
-    tile: Tile
+    operator: int  # its number in the graph
+    number: int  # of the tile, among those of the operator
+    device: int  # where
+    tile: Tile  # what its computation is told
+    # Of the operands: whether each is an input or a weight, and its number among them.
     order: tuple[tuple[str, int], ...]
-    inputs: tuple[Fetch | None, ...]
-    weights: tuple[tuple[str, Box], ...]
-    outputs: tuple[Box, ...]
-    sums: Box | None
+    inputs: tuple[Fetch | None, ...]  # by input of the operator; None: nothing
+    weights: tuple[tuple[str, Box], ...]  # by weight of the operator: its name, and the box that is read
+    outputs: tuple[Box, ...]  # by output of the operator: the box that is made
+    sums: Box | None  # which part of the operator's sums it adds to; None: there are none
 
 
 @dataclass(frozen=True)
-class Program:
-    """A step under a strategy.
+class TileProgram:
+    """A step under a strategy."""
 
-    Attributes:
-        tasks: by operator: its tiles.
-        sent: by operator: the parts of what it makes that travel, once it has run.
-        returned: by operator: the parts whose gradients travel back, once its backward pass has run; it is the first
-            that reads them, and so the last whose gradient they wait for.
-        flows: the tensors that the loss's gradient flows through.
-        backward: the operators that have a backward pass.
-    """
+    tasks: tuple[tuple[TileTask, ...], ...]  # by operator: its tiles
+    sent: tuple[tuple[TensorPart, ...], ...]  # by operator: the parts of what it makes that travel, once it has run
+    # By operator: the parts whose gradients travel back, once its backward pass has run; it is the first that reads
+    # them, and so the last whose gradient they wait for.
+    returned: tuple[tuple[TensorPart, ...], ...]
+    flows: frozenset[int]  # the tensors that the loss's gradient flows through
 
-    tasks: tuple[tuple[TileTask, ...], ...]
-    sent: tuple[tuple[Part, ...], ...]
-    returned: tuple[tuple[Part, ...], ...]
-    flows: frozenset[int]
-
-    backward: frozenset[int]
+    backward: frozenset[int]  # the operators that have a backward pass
 
     @property
     def all_tasks(self) -> Iterator[TileTask]:
@@ -100,7 +69,7 @@ class Program:
         return itertools.chain.from_iterable(self.tasks)
 
 
-def program_of(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> Program:
+def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> TileProgram:
     """Work out what each device does in a step."""
     flows, backward = _flows(graph)
     tasks: list[tuple[TileTask, ...]] = []
@@ -110,16 +79,16 @@ def program_of(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> P
         for place, tensor in enumerate(operator.outputs):
             made[tensor] = tuple((task.outputs[place], task) for task in tasks[-1])
     makers = graph.makers
-    sent: list[dict[Part, None]] = [{} for _ in tasks]
-    returned: list[dict[Part, None]] = [{} for _ in tasks]
-    seen: set[Part] = set()
+    sent: list[dict[TensorPart, None]] = [{} for _ in tasks]
+    returned: list[dict[TensorPart, None]] = [{} for _ in tasks]
+    seen: set[TensorPart] = set()
     for task in itertools.chain.from_iterable(tasks):
         for part in _travelling(task):
             sent[makers[part.tensor]].setdefault(part)
             if task.operator in backward and part.tensor in flows and part not in seen:
                 seen.add(part)
                 returned[task.operator].setdefault(part)
-    return Program(tuple(tasks), tuple(map(tuple, sent)), tuple(map(tuple, returned)), flows, backward)
+    return TileProgram(tuple(tasks), tuple(map(tuple, sent)), tuple(map(tuple, returned)), flows, backward)
 
 
 def _tasks(
@@ -149,15 +118,15 @@ def _tasks(
         )
 
 
-def _parts(tensor: int, needed: Box, made: Sequence[tuple[Box, TileTask]], device: int) -> Iterator[Part]:
+def _parts(tensor: int, needed: Box, made: Sequence[tuple[Box, TileTask]], device: int) -> Iterator[TensorPart]:
     """What a box of a tensor is put together of."""
     for box, task in made:
         common = intersection(box, needed)
         if common is not None:
-            yield Part(tensor, task.number, common, task.device, device)
+            yield TensorPart(tensor, task.number, common, task.device, device)
 
 
-def _travelling(task: TileTask) -> Iterator[Part]:
+def _travelling(task: TileTask) -> Iterator[TensorPart]:
     """What a task reads from other devices."""
     for fetch in task.inputs:
         if fetch is not None:
@@ -177,44 +146,32 @@ def _flows(graph: OperatorGraph) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(flows), frozenset(backward)
 
 
-Piece: TypeAlias = tuple[int, int]
-"""What a tile of this device makes of a tensor: the tensor's number and the tile's."""
+Piece: TypeAlias = tuple[int, int]  # What a tile of this device makes of a tensor: the tensor's number and the tile's
 
-Parts: TypeAlias = tuple[Part, ...]
+Parts: TypeAlias = tuple[TensorPart, ...]
 
 K = TypeVar("K")
 
 
 @dataclass(frozen=True)
-class Share:
-    """A device's share of a program. Everything is by operator.
+class LocalProgram:
+    """A device's share of a program. Everything is by operator."""
 
-    Attributes:
-        tasks: the tiles that it computes.
-        sends: the parts that it sends once the operator has run.
-        receives: the parts that it begins to receive then.
-        gradient_sends: the parts whose gradients it sends once the operator's backward pass has run.
-        gradient_receives: the parts whose gradients it begins to receive then.
-        last_pieces: what it has made itself and does not read behind the operator.
-        last_parts: what it has received and does not read behind the operator.
-        tags: a number for each part that travels.
-    """
-
-    tasks: tuple[tuple[TileTask, ...], ...]
-    sends: tuple[Parts, ...]
-    receives: tuple[Parts, ...]
-    gradient_sends: tuple[Parts, ...]
-    gradient_receives: tuple[Parts, ...]
-    last_pieces: Mapping[int, Sequence[Piece]]
-    last_parts: Mapping[int, Sequence[Part]]
-    tags: Mapping[Part, int]
+    tasks: tuple[tuple[TileTask, ...], ...]  # the tiles that it computes
+    sends: tuple[Parts, ...]  # the parts that it sends once the operator has run
+    receives: tuple[Parts, ...]  # the parts that it begins to receive then
+    gradient_sends: tuple[Parts, ...]  # the parts whose gradients it sends once the operator's backward pass has run
+    gradient_receives: tuple[Parts, ...]  # the parts whose gradients it begins to receive then
+    last_pieces: Mapping[int, Sequence[Piece]]  # what it has made itself and does not read behind the operator
+    last_parts: Mapping[int, Sequence[TensorPart]]  # what it has received and does not read behind the operator
+    tags: Mapping[TensorPart, int]  # a number for each part that travels
 
 
-def share_of(graph: OperatorGraph, program: Program, device: int) -> Share:
+def local_program(graph: OperatorGraph, program: TileProgram, device: int) -> LocalProgram:
     """What a device does of a program."""
     tasks = tuple(tuple(task for task in of if task.device == device) for of in program.tasks)
     pieces: dict[Piece, int] = {}
-    parts: dict[Part, int] = {}
+    parts: dict[TensorPart, int] = {}
     for number, operator in enumerate(graph.operators):
         for task in tasks[number]:
             for part in (part for fetch in task.inputs if fetch is not None for part in fetch.parts):
@@ -224,7 +181,7 @@ def share_of(graph: OperatorGraph, program: Program, device: int) -> Share:
                     parts[part] = number
             pieces.update({(tensor, task.number): number for tensor in operator.outputs})
     travelling = itertools.chain.from_iterable(program.sent)
-    return Share(
+    return LocalProgram(
         tasks,
         _those(program.sent, "source", device),
         _those(program.sent, "target", device),

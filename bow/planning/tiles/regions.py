@@ -10,12 +10,7 @@ from bow.planning.problem.box import Box, within
 
 
 def sizes(box: Box) -> tuple[int, ...]:
-    """The shape of a box.
-
-    Example:
-        >>> sizes(((2, 5), (0, 4)))
-        (3, 4)
-    """
+    """The shape of a box."""
     return tuple(end - start for start, end in box)
 
 
@@ -41,11 +36,7 @@ def _indices(box: Box, origin: Box) -> tuple[slice, ...]:
 
 
 class Sums:
-    """Tensors that others are added to, part by part; those that one part fills are not copied.
-
-    Args:
-        empty: makes the zeros to begin with, by key and shape.
-    """
+    """Tensors that others are added to, part by part; those that one part fills are not copied."""
 
     def __init__(self, empty: Callable[[Hashable, tuple[int, ...]], Tensor]) -> None:
         self._empty = empty

@@ -19,7 +19,7 @@ from bow.planning.tiles.calls import CALLS, Call, LocalCall, Outputs, SummedCall
 from bow.planning.tiles.calls.layers import call_by_name
 from bow.planning.tiles.calls.tile import tile_of
 from bow.planning.tiles.encoding import function
-from bow.planning.tiles.graph_builder import GraphBuilder, Made, Value, Weight
+from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
 from bow.planning.tiles.regions import region, sizes
 from bow.planning.tiles.translations import exported_call
 
@@ -27,8 +27,7 @@ MOST_PARTS = 4
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """What may be off, relative to the largest value; other types have to be equal."""
 
-SEED = 1
-"""Of the random numbers that an operator draws: the same for all tiles."""
+SEED = 1  # Of the random numbers that an operator draws: the same for all tiles
 
 
 def check_rule(
@@ -166,11 +165,7 @@ def registered_rules() -> Registered:
 
 
 def take_over_rules(registered: Registered) -> None:
-    """Register what another process has registered, and tried out there.
-
-    Args:
-        registered: its `registered_rules()`.
-    """
+    """Register what another process has registered, and tried out there."""
     for rule, call in registered.values():
         _register(rule, call, RULES)
 
@@ -234,7 +229,7 @@ def _try_out(rule: Rule, call: LocalCall, example: Sequence[Any], trials: int) -
         if isinstance(argument, nn.Parameter):
             return Weight(str(next(n for n, weight in enumerate(weights) if weight is argument)))
         if isinstance(argument, Tensor):
-            return Made(builder.batch[next(n for n, tensor in enumerate(batch) if tensor is argument)])
+            return TensorRef(builder.batch[next(n for n, tensor in enumerate(batch) if tensor is argument)])
         return argument
 
     try:

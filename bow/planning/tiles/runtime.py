@@ -14,12 +14,12 @@ from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.averaging import Averaging
-from bow.planning.tiles.capture import CapturedStep
-from bow.planning.tiles.communication import Recorder, sum_devices
+from bow.planning.tiles.capture import CapturedOperators
+from bow.planning.tiles.communication import SpanRecorder, sum_devices
 from bow.planning.tiles.device_state import Cell, DeviceBuffers, DeviceWeights, cells_of
-from bow.planning.tiles.passes import BackwardPass, ForwardPass, Member
-from bow.planning.tiles.process_group import Team, wait_for
-from bow.planning.tiles.program import program_of, share_of
+from bow.planning.tiles.passes import BackwardPass, DeviceContext, ForwardPass
+from bow.planning.tiles.process_group import ProcessGroup, wait_for
+from bow.planning.tiles.program import local_program, tile_program
 from bow.planning.tiles.regions import region
 from bow.replicas.optimizer import is_elementwise, make_optimizer
 from bow.schedule import Timeline
@@ -66,14 +66,14 @@ def _cut(state: Any, cell: Cell, value: Tensor) -> Any:
 class TileRuntime:
     """Runs training steps under a strategy, one process a device.
 
-    Every process of the team makes one with the same arguments and calls its methods in the same order.
+    Every process of the group makes one with the same arguments and calls its methods in the same order.
 
     Args:
         captured: the step.
         strategy: how the operators of `captured.graph` are split, and where their tiles are.
         model: the model that was captured; the first process's weights are those that all begin with. It is only read.
         optimizer: makes an optimizer from the model's parameters; it has to treat every element alike.
-        team: the processes; None: all that there are, on the CPU, one team for each learner of the strategy.
+        group: the processes; None: all that there are, on the CPU, one group for each learner of the strategy.
         sync: how learners are averaged, such as `bow.SMA()`; needed where the strategy has several.
         rules: what the operators need.
         seed: of dropout.
@@ -106,64 +106,64 @@ class TileRuntime:
 
     def __init__(
         self,
-        captured: CapturedStep,
+        captured: CapturedOperators,
         strategy: Partition,
         model: nn.Module,
         optimizer: OptimizerFactory,
-        team: Team | None = None,
+        group: ProcessGroup | None = None,
         *,
         sync: Synchroniser | None = None,
         rules: Rules = RULES,
         seed: int = 0,
     ) -> None:
         graph = captured.graph
-        team = team or Team(torch.device("cpu"), learners=strategy.learners)
-        strategy.check(graph, team.size * team.count, rules)
-        program = program_of(graph, strategy.splits, rules)
+        group = group or ProcessGroup(torch.device("cpu"), learners=strategy.learners)
+        strategy.check(graph, group.size * group.learners, rules)
+        program = tile_program(graph, strategy.splits, rules)
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        values = {name: _begun(parameters[name], weight.shape, team) for name, weight in graph.weights.items()}
+        values = {name: _begun(parameters[name], weight.shape, group) for name, weight in graph.weights.items()}
         self._captured = captured
-        self._team = team
+        self._group = group
         self._steps = 0
         self._skipped = 0
         self._shapes = {name: parameters[name].shape for name in values}
         self._counts = {name: int(buffers[name]) for name in captured.counters}
-        self._member = Member(
+        self._context = DeviceContext(
             graph,
             captured.dtypes,
             program,
-            share_of(graph, program, team.number),
-            team,
-            DeviceWeights(cells_of(graph, program), values, team),
-            DeviceBuffers(graph, program, buffers, team),
-            Recorder(team.number, team.device),
+            local_program(graph, program, group.rank),
+            group,
+            DeviceWeights(cells_of(graph, program), values, group),
+            DeviceBuffers(graph, program, buffers, group),
+            SpanRecorder(group.rank, group.device),
             seed,
         )
-        team.prepare(
+        group.prepare(
             sum_devices(tasks, task.sums) for tasks in program.tasks for task in tasks if task.sums is not None
         )
         self._loss_device = program.tasks[graph.makers[graph.loss]][0].device
-        self._constants = captured.constants(model, team.device)
-        self._averaging = None if team.count == 1 else Averaging(_chosen(sync, team), self._member.weights, team)
-        self.optimizer = tile_optimizer(optimizer, model, self._member.weights.parameters, values)
+        self._constants = captured.constants(model, group.device)
+        self._averaging = None if group.learners == 1 else Averaging(_chosen(sync, group), self._context.weights, group)
+        self.optimizer = tile_optimizer(optimizer, model, self._context.weights.parameters, values)
 
     def step(self, batch: Any, index: int) -> Tensor:
         """Run a step: forward, backward, update."""
-        member = self._member
-        tensors = {**self._constants, **self._captured.leaves(batch, self._team.device)}
+        context = self._context
+        tensors = {**self._constants, **self._captured.leaves(batch, self._group.device)}
         self._begin_averaging()
-        forward = ForwardPass(member, tensors, index)
+        forward = ForwardPass(context, tensors, index)
         forward.run()
         loss = forward.loss
         if loss is None:
-            graph = member.graph
-            loss = torch.empty((), dtype=member.dtypes[graph.loss], device=self._team.device)
-        works = [] if self._team.size == 1 else [self._team.hand_out(loss, self._loss_device)]
-        backward = BackwardPass(member, forward.saved)
+            graph = context.graph
+            loss = torch.empty((), dtype=context.dtypes[graph.loss], device=self._group.device)
+        works = [] if self._group.size == 1 else [self._group.broadcast(loss, self._loss_device)]
+        backward = BackwardPass(context, forward.saved)
         backward.run()
-        with member.recorder.span("reduction", "gradients"):
-            member.weights.finish_sums()
-        with member.recorder.span("update", "all"):
+        with context.recorder.span("reduction", "gradients"):
+            context.weights.finish_sums()
+        with context.recorder.span("update", "all"):
             self.optimizer.step()
             if self._averaging is not None:
                 self._averaging.finish()
@@ -182,30 +182,28 @@ class TileRuntime:
 
     def gradients(self) -> dict[str, Tensor]:
         """The whole gradients of the last step by parameter name, the same on every device."""
-        return self._shaped(self._member.weights.gradients())
+        return self._shaped(self._context.weights.gradients())
 
     def gather_into(self, model: nn.Module) -> None:
-        """Give a model what was trained: parameters, running statistics and counters, on every device.
-
-        Where there are several learners, it is the central model, with the mean of their running statistics.
-        """
+        """Give a model what was trained: parameters, running statistics and counters, on every device."""
+        # Where there are several learners, it is the central model, with the mean of their running statistics.
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         with torch.no_grad():
             central = None if self._averaging is None else self._averaging.central
-            for name, value in self._shaped(self._member.weights.gathered(central)).items():
+            for name, value in self._shaped(self._context.weights.gathered(central)).items():
                 parameters[name].copy_(value)
-            for name, value in self._member.buffers.gathered().items():
+            for name, value in self._context.buffers.gathered().items():
                 buffers[name].copy_(value)
             for name, each in self._captured.counters.items():
                 buffers[name].fill_(self._counts[name] + each * self._steps)
 
     def state(self) -> dict[str, Any]:
         """What this device needs to go on exactly, as tensors and plain values; with the same strategy only."""
-        member = self._member
+        context = self._context
         return {
             "steps": [self._steps, self._skipped],
-            "weights": [parameter.detach() for parameter in member.weights.parameters.values()],
-            "kept": member.buffers.own,
+            "weights": [parameter.detach() for parameter in context.weights.parameters.values()],
+            "kept": context.buffers.own,
             "optimizer": self.optimizer.state_dict(),
             "averaging": None if self._averaging is None else self._averaging.state(),
         }
@@ -213,9 +211,9 @@ class TileRuntime:
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()` of the same device under the same strategy."""
-        member = self._member
+        context = self._context
         self._steps, self._skipped = state["steps"]
-        own = [*member.weights.parameters.values(), *member.buffers.own]
+        own = [*context.weights.parameters.values(), *context.buffers.own]
         for tensor, value in zip(own, [*state["weights"], *state["kept"]], strict=True):
             tensor.copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -224,12 +222,12 @@ class TileRuntime:
 
     def record(self, is_on: bool = True) -> None:
         """Begin or cease to note when what runs."""
-        self._member.recorder.is_on = is_on
+        self._context.recorder.is_on = is_on
 
     def timeline(self) -> Timeline:
         """What was noted on all devices, all of which ask for it; then it is forgotten."""
-        recorder = self._member.recorder
-        spans = [span for of_device in self._team.everyone(recorder.spans) for span in of_device]
+        recorder = self._context.recorder
+        spans = [span for of_device in self._group.everyone(recorder.spans) for span in of_device]
         recorder.spans = []
         return Timeline(spans)
 
@@ -241,14 +239,14 @@ class TileRuntime:
         return {name: value.view(self._shapes[name]) for name, value in values.items()}
 
 
-def _chosen(sync: Synchroniser | None, team: Team) -> Synchroniser:
+def _chosen(sync: Synchroniser | None, group: ProcessGroup) -> Synchroniser:
     if sync is None:
-        raise SettingError(f"the strategy has {team.count} learners and nothing averages them; give sync=bow.SMA()")
+        raise SettingError(f"the strategy has {group.learners} learners and nothing averages them; give sync=bow.SMA()")
     return sync
 
 
-def _begun(parameter: nn.Parameter, shape: tuple[int, ...], team: Team) -> Tensor:
+def _begun(parameter: nn.Parameter, shape: tuple[int, ...], group: ProcessGroup) -> Tensor:
     """A parameter's value of the first process, in the shape that the graph gives it."""
-    value = parameter.detach().to(team.device, copy=True).contiguous()
-    team.hand_out_first(value)
+    value = parameter.detach().to(group.device, copy=True).contiguous()
+    group.broadcast_first(value)
     return value.view(shape).requires_grad_(parameter.requires_grad)

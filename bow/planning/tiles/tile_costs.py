@@ -25,18 +25,17 @@ from bow.planning.rules.rule import Rules
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import tile_key
 from bow.planning.simulator.measured_costs import MeasuredCosts, TileTime, TileTimes, scaled
-from bow.planning.tiles.capture import CapturedStep
+from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.machine import all_on, core_kind
 from bow.planning.tiles.measurement_cache import cache_file
-from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import OptimizerFactory, TileRuntime
 from bow.runtime.build import machine
 from bow.schedule import Span
 
 _Spans: TypeAlias = dict[tuple[str, str], list[Span]]
 
-Tell: TypeAlias = Callable[[int, int], None]
-"""Is told how many tiles are measured, and of how many."""
+Tell: TypeAlias = Callable[[int, int], None]  # Is told how many tiles are measured, and of how many
 
 REPEATS = 5
 
@@ -44,7 +43,7 @@ WARM_UP = 2
 
 
 def measure_tiles(
-    captured: CapturedStep,
+    captured: CapturedOperators,
     model: nn.Module,
     batch: Any,
     optimizer: OptimizerFactory,
@@ -57,14 +56,12 @@ def measure_tiles(
     rules: Rules = RULES,
     tell: Tell | None = None,
 ) -> TileTimes:
-    """Measure every tile that a strategy for so many devices may have, once for each operator and shape.
-
-    Whole steps are run by the tile runtime on one device, one after the other with all operators split in another way.
-    What it takes to cut and put together what a tile reads counts as the tile's, and so does what the runtime itself
-    takes between two tiles.
-    """
+    """Measure every tile that a strategy for so many devices may have, once for each operator and shape."""
+    # Whole steps are run by the tile runtime on one device, one after the other with all operators split in another
+    # way. What it takes to cut and put together what a tile reads counts as the tile's, and so does what the runtime
+    # itself takes between two tiles.
     times = TileTimes() if known is None else TileTimes(dict(known.tiles), dict(known.updates))
-    graph, team = captured.graph, Team(device or torch.device("cpu"), is_alone=True)
+    graph, group = captured.graph, ProcessGroup(device or torch.device("cpu"), is_alone=True)
     ways = [(splits, _keys(graph, rules, splits)) for splits in _ways(graph, rules, num_devices, even)]
     wanted = {key for _, keys in ways for of in keys for key in of}
     for splits, keys in ways:
@@ -72,7 +69,7 @@ def measure_tiles(
             tell(len(wanted & times.tiles.keys()), len(wanted))
         if graph.hash in times.updates and all(key in times.tiles for of in keys for key in of):
             continue
-        runtime = TileRuntime(captured, Partition(graph.hash, splits), model, optimizer, team, rules=rules)
+        runtime = TileRuntime(captured, Partition(graph.hash, splits), model, optimizer, group, rules=rules)
         steps = list(_steps(runtime, batch, repeats))
         found: dict[str, list[TileTime]] = defaultdict(list)
         wholes = []
@@ -94,8 +91,8 @@ def measure_tiles(
     return times
 
 
-def kept_times(
-    captured: CapturedStep,
+def cached_tile_times(
+    captured: CapturedOperators,
     model: nn.Module,
     batch: Any,
     optimizer: OptimizerFactory,
@@ -170,11 +167,9 @@ def _steps(runtime: TileRuntime, batch: Any, repeats: int) -> Iterator[_Spans]:
 
 
 def _times_of(operator: PlanOperator, count: int, spans: _Spans) -> list[TileTime]:
-    """By tile of an operator, in one step.
-
-    Where tiles sum something in the middle, all begin together and each has its share of it; their backward passes come
-    first for what is behind the sum, then for what is before it.
-    """
+    """By tile of an operator, in one step."""
+    # Where tiles sum something in the middle, all begin together and each has its share of it; their backward passes
+    # come first for what is behind the sum, then for what is before it.
     forward = [span.duration_ns for span in spans["forward", operator.name]]
     backward = [span.duration_ns for span in spans["backward", operator.name]]
     together, own = sum(forward[:-count]), forward[-count:]
@@ -199,7 +194,7 @@ OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentu
 
 
 def measured_costs(
-    captured: CapturedStep,
+    captured: CapturedOperators,
     model: nn.Module,
     batch: Any,
     topology: DeviceTopology,
@@ -209,14 +204,15 @@ def measured_costs(
     rules: Rules = RULES,
     tell: Tell | None = None,
 ) -> MeasuredCosts:
-    """Measure what is not yet known of a step's tiles on this machine's devices; others have the roofline's times.
-
-    A kind of device is this machine's where its name says so, as those of `bow.planning.tiles.machine.read_devices` do.
-    """
+    """Measure what is not yet known of a step's tiles on this machine's devices; others have the roofline's times."""
+    # A kind of device is this machine's where its name says so, as those of `bow.planning.tiles.machine.read_devices`
+    # do.
     times = {}
     for kind, device, cores in _here(topology):
         settings: dict[str, Any] = {"device": device, "even": even, "rules": rules, "tell": tell}
-        measure = functools.partial(kept_times, captured, model, batch, optimizer, topology.num_devices, **settings)
+        measure = functools.partial(
+            cached_tile_times, captured, model, batch, optimizer, topology.num_devices, **settings
+        )
         if device.type == "cuda":
             times[kind] = measure()
         else:

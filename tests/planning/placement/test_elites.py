@@ -39,5 +39,5 @@ def test_a_controller_makes_its_elites_likelier_and_goes_on_with_them() -> None:
     state = controller.state()
     assert state["elites"][0] == (sums([best])[0], best)
     resumed = Controller(small_policy(), sums, settings)
-    resumed.load({**state, "elites": [[seconds, list(each)] for seconds, each in state["elites"]]})
+    resumed.load(state)
     assert resumed.state()["elites"] == state["elites"]

@@ -57,10 +57,10 @@ def test_what_does_not_fit_has_no_time_and_a_reason():
     count = len(graph.operators)
     assert evaluate([(1,) * count, (0,) * count])[0] is None
     assert evaluate([(0,) * count])[0] is not None
-    verdict = evaluate.verdict((1,) * count)
-    assert verdict.refusal is not None
-    assert verdict.refusal.device == 1
-    assert "gpu0 (device 1) needs" in verdict.reason
+    evaluation = evaluate.evaluation((1,) * count)
+    assert evaluation.refusal is not None
+    assert evaluation.refusal.device == 1
+    assert "gpu0 (device 1) needs" in evaluation.reason
 
 
 def test_a_placement_is_simulated_once():
@@ -77,7 +77,7 @@ def test_operators_without_a_kernel_stay_on_the_processor():
     evaluate = evaluator(graph, groups, on_processor={"embedding"})
     everywhere = (1,) * len(groups)
     assert evaluate([everywhere]) == [None]
-    assert "must not run on device 1" in evaluate.verdict(everywhere).reason
+    assert "must not run on device 1" in evaluate.evaluation(everywhere).reason
     legal = evaluate.legal(everywhere)
     assert evaluate([legal])[0] is not None
     assert [groups.groups[n].kind for n, device in enumerate(legal) if device == 0] == ["embedding"] * 2

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bow.errors import CheckpointError, ScheduleError, SettingError
+from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.reinforce import LearningSettings
-from bow.planning.placement.training import Controller, LearnedPlacement, Placement, Progress, train_policy
+from bow.planning.placement.training import Controller, LearnedPlacement, Placement, PolicyProgress, train_policy
 from tests.planning.placement.policies import SMALL, chain, small_policy, sums
 
 QUICK = LearningSettings(
@@ -39,21 +38,11 @@ def test_the_policy_learns_the_fastest_placement() -> None:
 def test_the_same_seed_gives_the_same_training_and_another_one_does_not() -> None:
     first, same, other = trained(), trained(), trained(seed=1)
     assert weights(first).equal(weights(same))
-    assert first.findings == same.findings
+    assert first.history == same.history
     assert not weights(first).equal(weights(other))
 
 
-def test_a_training_goes_on_from_its_checkpoint_bit_for_bit(tmp_path: Path) -> None:
-    file = tmp_path / "runs" / "policy.pt"
-    whole = trained(12)
-    trained(5, checkpoint=file, checkpoint_every=100)
-    resumed = trained(12, checkpoint=file)
-    assert weights(resumed).equal(weights(whole))
-    assert (resumed.findings, resumed.updates) == (whole.findings, 12)
-    assert [each.name for each in file.parent.iterdir()] == ["policy.pt"]
-
-
-def test_an_evaluation_that_breaks_off_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+def test_an_evaluation_that_breaks_off_tells_the_best() -> None:
     calls = 0
 
     def breaks(placements: list[Placement]) -> list[float | None]:
@@ -63,27 +52,10 @@ def test_an_evaluation_that_breaks_off_leaves_a_checkpoint_to_go_on_from(tmp_pat
             raise OSError("the machine is on fire")
         return sums(placements)
 
-    file = tmp_path / "policy.pt"
     with pytest.raises(OSError, match="on fire") as caught:
-        trained(12, breaks, checkpoint=file)
+        trained(12, breaks)
     best = trained(5).best
     assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
-    resumed = trained(12, checkpoint=file)
-    assert weights(resumed).equal(weights(trained(12)))
-
-
-def test_a_checkpoint_that_cannot_be_written_any_more_does_not_lose_the_best(tmp_path: Path) -> None:
-    file = tmp_path / "policy.pt"
-
-    def watch(progress: Progress) -> None:
-        if progress.updates == 3:
-            file.mkdir()
-
-    with pytest.raises(CheckpointError, match="cannot be written") as caught:
-        trained(5, watch=watch, checkpoint=file)
-    best = trained(5).best
-    assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_last_evaluation_that_breaks_off_does_not_lose_the_best() -> None:
@@ -97,7 +69,7 @@ def test_a_last_evaluation_that_breaks_off_does_not_lose_the_best() -> None:
     assert str(trained(5).best.placement) in caught.value.__notes__[0]
 
 
-def test_ctrl_c_keeps_the_best(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_best() -> None:
     calls = 0
 
     def interrupted(placements: list[Placement]) -> list[float | None]:
@@ -107,16 +79,15 @@ def test_ctrl_c_keeps_the_best(tmp_path: Path) -> None:
             raise KeyboardInterrupt
         return sums(placements)
 
-    found = trained(12, interrupted, checkpoint=tmp_path / "policy.pt")
+    found = trained(12, interrupted)
     assert found.updates == 3
     assert found.best.time_s == sums([found.best.placement])[0]
-    assert weights(trained(12, checkpoint=tmp_path / "policy.pt")).equal(weights(trained(12)))
 
 
 def test_who_watches_is_told_after_each_update_and_may_end_it() -> None:
-    told: list[Progress] = []
+    told: list[PolicyProgress] = []
 
-    def watch(progress: Progress) -> bool:
+    def watch(progress: PolicyProgress) -> bool:
         told.append(progress)
         return progress.updates < 3
 
@@ -130,17 +101,15 @@ def test_who_watches_is_told_after_each_update_and_may_end_it() -> None:
 def test_the_best_is_the_best_of_all_that_was_drawn() -> None:
     drawn: list[tuple[Placement, float | None]] = []
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: PolicyProgress) -> None:
         drawn.extend(zip(progress.batch.placements, progress.batch.times, strict=True))
 
     found = trained(20, watch=watch)
     times = [time for _, time in drawn if time is not None]
     assert found.best.time_s == min(times)
     assert drawn[found.best.sample - 1] == (found.best.placement, found.best.time_s)
-    assert found.findings.failed == len(drawn) - len(times)
-    assert [each.time_s for each in found.findings.bests] == sorted({each.time_s for each in found.findings.bests})[
-        ::-1
-    ]
+    assert found.history.failed == len(drawn) - len(times)
+    assert [each.time_s for each in found.history.bests] == sorted({each.time_s for each in found.history.bests})[::-1]
 
 
 def test_the_time_ends_a_training() -> None:
@@ -156,7 +125,7 @@ def test_failures_of_any_sort_leave_the_parameters_finite(bad: float | None) -> 
     found = trained(20, evaluate)
     assert weights(found).isfinite().all()
     assert sum(found.best.placement) % 2 == 0
-    assert found.findings.failed > 0
+    assert found.history.failed > 0
 
 
 def test_masked_failures_have_no_influence_later() -> None:
@@ -207,47 +176,7 @@ def test_every_placement_needs_a_time() -> None:
         trained(3, lambda placements: [1.0])
 
 
-@pytest.mark.parametrize("arguments", [{"updates": 0}, {"checkpoint_every": 0}, {"budget_s": 0.0}])
+@pytest.mark.parametrize("arguments", [{"updates": 0}, {"budget_s": 0.0}])
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match="must be"):
         trained(**arguments)
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"settings": LearningSettings()}])
-def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    file = tmp_path / "policy.pt"
-    trained(2, checkpoint=file)
-    with pytest.raises(CheckpointError, match="other operations, settings or seed"):
-        trained(2, checkpoint=file, **change)
-
-
-@pytest.mark.parametrize("keep", [0, 10, 2000, -100])
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path, keep: int) -> None:
-    file = tmp_path / "policy.pt"
-    trained(2, checkpoint=file)
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match="delete it to begin anew"):
-        trained(2, checkpoint=file)
-
-
-def test_a_checkpoint_with_a_wrong_bit_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "policy.pt"
-    weight = weights(trained(2, checkpoint=file))[:4].numpy().tobytes()
-    content = bytearray(file.read_bytes())
-    content[content.index(weight)] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(CheckpointError, match="checksum"):
-        trained(2, checkpoint=file)
-
-
-def test_a_checkpoint_with_objects_is_refused_without_torchs_advice_to_trust_it(tmp_path: Path) -> None:
-    torch.save({"format": print}, tmp_path / "policy.pt")
-    with pytest.raises(CheckpointError, match=r"is damaged .*; delete it") as caught:
-        trained(2, checkpoint=tmp_path / "policy.pt")
-    assert "weights_only" not in str(caught.value)
-
-
-def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
-    torch.save({"format": "something else"}, tmp_path / "policy.pt")
-    with pytest.raises(CheckpointError, match="no checkpoint of a placement policy"):
-        trained(2, checkpoint=tmp_path / "policy.pt")

@@ -15,7 +15,7 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules.mapped import places
 from bow.planning.tiles.calls import Operands, Outputs
 from bow.planning.tiles.calls.tile import Tile
-from bow.planning.tiles.graph_builder import GraphBuilder, Made, Weight
+from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Weight
 from bow.planning.tiles.regions import region
 from bow.planning.tiles.translations import TRANSLATIONS, exported_call, pointwise
 
@@ -233,7 +233,7 @@ def example(name: str) -> Example:
     inputs = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     builder = GraphBuilder(nn.ParameterDict(weights), inputs, flows=True)
     names = {id(each): Weight(key) for key, each in weights.items()}
-    values = {**names, **{id(tensor): Made(number) for number, tensor in zip(builder.batch, inputs, strict=True)}}
+    values = {**names, **{id(tensor): TensorRef(number) for number, tensor in zip(builder.batch, inputs, strict=True)}}
     given = tree_map(lambda leaf: values.get(id(leaf), leaf), list(arguments))
     call = exported_call(str(function), function, given, {}, function(*arguments))
     made: Any = TRANSLATIONS.get(str(function).split(".")[1], pointwise)(builder, call)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bow.planning.problem.partition import Partition, Split
-from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 
 STEPS = 5
 TOLERANCE = 1e-9
@@ -36,7 +36,7 @@ class Task:
     batch: Any
     loss: Callable[[Any, Any], Tensor]
     optimizer: Callable[..., torch.optim.Optimizer]
-    captured: CapturedStep
+    captured: CapturedOperators
 
     def strategy(self, splits: Any, learners: int = 1) -> Partition:
         return Partition(self.captured.graph.hash, tuple(splits), learners)
@@ -84,9 +84,9 @@ def by_pytorch(given: Task, steps: int = STEPS) -> Course:
     return Course(losses, gradients[0], gradients[-1], model.state_dict())
 
 
-def by_tiles(given: Task, strategy: Partition, team: Team, steps: int = STEPS, **settings: Any) -> Course:
+def by_tiles(given: Task, strategy: Partition, group: ProcessGroup, steps: int = STEPS, **settings: Any) -> Course:
     """The training under a strategy."""
-    runtime = TileRuntime(given.captured, strategy, given.model, given.optimizer, team, **settings)
+    runtime = TileRuntime(given.captured, strategy, given.model, given.optimizer, group, **settings)
     losses, gradients = [], []
     for index in range(steps):
         losses.append(runtime.step(given.batch, index))
@@ -131,6 +131,6 @@ class Trial:
     splits: tuple[Split, ...]
     expected: Course
 
-    def difference(self, team: Team, **settings: Any) -> float:
+    def difference(self, group: ProcessGroup, **settings: Any) -> float:
         """How far the training is from what it should be."""
-        return difference(by_tiles(self.task, self.task.strategy(self.splits), team, **settings), self.expected)
+        return difference(by_tiles(self.task, self.task.strategy(self.splits), group, **settings), self.expected)

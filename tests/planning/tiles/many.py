@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from bow.cluster import World
-from bow.planning.tiles import Team
+from bow.planning.tiles import ProcessGroup
 from tests.cluster.worlds import in_world
 from tests.planning.tiles.equality import TOLERANCE, Course, Task, Trial, by_pytorch
 from tests.planning.tiles.networks import SIX, network, optimizers
@@ -55,11 +55,11 @@ def trials(name: str, num_devices: int, seeds: Sequence[int]) -> Iterator[Trial]
 def run(world: World, given: Sequence[Trial], is_loud: bool = False) -> dict[str, float]:
     """How far each training is from one device's, by its name."""
     torch.set_num_threads(1)
-    team, found = Team(torch.device("cpu")), {}
+    group, found = ProcessGroup(torch.device("cpu")), {}
     for trial in given:
         began = time.monotonic()
         faulthandler.dump_traceback_later(HANGS_S, exit=True)
-        found[trial.name] = trial.difference(team)
+        found[trial.name] = trial.difference(group)
         if is_loud and world.leads:
             print(f"{trial.name}: {found[trial.name]:.1e}, {time.monotonic() - began:.1f} s", flush=True)
     faulthandler.cancel_dump_traceback_later()

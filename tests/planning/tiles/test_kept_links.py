@@ -11,33 +11,33 @@ import torch
 
 from bow.errors import RuntimeUnavailableError
 from bow.planning.tiles import link_benchmark, measurement_cache
-from bow.planning.tiles.link_benchmark import Members, keep_lines, lines_here
-from bow.planning.tiles.link_model import Lines
-from bow.planning.tiles.process_group import Team
-from tests.planning.tiles.members import team_of, together
+from bow.planning.tiles.link_benchmark import DeviceInventory, cache_busy_links, cached_busy_links
+from bow.planning.tiles.link_model import LinkModels
+from bow.planning.tiles.process_group import ProcessGroup
+from tests.planning.tiles.thread_group import thread_group, together
 
-LINES: Lines = {(0, 1): (120_000.0, 0.5)}
+LINES: LinkModels = {(0, 1): (120_000.0, 0.5)}
 
 HERE = threading.local()
 """`number`: of the device that this thread is."""
 
 
-def asked(members: list[Any]) -> list[tuple[Lines, float]]:
+def asked(inventory: list[Any]) -> list[tuple[LinkModels, float]]:
     """What each device is told, and that both have asked each other equally often."""
 
-    def ask(team: Any) -> tuple[Lines, float]:
-        HERE.number = team.number
-        return lines_here(team, Members.of(team))
+    def ask(group: Any) -> tuple[LinkModels, float]:
+        HERE.number = group.rank
+        return cached_busy_links(group, DeviceInventory.of(group))
 
-    before = [member.asked for member in members]
-    found = together(ask, members)
-    assert len({member.asked - number for member, number in zip(members, before, strict=True)}) == 1
+    before = [each.asked for each in inventory]
+    found = together(ask, inventory)
+    assert len({each.asked - number for each, number in zip(inventory, before, strict=True)}) == 1
     return found
 
 
 @pytest.fixture
 def pair() -> list[Any]:
-    return team_of(2)
+    return thread_group(2)
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
     """By measurement: who has measured, and in how many turns. Each device has a folder of its own, as its number."""
     turns_of: list[tuple[int, int]] = []
 
-    def measure(team: Team, *, shapes: Any, turns: int) -> tuple[Lines, float]:
-        turns_of.append((team.number, turns))
-        team.everyone(None)  # the threads have one source of random numbers: none draws before both know its state
+    def measure(group: ProcessGroup, *, shapes: Any, turns: int) -> tuple[LinkModels, float]:
+        turns_of.append((group.rank, turns))
+        group.everyone(None)  # the threads have one source of random numbers: none draws before both know its state
         torch.rand(1)
         return LINES, 40.0
 
     monkeypatch.setattr(measurement_cache, "cache_folder", lambda: tmp_path / str(HERE.number))
-    monkeypatch.setattr(link_benchmark, "lines_in_use", measure)
+    monkeypatch.setattr(link_benchmark, "measure_busy_links", measure)
     return turns_of
 
 
@@ -81,10 +81,10 @@ def test_the_first_device_keeps_it_for_all(pair: list[Any], measured: list[Any],
 
 
 def test_one_device_alone_has_nothing_to_measure_or_to_keep(measured: list[Any], tmp_path: Path) -> None:
-    (alone,) = team_of(1)
+    (alone,) = thread_group(1)
     assert asked([alone]) == [({}, 0.0)]
     HERE.number = 0
-    keep_lines(alone, {}, 0.0)
+    cache_busy_links(alone, {}, 0.0)
     assert not measured
     assert not list(tmp_path.iterdir())
 
@@ -97,9 +97,9 @@ def test_devices_are_asked_once_what_and_where_they_are(pair: list[Any], measure
 
 
 def test_what_a_plan_has_measured_takes_the_place_of_what_was_kept(pair: list[Any], measured: list[Any]) -> None:
-    def keep(team: Any) -> None:
-        HERE.number = team.number
-        keep_lines(team, {(0, 1): (7.0, 0.25)}, 0.0)
+    def keep(group: Any) -> None:
+        HERE.number = group.rank
+        cache_busy_links(group, {(0, 1): (7.0, 0.25)}, 0.0)
 
     asked(pair)
     together(keep, pair)
@@ -155,11 +155,11 @@ def test_without_a_place_to_keep_it_it_is_measured_each_time(
 def test_other_gpus_have_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     files = []
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
-    (alone,) = team_of(1)
+    (alone,) = thread_group(1)
     alone.device = torch.device("cuda", 0)
     for uuid in ("0a", "1b", "0a"):
         monkeypatch.setattr(link_benchmark, "gpu_uuid", lambda device, uuid=uuid: uuid)
-        members = Members.of(alone)
-        assert members.gpus == (uuid,)
-        files.append(link_benchmark._file(members))
+        inventory = DeviceInventory.of(alone)
+        assert inventory.gpus == (uuid,)
+        files.append(link_benchmark._file(inventory))
     assert files[0] == files[2] != files[1]

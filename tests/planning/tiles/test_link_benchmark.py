@@ -17,13 +17,13 @@ from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.tasks import TaskKind
 from bow.planning.tiles import link_benchmark
-from bow.planning.tiles.link_benchmark import LAYERS, SUMS, MessageRaces, SumRaces, measure_links_in_use
+from bow.planning.tiles.link_benchmark import LAYERS, SUMS, MessageBenchmark, SumBenchmark, topology_in_use
 from bow.planning.tiles.machine import connected
-from bow.planning.tiles.program import program_of
+from bow.planning.tiles.program import tile_program
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 DEVICES = tuple(Device(f"core{number}", KIND) for number in range(3))
-TEAM: Any = SimpleNamespace(device=torch.device("cpu"), size=3, number=0)
+TEAM: Any = SimpleNamespace(device=torch.device("cpu"), size=3, rank=0)
 
 
 class Raced:
@@ -47,10 +47,10 @@ def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_
     (linear, *_) = (number for number, each in enumerate(graph.operators) if each.kind == "linear")
     assert crossed[linear] == straight[linear]
     layers = {tensor for each in graph.operators if each.kind == "linear" for tensor in each.outputs}
-    parts = [part for of in program_of(graph, crossed, RULES).sent for part in of if part.tensor in layers]
+    parts = [part for of in tile_program(graph, crossed, RULES).sent for part in of if part.tensor in layers]
     assert len(parts) == 2 * LAYERS  # both devices send, behind the last layer too
     assert {end - start for part in parts for start, end in part.box} == {4}  # half of the samples, all of the width
-    assert not [part for of in program_of(graph, straight, RULES).sent for part in of if part.tensor in layers]
+    assert not [part for of in tile_program(graph, straight, RULES).sent for part in of if part.tensor in layers]
     assert link_benchmark._messages(graph, crossed) - link_benchmark._messages(graph, straight) == 4 * LAYERS
 
 
@@ -63,19 +63,19 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
         def everyone(self, value: list[list[int]]) -> list[list[list[int]]]:
             return [value, [[each - 1000 for each in of] for of in value]]  # the other one is ready sooner
 
-    def step_ns(team: Any, runtime: str, race: Any) -> int:
-        return 1_000_000 + (race.count * (200_000 + 2 * race.num_bytes) if runtime == "crossed" else 0)
+    def step_ns(group: Any, runtime: str, case: Any) -> int:
+        return 1_000_000 + (case.count * (200_000 + 2 * case.num_bytes) if runtime == "crossed" else 0)
 
-    def race(team: Any, samples: int, width: int) -> Any:
+    def case(group: Any, samples: int, width: int) -> Any:
         return SimpleNamespace(straight="straight", crossed="crossed", count=32, num_bytes=samples * width * 2)
 
-    monkeypatch.setattr(link_benchmark, "_race", race)
+    monkeypatch.setattr(link_benchmark, "_message_case", case)
     monkeypatch.setattr(link_benchmark, "_step_ns", step_ns)
-    races = MessageRaces(Together())  # type: ignore[arg-type]
-    races.turn(is_timed=False)
+    cases = MessageBenchmark(Together())  # type: ignore[arg-type]
+    cases.turn(is_timed=False)
     for _ in range(3):
-        races.turn()
-    latency_ns, ns_per_byte = races.line()
+        cases.turn()
+    latency_ns, ns_per_byte = cases.line()
     assert latency_ns == pytest.approx(200_000, rel=1e-4)
     assert ns_per_byte == pytest.approx(2, rel=1e-4)
 
@@ -95,31 +95,31 @@ def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
 
 def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     alike: Any = SimpleNamespace(everyone=lambda value: [value, value])
-    race = SimpleNamespace(straight=1_000_000, crossed=1_000_000 + 40 * 300_000, count=40)
-    monkeypatch.setattr(link_benchmark, "_sum_race", lambda team: race)
-    monkeypatch.setattr(link_benchmark, "_step_ns", lambda team, runtime, race: runtime)
-    races = SumRaces(alike)
-    races.turn()
-    assert races.beside_messages_us(100_000.0) == 100.0
-    assert races.beside_messages_us(200_000.0) == 0.0
+    case = SimpleNamespace(straight=1_000_000, crossed=1_000_000 + 40 * 300_000, count=40)
+    monkeypatch.setattr(link_benchmark, "_sum_case", lambda group: case)
+    monkeypatch.setattr(link_benchmark, "_step_ns", lambda group, runtime, case: runtime)
+    cases = SumBenchmark(alike)
+    cases.turn()
+    assert cases.beside_messages_us(100_000.0) == 100.0
+    assert cases.beside_messages_us(200_000.0) == 0.0
 
 
 def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
-    monkeypatch.setattr(link_benchmark, "all_lines", lambda team: lines)
-    monkeypatch.setattr(link_benchmark, "MessageRaces", Raced)
-    monkeypatch.setattr(link_benchmark, "SumRaces", Raced)
-    topology = measure_links_in_use(TEAM, connected(DEVICES))
+    monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: lines)
+    monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
+    monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
+    topology = topology_in_use(TEAM, connected(DEVICES))
     assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
     assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
 
 
 def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_benchmark, "all_lines", lambda team: pytest.fail("nothing else is measured"))
-    monkeypatch.setattr(link_benchmark, "MessageRaces", Raced)
-    monkeypatch.setattr(link_benchmark, "SumRaces", Raced)
-    team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0)
-    topology = measure_links_in_use(team, connected(DEVICES[:2]))
+    monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: pytest.fail("nothing else is measured"))
+    monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
+    monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
+    group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, rank=0)
+    topology = topology_in_use(group, connected(DEVICES[:2]))
     (link,) = topology.links
     assert topology.sum_us == 300.0
     assert (link.latency_us, link.gb_per_s) == (300.0, 2.0)
@@ -127,14 +127,14 @@ def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytes
 
 def test_devices_still_share_the_bus_on_which_their_messages_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
-    monkeypatch.setattr(link_benchmark, "all_lines", lambda team: lines)
-    monkeypatch.setattr(link_benchmark, "MessageRaces", Raced)
-    monkeypatch.setattr(link_benchmark, "SumRaces", Raced)
+    monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: lines)
+    monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
+    monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
     bus = Link(tuple(device.name for device in DEVICES), 8.0, 10.0, shared=True)
-    topology = measure_links_in_use(TEAM, DeviceTopology("here", DEVICES, (bus,)))
+    topology = topology_in_use(TEAM, DeviceTopology("here", DEVICES, (bus,)))
     assert topology.links == (dataclasses.replace(bus, latency_us=300.0, gb_per_s=1.0),)
 
 
 def test_one_device_has_no_links() -> None:
-    alone: Any = SimpleNamespace(device=torch.device("cpu"), size=1, number=0)
-    assert measure_links_in_use(alone, connected(DEVICES[:1])).links == ()
+    alone: Any = SimpleNamespace(device=torch.device("cpu"), size=1, rank=0)
+    assert topology_in_use(alone, connected(DEVICES[:1])).links == ()

@@ -13,55 +13,55 @@ import torch
 
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.tiles import link_model
-from bow.planning.tiles.link_model import SIZES, all_lines, fitted_line, measured_topology
+from bow.planning.tiles.link_model import SIZES, fitted_link, measure_idle_links, measured_topology
 from bow.planning.tiles.process_group import Message
-from tests.planning.tiles.members import Member, team_of, together
+from tests.planning.tiles.thread_group import ThreadRank, thread_group, together
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 SIZE = 3
 
 
 class Clocked:
-    """A team of three devices that pass messages one after another on a clock of their own."""
+    """A group of three devices that pass messages one after another on a clock of their own."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.size, self.device = number, SIZE, torch.device("cpu")
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size, self.device = rank, SIZE, torch.device("cpu")
         self.now_ns = 0
 
     def exchange(self, sends: list[Message], receives: list[Message]) -> tuple[list[Any], list[Any]]:
         for tensor, other, _ in [*sends, *receives]:
-            slower = 2 if {self.number, other} == {0, 1} else 1
+            slower = 2 if {self.rank, other} == {0, 1} else 1
             self.now_ns += slower * 50_000 + tensor.numel()  # 1 GB/s
         return [], []
 
     def everyone(self, value: Any) -> list[Any]:
-        teams = [Clocked(number) for number in range(self.size)]
+        teams = [Clocked(rank) for rank in range(self.size)]
         pairs = [(0, 1), (0, 2), (1, 2)]
-        return [{pair: found_by(team, *pair) for pair in pairs if pair[0] == team.number} for team in teams]
+        return [{pair: found_by(group, *pair) for pair in pairs if pair[0] == group.rank} for group in teams]
 
 
-def found_by(team: Clocked, first: int, second: int) -> tuple[float, float]:
+def found_by(group: Clocked, first: int, second: int) -> tuple[float, float]:
     return (100_000.0 if (first, second) == (0, 1) else 50_000.0), 1.0
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clocked:
-    team = Clocked(0)
-    monkeypatch.setattr(link_model.time, "perf_counter_ns", lambda: team.now_ns)
-    return team
+    group = Clocked(0)
+    monkeypatch.setattr(link_model.time, "perf_counter_ns", lambda: group.now_ns)
+    return group
 
 
 def test_line_counts_small_and_large_messages_alike() -> None:
     exact = [120_000 + 0.7 * size for size in SIZES]
-    assert fitted_line(SIZES, exact) == pytest.approx((120_000, 0.7), rel=1e-4)
+    assert fitted_link(SIZES, exact) == pytest.approx((120_000, 0.7), rel=1e-4)
     off = [*exact[:-1], 1.2 * exact[-1]]
-    latency, ns_per_byte = fitted_line(SIZES, off)
+    latency, ns_per_byte = fitted_link(SIZES, off)
     assert latency == pytest.approx(120_000, rel=0.05)
     assert 0.7 < ns_per_byte < 0.85
 
 
 def test_line_is_never_negative() -> None:
-    latency, ns_per_byte = fitted_line([10, 100], [100.0, 10.0])
+    latency, ns_per_byte = fitted_link([10, 100], [100.0, 10.0])
     assert latency >= 0
     assert ns_per_byte > 0
 
@@ -73,8 +73,10 @@ def test_messages_of_every_size_are_timed_one_way(clock: Clocked) -> None:
 
 
 def test_every_pair_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_model, "_line", lambda team, *pair: found_by(team, *pair) if team.number in pair else None)
-    assert all_lines(Clocked(0)) == {(0, 1): (1e5, 1.0), (0, 2): (5e4, 1.0), (1, 2): (5e4, 1.0)}  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        link_model, "_line", lambda group, *pair: found_by(group, *pair) if group.rank in pair else None
+    )
+    assert measure_idle_links(Clocked(0)) == {(0, 1): (1e5, 1.0), (0, 2): (5e4, 1.0), (1, 2): (5e4, 1.0)}  # type: ignore[arg-type]
 
 
 def test_links_keep_who_shares_them_and_are_as_fast_as_the_fastest_of_their_pairs() -> None:
@@ -98,8 +100,8 @@ def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     under_way: list[tuple[int, int]] = []
     seen: list[set[tuple[int, int]]] = []
 
-    def line(team: Member, *pair: int) -> tuple[float, float] | None:
-        if team.number not in pair:
+    def line(group: ThreadRank, *pair: int) -> tuple[float, float] | None:
+        if group.rank not in pair:
             return None
         under_way.append((pair[0], pair[1]))
         time.sleep(0.002)
@@ -108,7 +110,7 @@ def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         return float(pair[0]), float(pair[1])
 
     monkeypatch.setattr(link_model, "_line", line)
-    found = together(all_lines, team_of(size))
+    found = together(measure_idle_links, thread_group(size))
     pairs = list(itertools.combinations(range(size), 2))
     assert [len(of) for of in seen] == [1] * 2 * len(pairs)
     assert found == [{pair: (float(pair[0]), float(pair[1])) for pair in pairs}] * size

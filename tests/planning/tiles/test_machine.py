@@ -110,8 +110,8 @@ def test_links_are_measured_by_one_process_a_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(machine, "available_cores", lambda: range(2))
     monkeypatch.setattr(machine, "start", start)
     kept: list[Any] = []
-    monkeypatch.setattr(machine, "lines_in_use", lambda team: ({(0, 1): (100_000.0, 0.5)}, 30.0))
-    monkeypatch.setattr(machine, "keep_lines", lambda team, *found: kept.append(found))
+    monkeypatch.setattr(machine, "measure_busy_links", lambda group: ({(0, 1): (100_000.0, 0.5)}, 30.0))
+    monkeypatch.setattr(machine, "cache_busy_links", lambda group, *found: kept.append(found))
     topology = measure_machine("cpu")
     assert [(link.ends, link.latency_us, link.gb_per_s) for link in topology.links] == [
         (("core0", "core1"), 100.0, 2.0)

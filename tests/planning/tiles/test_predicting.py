@@ -26,13 +26,15 @@ def test_messages_and_sums_take_what_they_take_in_use(
 ) -> None:
     monkeypatch.setattr(predicting, "device_kind", lambda *_: KIND)
     monkeypatch.setattr(predicting, "load_times", lambda path: None)
-    monkeypatch.setattr(predicting, "lines_here", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us)))
+    monkeypatch.setattr(
+        predicting, "cached_busy_links", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us))
+    )
     graph = perceptron()
     strategy = Partition(graph.hash, data_parallel(graph, RULES, 2))
-    team: Any = SimpleNamespace(device=torch.device("cpu"), size=2, number=0, everyone=lambda value: [value] * 2)
-    spans = predicted_timeline(graph, strategy, team, "SGD").spans
+    group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, rank=0, everyone=lambda value: [value] * 2)
+    spans = predicted_timeline(graph, strategy, group, "SGD").spans
     reductions = [span.duration_ns for span in spans if span.category == "reduction"]
     assert min(reductions) >= 1000 * (2 * latency_us + sum_us)
     assert min(reductions) < 1000 * (2 * latency_us + sum_us) + 1_000_000
-    team.number = 1
-    assert predicted_timeline(graph, strategy, team, "SGD") == Timeline()
+    group.rank = 1
+    assert predicted_timeline(graph, strategy, group, "SGD") == Timeline()

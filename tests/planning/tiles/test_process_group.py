@@ -15,7 +15,7 @@ from bow.errors import ClusterError
 from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import TileRuntime, capture_operators
 from bow.planning.tiles import process_group as teams
-from bow.planning.tiles.process_group import Team, let_compute, wait_for
+from bow.planning.tiles.process_group import ProcessGroup, deprioritise_carriers, wait_for
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no batch threads")
@@ -35,7 +35,7 @@ def test_only_threads_that_carry_messages_wait_for_the_core() -> None:
         thread.start()
     started.wait()
     try:
-        let_compute()
+        deprioritise_carriers()
     finally:
         done.set()
         for thread in threads:
@@ -45,10 +45,10 @@ def test_only_threads_that_carry_messages_wait_for_the_core() -> None:
 
 def test_nothing_happens_where_the_system_has_no_such_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "SCHED_BATCH", raising=False)
-    let_compute()
+    deprioritise_carriers()
     monkeypatch.setattr(os, "SCHED_BATCH", 3, raising=False)
     monkeypatch.setattr(teams, "THREADS", Path("nowhere"))
-    let_compute()
+    deprioritise_carriers()
 
 
 def test_devices_give_way_behind_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +57,10 @@ def test_devices_give_way_behind_every_operator(monkeypatch: pytest.MonkeyPatch)
     captured = capture_operators(model, batch, nn.functional.cross_entropy)
     strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     runtime = TileRuntime(
-        captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1), Team(torch.device("cpu"))
+        captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1), ProcessGroup(torch.device("cpu"))
     )
     times = []
-    monkeypatch.setattr(Team, "give_way", lambda team: times.append(team.number))
+    monkeypatch.setattr(ProcessGroup, "yield_core", lambda group: times.append(group.rank))
     runtime.step(batch, 0)
     assert len(times) == 2 * len(captured.graph.operators)
 
@@ -68,14 +68,14 @@ def test_devices_give_way_behind_every_operator(monkeypatch: pytest.MonkeyPatch)
 def test_only_several_devices_on_cpus_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     times = []
     monkeypatch.setattr(os, "sched_yield", lambda: times.append(None), raising=False)
-    team = Team(torch.device("cpu"), is_alone=True)
-    team.give_way()
+    group = ProcessGroup(torch.device("cpu"), is_alone=True)
+    group.yield_core()
     assert not times
-    team.size = 2
-    team.give_way()
+    group.size = 2
+    group.yield_core()
     assert len(times) == 1
-    team.device = torch.device("cuda")
-    team.give_way()
+    group.device = torch.device("cuda")
+    group.yield_core()
     assert len(times) == 1
 
 

@@ -15,7 +15,7 @@ from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, Ten
 from bow.planning.problem.partition import Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.tiles.device_state import cells_of
-from bow.planning.tiles.program import Program, program_of, share_of
+from bow.planning.tiles.program import TileProgram, local_program, tile_program
 from tests.planning.tiles.strategies import random_splits
 
 CONVOLUTION = {"stride": [1], "padding": [1], "dilation": [1], "groups": 1}
@@ -42,11 +42,11 @@ GRAPH = OperatorGraph(
 )
 
 
-def program(**splits: Split) -> Program:
+def program(**splits: Split) -> TileProgram:
     """The program of these splits; what is not named is whole, on device 0."""
     default = everything_on(GRAPH)
     chosen = [splits.get(operator.name, own) for operator, own in zip(GRAPH.operators, default, strict=True)]
-    return program_of(GRAPH, chosen, RULES)
+    return tile_program(GRAPH, chosen, RULES)
 
 
 def test_a_part_travels_once_whoever_reads_it() -> None:
@@ -89,7 +89,7 @@ def test_the_batch_is_everywhere() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 4))
 def test_what_a_tile_reads_is_put_together_of_what_was_made(seed: int, devices: int) -> None:
     splits = random_splits(GRAPH, devices, random.Random(seed))
-    found = program_of(GRAPH, splits, RULES)
+    found = tile_program(GRAPH, splits, RULES)
     for task in found.all_tasks:
         assert task.device == splits[task.operator].devices[task.number]
         for fetch in task.inputs:
@@ -105,8 +105,8 @@ def test_what_a_tile_reads_is_put_together_of_what_was_made(seed: int, devices: 
 
 @given(st.integers(0, 10_000), st.integers(1, 4))
 def test_shares_are_the_whole_program(seed: int, devices: int) -> None:
-    found = program_of(GRAPH, random_splits(GRAPH, devices, random.Random(seed)), RULES)
-    shares = [share_of(GRAPH, found, device) for device in range(devices)]
+    found = tile_program(GRAPH, random_splits(GRAPH, devices, random.Random(seed)), RULES)
+    shares = [local_program(GRAPH, found, device) for device in range(devices)]
     for operator in range(len(GRAPH.operators)):
         assert sorted(t.number for share in shares for t in share.tasks[operator]) == list(
             range(len(found.tasks[operator]))
@@ -136,7 +136,7 @@ def test_shares_are_the_whole_program(seed: int, devices: int) -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 4))
 def test_cells_are_parts_of_weights_with_the_devices_that_read_them(seed: int, devices: int) -> None:
-    found = program_of(GRAPH, random_splits(GRAPH, devices, random.Random(seed)), RULES)
+    found = tile_program(GRAPH, random_splits(GRAPH, devices, random.Random(seed)), RULES)
     readers = [(name, box, task) for task in found.all_tasks for name, box in task.weights]
     all_cells = cells_of(GRAPH, found)
     for one, other in itertools.combinations(all_cells, 2):
@@ -164,7 +164,7 @@ def test_a_weight_that_no_gradient_reaches_waits_for_none() -> None:
     frozen = dataclasses.replace(
         GRAPH, weights={**GRAPH.weights, "kernel": kernel}, tensors={**GRAPH.tensors, 1: features}
     )
-    found = cells_of(frozen, program_of(frozen, everything_on(frozen), RULES))
+    found = cells_of(frozen, tile_program(frozen, everything_on(frozen), RULES))
     assert [(cell.name, cell.is_trained, cell.operator) for cell in found] == [
         ("kernel", False, None),
         ("shared", True, 1),

@@ -17,7 +17,7 @@ from bow.planning.rules import RULES, shipped_rules
 from bow.planning.rules.mapped import Along, MappedRule, Shapes, Side, Whole
 from bow.planning.rules.rule import Rules
 from bow.planning.rules.views import PointwiseRule
-from bow.planning.tiles import Team, register_rule, registered_rules, registering, take_over_rules
+from bow.planning.tiles import ProcessGroup, register_rule, registered_rules, registering, take_over_rules
 from bow.planning.tiles.calls import CALLS, Operands, Outputs
 from bow.planning.tiles.calls.tile import Tile
 from tests.planning.tiles.equality import TOLERANCE, Task, by_pytorch, by_tiles, difference, task
@@ -95,7 +95,7 @@ def test_an_operator_of_ones_own_is_split(rules: Rules) -> None:
         Split((3, 2), (0,) * 6) if operator is own else Split((1,) * len(graph.output_shape(operator)), (0,))
         for operator in graph.operators
     ]
-    found = by_tiles(given, given.strategy(splits), Team(torch.device("cpu")), rules=with_shipped(rules))
+    found = by_tiles(given, given.strategy(splits), ProcessGroup(torch.device("cpu")), rules=with_shipped(rules))
     assert difference(found, by_pytorch(given)) < TOLERANCE
 
 

@@ -24,7 +24,7 @@ from bow.cluster import World
 from bow.errors import DataError, OptimizerError, ScheduleError, SettingError
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.search.problem import Problem
-from bow.planning.tiles import CapturedStep, Team, TileRuntime, capture_operators
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.planning.tiles.process_group import wait_for
 from tests.cluster.worlds import in_world
 from tests.planning.tiles.equality import TOLERANCE, Task, Trial, by_pytorch, by_tiles, difference, task
@@ -44,7 +44,7 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class AsyncWork:
     """What is tried out on several processes.
 
     Attributes:
@@ -77,19 +77,19 @@ def results() -> list[Results]:
     size = LEARNERS * DEVICES
     networks = [trial for seed, name in enumerate(NETWORKS) for trial in trials(name, size, [seed])]
     given = mixed()
-    work = Work(list(of_everything(given, range(3))), networks, list(with_dropout(range(1))), written_out(given))
+    work = AsyncWork(list(of_everything(given, range(3))), networks, list(with_dropout(range(1))), written_out(given))
     return in_world(size, functools.partial(everything, work=work))
 
 
-def everything(world: World, work: Work) -> Results:
+def everything(world: World, work: AsyncWork) -> Results:
     torch.set_num_threads(1)
-    team = Team(CPU)
+    group = ProcessGroup(CPU)
     return Results(
-        [trial.difference(team) for trial in work.mixed],
-        [trial.difference(team) for trial in work.networks],
-        [trial.difference(team, seed=SEED) for trial in work.dropout],
+        [trial.difference(group) for trial in work.mixed],
+        [trial.difference(group) for trial in work.networks],
+        [trial.difference(group, seed=SEED) for trial in work.dropout],
         off_average(work.averaged),
-        sums(team),
+        sums(group),
     )
 
 
@@ -106,7 +106,7 @@ def of_everything(given: Task, seeds: range) -> Iterator[Trial]:
 def with_dropout(seeds: range) -> Iterator[Trial]:
     """Strategies of a network with dropout, to be compared with the whole on one device."""
     given = mixed(dropout=0.3)
-    expected = by_tiles(given, given.strategy(everything_on(given.captured.graph)), Team(CPU), seed=SEED)
+    expected = by_tiles(given, given.strategy(everything_on(given.captured.graph)), ProcessGroup(CPU), seed=SEED)
     for seed in seeds:
         splits = random_splits(given.captured.graph, LEARNERS * DEVICES, random.Random(seed))
         yield Trial(f"dropout, {seed}", given, splits, expected)
@@ -135,11 +135,11 @@ def test_learners_of_several_devices_are_averaged(results: list[Results]) -> Non
         assert max(found.learners) < TOLERANCE
 
 
-def sums(team: Team) -> dict[tuple[tuple[int, ...], int], Tensor]:
+def sums(group: ProcessGroup) -> dict[tuple[tuple[int, ...], int], Tensor]:
     """What devices have added up, by who they are and how many numbers: two are under way at a time, begun in order."""
-    team.prepare(MEMBERS)
-    found = {(each, count): part_of(team.number, count) for each in MEMBERS if team.number in each for count in COUNTS}
-    works = [team.sum(tensor, members) for (members, _), tensor in found.items()]
+    group.prepare(MEMBERS)
+    found = {(each, count): part_of(group.rank, count) for each in MEMBERS if group.rank in each for count in COUNTS}
+    works = [group.sum(tensor, members) for (members, _), tensor in found.items()]
     for _ in range(2):  # to wait again changes nothing
         wait_for(works)
     return found
@@ -166,7 +166,7 @@ def test_many_tiles_on_one_device_train_as_one() -> None:
     expected = by_pytorch(given)
     for seed in range(2):
         splits = random_splits(given.captured.graph, 1, random.Random(seed))
-        assert difference(by_tiles(given, given.strategy(splits), Team(CPU)), expected) < TOLERANCE
+        assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
 
 
 def test_what_is_dropped_follows_seed_and_step() -> None:
@@ -207,16 +207,16 @@ class Averaged:
 
 def off_average(expected: Averaged) -> list[float]:
     """How far two learners of two devices each are from two learners on one device."""
-    own, team = expected.task, Team(CPU, LEARNERS)
+    own, group = expected.task, ProcessGroup(CPU, LEARNERS)
     splits = random_splits(own.captured.graph, DEVICES, random.Random(7))
     strategy = own.strategy(splits, LEARNERS)
-    runtime = TileRuntime(own.captured, strategy, own.model, own.optimizer, team, sync=bow.SMA(**SYNC))
-    losses = [float(runtime.step(expected.batches[team.index], index)) for index in range(AVERAGED_STEPS)]
+    runtime = TileRuntime(own.captured, strategy, own.model, own.optimizer, group, sync=bow.SMA(**SYNC))
+    losses = [float(runtime.step(expected.batches[group.learner], index)) for index in range(AVERAGED_STEPS)]
     model = copy.deepcopy(own.model)
     runtime.gather_into(model)
     state = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
     return [
-        *(abs(a - b) for a, b in zip(losses, expected.losses[team.index], strict=True)),
+        *(abs(a - b) for a, b in zip(losses, expected.losses[group.learner], strict=True)),
         *(float((value - expected.state[name]).abs().max()) for name, value in state.items()),
     ]
 
@@ -292,7 +292,7 @@ def test_groups_and_schedules_of_an_optimizer_are_kept() -> None:
     batch = torch.randn(8, 4), torch.randint(3, (8,))
     given = task("groups", model, batch, F.cross_entropy, groups)
     splits = random_splits(given.captured.graph, 1, random.Random(2))
-    assert difference(by_tiles(given, given.strategy(splits), Team(CPU)), by_pytorch(given)) < TOLERANCE
+    assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), by_pytorch(given)) < TOLERANCE
     runtime = TileRuntime(given.captured, given.strategy(splits), given.model, groups)
     schedule = torch.optim.lr_scheduler.StepLR(runtime.optimizer, 1, gamma=0.1)
     runtime.step(given.batch, 0)
@@ -320,7 +320,7 @@ class Small:
 
     model: nn.Module
     batch: Any
-    captured: CapturedStep
+    captured: CapturedOperators
     problem: Problem
 
 

@@ -19,7 +19,7 @@ from bow.planning.simulator.costs import tile_key
 from bow.planning.tiles import tile_costs
 from bow.planning.tiles.capture import capture_operators
 from bow.planning.tiles.machine import core_kind
-from bow.planning.tiles.tile_costs import kept_times, load_times, measure_tiles, measured_costs, times_file
+from bow.planning.tiles.tile_costs import cached_tile_times, load_times, measure_tiles, measured_costs, times_file
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -93,14 +93,14 @@ def test_who_waits_is_told_how_many_tiles_are_measured() -> None:
 
 def test_times_are_kept_on_disk_and_read_by_the_next(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tile_costs, "REPEATS", 1)
-    times = kept_times(CAPTURED, MODEL, BATCH, SGD, 1)
+    times = cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
     path = times_file(torch.device("cpu"), "SGD")
     assert load_times(path) == times
     count = len(runs)
-    assert kept_times(CAPTURED, MODEL, BATCH, SGD, 1) == times
+    assert cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1) == times
     assert len(runs) == count
     path.write_text("damaged", encoding="utf-8")
-    kept_times(CAPTURED, MODEL, BATCH, SGD, 1)
+    cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
     assert len(runs) > count
 
 
@@ -116,7 +116,7 @@ def test_a_cache_that_cannot_be_written_gets_one_sentence(tmp_path: Path, monkey
     (tmp_path / "file").touch()
     monkeypatch.setenv("BOW_CACHE", str(tmp_path / "file"))
     with pytest.raises(SettingError, match="set BOW_CACHE to a folder that can be written to"):
-        kept_times(CAPTURED, MODEL, BATCH, SGD, 1)
+        cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
 
 
 def pair(kind: str) -> DeviceTopology:
@@ -131,7 +131,7 @@ def test_devices_of_this_machine_have_measured_costs(monkeypatch: pytest.MonkeyP
         seen.append(torch.get_num_threads())
         return measure_tiles(*given, repeats=1, **settings)
 
-    monkeypatch.setattr(tile_costs, "kept_times", quick)
+    monkeypatch.setattr(tile_costs, "cached_tile_times", quick)
     costs = measured_costs(CAPTURED, MODEL, BATCH, pair(core_kind(1)))
     (half, _) = tiles_of(GRAPH, GRAPH.operators[0], Split((2, 1), (0, 1)))
     assert costs.is_measured(0, half, 0)

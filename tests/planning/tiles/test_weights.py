@@ -7,28 +7,28 @@ import torch
 
 from bow.errors import SettingError
 from bow.planning.tiles.device_state import Cell, DeviceWeights
-from bow.planning.tiles.process_group import Team
+from bow.planning.tiles.process_group import ProcessGroup
 
 
 def weights(*dtypes: torch.dtype) -> DeviceWeights:
     cells = [Cell(str(number), ((0, 2),), (0,), is_trained=True, operator=0) for number in range(len(dtypes))]
     values = {str(number): torch.ones(2, dtype=dtype) for number, dtype in enumerate(dtypes)}
-    return DeviceWeights(cells, values, Team(torch.device("cpu"), is_alone=True))
+    return DeviceWeights(cells, values, ProcessGroup(torch.device("cpu"), is_alone=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_weights_in_a_row_keep_their_type(dtype: torch.dtype) -> None:
     own = weights(dtype)
-    row = own.in_a_row()
+    row = own.flattened()
     assert row.dtype == dtype
     row.add_(1)
     assert [each.tolist() for each in own.parameters.values()] == [[2, 2]]
 
 
 def test_a_device_without_weights_has_an_empty_row() -> None:
-    assert weights().in_a_row().numel() == 0
+    assert weights().flattened().numel() == 0
 
 
 def test_weights_of_several_types_are_refused() -> None:
     with pytest.raises(SettingError, match="averaged in one type, the model has several"):
-        weights(torch.float32, torch.float64).in_a_row()
+        weights(torch.float32, torch.float64).flattened()

@@ -13,10 +13,8 @@ from bow.planning.tiles.encoding import decoded, function
 
 
 def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Whatever operator the attributes name, called with the parts in the place of the whole.
-
-    Attributes: `function`, `arguments` and `keywords`, as `bow.planning.tiles.encoding` writes them.
-    """
+    """Whatever operator the attributes name, called with the parts in the place of the whole."""
+    # Attributes: `function`, `arguments` and `keywords`, as `bow.planning.tiles.encoding` writes them.
     attributes = tile.attributes
     device = next((operand.device for operand in operands if operand is not None), torch.device("cpu"))
     arguments = decoded(attributes["arguments"], operands, device)
@@ -26,10 +24,8 @@ def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Some elements are dropped, and which does not depend on how the tensor is cut.
-
-    The mask of the whole tensor is drawn from the seed, and the tile's part of it used.
-    """
+    """Some elements are dropped, and which does not depend on how the tensor is cut."""
+    # The mask of the whole tensor is drawn from the seed, and the tile's part of it used.
     (samples,) = given(operands)
     probability = tile.attributes["p"]
     generator = torch.Generator(samples.device).manual_seed(seed)
@@ -194,11 +190,10 @@ def _all_but_channel(samples: Tensor) -> list[int]:
 
 
 class _Normalise(torch.autograd.Function):
-    """`y = (x - mean) / sqrt(variance + eps) * weight + bias`, differentiable by all of them.
+    """`y = (x - mean) / sqrt(variance + eps) * weight + bias`, differentiable by all of them."""
 
-    One kernel forward and one backward, PyTorch's own for given statistics: what it finds for weight and bias is
-    what the gradients of mean and variance are made of.
-    """
+    # One kernel forward and one backward, PyTorch's own for given statistics: what it finds for weight and bias is what
+    # the gradients of mean and variance are made of.
 
     @staticmethod
     def forward(

@@ -16,20 +16,13 @@ from bow.planning.rules.rule import Rule
 
 @dataclass(frozen=True)
 class Tile:
-    """A part of an operator that one device computes.
+    """A part of an operator that one device computes."""
 
-    Attributes:
-        kind: of the operator.
-        attributes: of the operator.
-        shapes: of the whole operands and of the whole output.
-        box: of the first output.
-        operands: by operand, in the order of the operator's arguments: what of it the tile is given; None: nothing.
-    """
-
-    kind: str
-    attributes: Mapping[str, Any]
-    shapes: Shapes
-    box: Box
+    kind: str  # of the operator
+    attributes: Mapping[str, Any]  # of the operator
+    shapes: Shapes  # of the whole operands and of the whole output
+    box: Box  # of the first output
+    # By operand, in the order of the operator's arguments: what of it the tile is given; None: nothing.
     operands: tuple[Box | None, ...]
 
     @cached_property
@@ -64,21 +57,17 @@ LocalCall: TypeAlias = Callable[[Tile, Operands, int], Outputs]
 
 @dataclass(frozen=True)
 class SummedCall:
-    """Computes a tile in two parts, between which all tiles of a sum get what each has found.
+    """Computes a tile in two parts, between which all tiles of a sum get what each has found."""
 
-    Autograd goes through both parts, and through what lies between.
+    # Autograd goes through both parts, and through what lies between.
 
-    Attributes:
-        moments: what a tile finds, a tensor of the same shape for all tiles of a sum.
-        finish: the outputs, given what all tiles of the sum found, stacked in the order of the tiles.
-        update: changes in place what the operator keeps from step to step, by what all tiles found: by name, the part
-            that belongs to the sum.
-        alone: computes a tile that is the only one of its sum, and changes what the operator keeps if there is any.
-    """
-
-    moments: Callable[[Tile, Operands], Tensor]
+    moments: Callable[[Tile, Operands], Tensor]  # what a tile finds, a tensor of the same shape for all tiles of a sum
+    # The outputs, given what all tiles of the sum found, stacked in the order of the tiles.
     finish: Callable[[Tile, Operands, Tensor], Outputs]
+    # Changes in place what the operator keeps from step to step, by what all tiles found: by name, the part that
+    # belongs to the sum.
     update: Callable[[Tile, Tensor, Mapping[str, Tensor]], None]
+    # Computes a tile that is the only one of its sum, and changes what the operator keeps if there is any.
     alone: Callable[[Tile, Operands, Mapping[str, Tensor] | None], Outputs]
 
 
@@ -93,13 +82,7 @@ def given(operands: Operands) -> list[Tensor]:
 
 
 def padded(tensor: Tensor, amounts: Sequence[tuple[int, int]], value: float) -> Tensor:
-    """A tensor with a constant around its last dimensions.
-
-    Example:
-        >>> import torch
-        >>> padded(torch.ones(1), [(3, -2)], 0.0)
-        tensor([0., 0.])
-    """
+    """A tensor with a constant around its last dimensions."""
     ends = [each for pair in reversed(amounts) for each in pair]
     larger = F.pad(tensor, [max(0, each) for each in ends], value=value)
     # Not in one call: F.pad cuts off first, and fails where more is cut off than the tensor has.

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from bow.planning.tiles.graph_builder import Constant, GraphBuilder, Made, Value
+from bow.planning.tiles.graph_builder import Constant, GraphBuilder, TensorRef, Value
 from bow.planning.tiles.translations.table import Exported, Result, axis, present, repeated, translates
 
-_MEAN, _SUM = 1, 2
-"""What PyTorch calls the reductions of losses; 0 is none."""
+_MEAN, _SUM = 1, 2  # What PyTorch calls the reductions of losses; 0 is none
 
 _SUFFIX = {_MEAN: "mean", _SUM: "sum"}
 _SOFTMAX_FLOPS = 5
@@ -83,7 +82,7 @@ def _cross_entropy(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("counted_mean", [losses, classes], [((), dtype)], {"ignore_index": ignored})
 
 
-def total(builder: GraphBuilder, tensor: Value, name: str, dtype: torch.dtype) -> Made:
+def total(builder: GraphBuilder, tensor: Value, name: str, dtype: torch.dtype) -> TensorRef:
     """The sum or mean of all elements: first of each row, where rows can be on different devices, then of all."""
     base, shape = builder.name, builder.shape(tensor)
     if len(shape) > 1:
@@ -93,7 +92,7 @@ def total(builder: GraphBuilder, tensor: Value, name: str, dtype: torch.dtype) -
     return _reduced(builder, tensor, name, range(len(builder.shape(tensor))), dtype)
 
 
-def _reduced(builder: GraphBuilder, tensor: Value, name: str, dims: Sequence[int], dtype: torch.dtype) -> Made:
+def _reduced(builder: GraphBuilder, tensor: Value, name: str, dims: Sequence[int], dtype: torch.dtype) -> TensorRef:
     shape = builder.shape(tensor)
     overload = {"mean": "aten.mean.dim", "sum": "aten.sum.dim_IntList"}[name]
     attributes = {
@@ -245,7 +244,7 @@ def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
     return dropped(builder, samples, **attributes)
 
 
-def dropped(builder: GraphBuilder, samples: Value, p: float, of_channels: bool = False) -> Made:
+def dropped(builder: GraphBuilder, samples: Value, p: float, of_channels: bool = False) -> TensorRef:
     """The tensor with some elements dropped."""
     outputs = [(builder.shape(samples), builder.dtype(samples))]
     attributes = {"p": p, "of_channels": of_channels}

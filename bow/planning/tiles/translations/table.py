@@ -16,19 +16,12 @@ Result: TypeAlias = Value | tuple[Value, ...] | None
 
 @dataclass(frozen=True)
 class Exported:
-    """An operator that PyTorch exported.
+    """An operator that PyTorch exported."""
 
-    Attributes:
-        function: its name, such as `aten.relu.default`.
-        arguments: by name, those that were left out too; tensors are values of the graph.
-        keywords: the names of those that can be given by name only.
-        outputs: sizes and types of what it makes.
-    """
-
-    function: str
-    arguments: Mapping[str, Any]
-    keywords: frozenset[str]
-    outputs: tuple[tuple[Shape, torch.dtype], ...]
+    function: str  # its name, such as `aten.relu.default`
+    arguments: Mapping[str, Any]  # by name, those that were left out too; tensors are values of the graph
+    keywords: frozenset[str]  # the names of those that can be given by name only
+    outputs: tuple[tuple[Shape, torch.dtype], ...]  # sizes and types of what it makes
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -82,8 +75,7 @@ def exported_call(
 
 Translate: TypeAlias = Callable[[GraphBuilder, Exported], Result]
 
-TRANSLATIONS: dict[str, Translate] = {}
-"""By the operator's name without its overload, such as `relu`."""
+TRANSLATIONS: dict[str, Translate] = {}  # By the operator's name without its overload, such as `relu`
 
 
 def translates(*names: str) -> Callable[[Translate], Translate]:

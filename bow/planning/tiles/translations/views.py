@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bow.planning.tiles.graph_builder import GraphBuilder, Made, Value, Weight
+from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
 from bow.planning.tiles.translations.layers import dropped
 from bow.planning.tiles.translations.table import Exported, Result, axis, present, translates
 
@@ -111,7 +111,7 @@ def _pad(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("pad", [read(builder, tensor)], exported.outputs, attributes)
 
 
-def taken(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, step: int = 1) -> Made:
+def taken(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, step: int = 1) -> TensorRef:
     """Every so many elements along a dimension."""
     shape = list(builder.shape(tensor))
     shape[dim] = len(range(start, end, step))
@@ -120,7 +120,7 @@ def taken(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, 
     return made
 
 
-def chosen(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> Made:
+def chosen(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> TensorRef:
     """One element along a dimension."""
     shape = list(builder.shape(tensor))
     size = shape.pop(dim)
@@ -129,7 +129,7 @@ def chosen(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> Made:
     return made
 
 
-def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> Made:
+def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
     """Tensors behind each other."""
     shape = list(builder.shape(tensors[0]))
     shape[dim] = sum(builder.shape(tensor)[dim] for tensor in tensors)
@@ -138,7 +138,7 @@ def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> M
     return made
 
 
-def piled(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> Made:
+def piled(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
     """Tensors side by side along a new dimension."""
     shape = list(builder.shape(tensors[0]))
     shape.insert(dim, len(tensors))
@@ -228,7 +228,7 @@ def _stepped(builder: GraphBuilder, inputs: Value, state: _State, weights: Seque
     samples, units = builder.shape(state.cell)
     views = [_by_gate(builder, weight) for weight in weights]
     columns = builder.shape(inputs)[1] + units
-    made: tuple[Made, ...] = builder.add(
+    made: tuple[TensorRef, ...] = builder.add(
         "lstm_cell",
         [inputs, state.hidden, state.cell, *views],
         [((samples, units), builder.dtype(state.cell))] * 2,
