@@ -43,18 +43,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that cannot run here, or are of another tier, are deselected: skipped ones would hide the others."""
-    reasons = {"nightly": "are for `pytest --nightly`"} if not config.getoption("--nightly") else {}
-    if not torch.cuda.is_available():
-        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-        reasons["gpu"] = f"need a CUDA device, and this {build} build of torch sees none"
+    is_quick = config.option.markexpr == "quick"
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    reasons = {
+        "nightly": None if config.getoption("--nightly") else "are for `pytest --nightly`",
+        "sample": None if config.getoption("--nightly") else "are further cases of tables, for `pytest --nightly`",
+        "quick": "are further cases of tables, for other tiers" if is_quick else None,
+        "gpu": None if torch.cuda.is_available() else f"need a CUDA device, and this {build} build of torch sees none",
+    }
     kept, left_out = [], []
+    numbers: Counter[str] = Counter()
     for item in items:
-        why = next((reason for name, reason in reasons.items() if item.get_closest_marker(name) is not None), None)
-        (kept if why is None else left_out).append(item)
-        if why is not None:
-            config.stash[_LEFT_OUT][why] += 1
+        table = item.nodeid.partition("[")[0]
+        found = {name: item.get_closest_marker(name) for name in reasons}
+        why = [
+            reasons[name]
+            for name, mark in found.items()
+            if mark is not None and reasons[name] and not _is_sampled(numbers[table], *mark.args)
+        ]
+        numbers[table] += 1
+        (left_out if why else kept).append(item)
+        config.stash[_LEFT_OUT].update(why[:1])
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+def _is_sampled(number: int, one_in: int | None = None, first: int = 0) -> bool:
+    """Whether a case stands for others: one in so many does, of those of a table; without numbers, none of them."""
+    return one_in is not None and number % one_in == first
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

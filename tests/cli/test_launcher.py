@@ -58,7 +58,15 @@ def test_what_cannot_be_carried_out_is_refused(given: dict[str, Any], message: s
 
 def test_processes_train_together_from_the_command_line(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["launcher=torchrun", "devices=2", "learners=1", "engine=eager", "epochs=1", f"run_dir={folder}"]
+    words = [
+        "launcher=torchrun",
+        "model=logistic_regression",
+        "devices=2",
+        "learners=1",
+        "engine=eager",
+        "steps=8",
+        f"run_dir={folder}",
+    ]
     ran = subprocess.run(
         [sys.executable, "-m", "bow", "train", *words, "progress=false"],
         check=False,

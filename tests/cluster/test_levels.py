@@ -81,6 +81,7 @@ def written_out(by_device: list[int], mu: float) -> list[np.ndarray[Any, Any]]:
     return found
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("by_device", [[2, 2], [1, 3, 2]], ids=str)
 def test_references_are_averaged_as_written(by_device: list[int]) -> None:
     sync = bow.SMA(mu=0.5, levels=2)

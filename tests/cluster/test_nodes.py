@@ -47,6 +47,7 @@ def _ip(arguments: str) -> bool:
     return subprocess.run(["ip", *arguments.split()], check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.nightly
 def test_two_machines_train_together(machines: Machines, tmp_path: Path) -> None:
     prefixes, address = machines
     folder = tmp_path / "run"

@@ -584,6 +584,7 @@ def test_accuracy_is_as_good_when_learners_come_and_go(pair: Any, floor: float) 
     assert_as_good(ours, floor)
 
 
+@pytest.mark.nightly
 def test_accuracy_is_as_good_when_devices_come_and_go(pair: Any, tmp_path: Path, floor: float) -> None:
     begun, _ = pair["digits_by_two"][0]
     learn_digits(tmp_path / "run", epochs=2, devices=3, learners=2, resume=begun)

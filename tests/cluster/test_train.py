@@ -70,6 +70,7 @@ def test_a_training_goes_on_with_other_devices(tmp_path: Path) -> None:
     assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in pairs)
 
 
+@pytest.mark.nightly
 def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", __name__]
     ran = subprocess.run([*command, str(tmp_path / "run")], check=False, capture_output=True, text=True, timeout=200)

@@ -51,6 +51,7 @@ def test_there_are_the_papers_ten_families_in_fourteen_estimators() -> None:
     assert len({name.split(",")[0] for name in ESTIMATORS}) == 10
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", ESTIMATORS)
 def test_every_family_predicts_with_one_sample_and_always_the_same(family: str) -> None:
     model, unseen = fitted(family, 1, count=12)

@@ -247,6 +247,7 @@ CAPTURES = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("_unchecked_shapes")
 @pytest.mark.parametrize("case", CAPTURES, ids=str)
 def test_learning_tasks_are_captured_whole(case: Case) -> None:

@@ -177,6 +177,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["graph", "graph@fake", "whole_round@fake"])
 @pytest.mark.parametrize("name", PLACES)
 def test_a_value_that_changes_is_captured_anew_wherever_it_lies(name: str, engine: str) -> None:

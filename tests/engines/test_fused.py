@@ -78,6 +78,7 @@ def test_a_changed_learning_rate_and_momentum_take_effect(not_compiled) -> None:
     assert_same(*in_both(rounds))
 
 
+@pytest.mark.sample(4, 3)
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("sync", [SMA(), SMA(alpha=0.2, mu=0.9, every=2)], ids=repr)
 def test_whole_rounds_in_one_compiled_region_agree(nesterov: bool, sync: SMA) -> None:
@@ -196,6 +197,7 @@ def test_buffers_that_a_model_assigns_anew_agree(stance: str) -> None:
 SCALE = 1.0
 
 
+@pytest.mark.nightly
 def test_a_value_outside_that_changes_takes_effect_in_compiled_rounds() -> None:
     weight = {"value": 1.0}
 

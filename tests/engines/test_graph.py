@@ -221,6 +221,7 @@ def test_autocast_is_captured() -> None:
             assert not torch.equal(losses[0], losses[2])
 
 
+@pytest.mark.nightly
 def test_a_compiled_learning_task_follows_eager_and_says_so() -> None:
     with (
         torch._inductor.config.patch(compile_threads=1),  # no pool of threads that outlives the test

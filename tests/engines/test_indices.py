@@ -54,6 +54,7 @@ def test_an_index_out_of_range_is_the_users_error_and_training_goes_on(engine: s
         assert not pair.trainings[1].take_events()
 
 
+@pytest.mark.nightly
 def test_a_token_out_of_range_in_a_compiled_region_does_not_end_the_process() -> None:
     torch.manual_seed(0)
     settings = {"learners": 2, "device": "cpu"}

@@ -90,6 +90,7 @@ UNREPLAYED = ("gradient of", "fused@fake")
 STEPS = {"loss": of_the_loss, "gradient of": of_the_gradient, "beta": of_a_metric, "buffer": of_a_buffer}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("what", "engine"), [case for case in product(STEPS, REPLAYING) if case != UNREPLAYED])
 def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = training(engine, step=STEPS[what])
@@ -112,6 +113,7 @@ def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypa
     replicas.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("engine", "dispatch"),
     [*product(REPLAYING, ["fixed"]), ("graph", "first_come"), ("graph@fake", "first_come")],
@@ -191,6 +193,7 @@ def check_honest(engine: str, name: str, monkeypatch: pytest.MonkeyPatch, **sett
     return sum(told)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "engine", "precision"),
     [

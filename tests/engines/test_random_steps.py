@@ -28,6 +28,7 @@ AS_ASKED = {("complex", "graph"), ("checkpoint", "graph"), ("complex", "fused"),
 """What an engine is known to run itself."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -703,6 +703,7 @@ def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.engines.streams.available_cores", lambda: available_cores()[:1])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("_one_place")
 @pytest.mark.parametrize("build", [with_batch_norm, with_dropout])
 @pytest.mark.parametrize("clip_norm", [None, 0.1])

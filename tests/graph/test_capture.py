@@ -14,6 +14,7 @@ from bow.graph import StepGraph, kinds
 from tests.graph.cases import PAPER_MODELS, Eager, assert_equal, captured, onednn, state
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("loaded", [False, True], ids=["captured", "loaded"])
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_running_the_graph_equals_autograd_exactly_on_two_batches(name: str, loaded: bool) -> None:

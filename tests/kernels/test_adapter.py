@@ -39,6 +39,7 @@ def launch_everything(kernels: EmulatedKernels, dtype: torch.dtype) -> None:
     kernels.gather(w, torch.tensor([2, 0]), c[:2])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", cupy_kernels.SUFFIXES, ids=cupy_kernels.SUFFIXES.values())
 def test_every_kernel_gets_the_arguments_of_its_signature(
     emulated: EmulatedKernels, emulation: Emulation, dtype: torch.dtype

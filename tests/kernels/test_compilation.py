@@ -17,6 +17,7 @@ from tests.kernels.emulated import FOLDER, SOURCES, signatures
 for_every_architecture = pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
 
 
+@pytest.mark.sample(4, 2)
 @for_every_architecture
 def test_nvcc_compiles_without_spilling(architecture: str, tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
@@ -33,6 +34,7 @@ def test_nvcc_compiles_without_spilling(architecture: str, tmp_path: Path) -> No
     assert set(spills) == {("0", "0", "0")}, done.stderr
 
 
+@pytest.mark.sample(4, 2)
 @for_every_architecture
 def test_nvrtc_compiles_what_cupy_is_given(architecture: str, nvrtc: ctypes.CDLL) -> None:
     cubin = compile_with_nvrtc(nvrtc, source(), architecture)

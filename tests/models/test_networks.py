@@ -59,6 +59,7 @@ def tensors(nested: object) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_every_size_fits_the_data_that_it_names(name: str, size: str) -> None:
     network = NETWORKS[name]
@@ -91,6 +92,7 @@ def test_networks_have_as_many_parameters_and_products_as_torchvision_publishes(
     assert counter.get_total_flops() / 2 == pytest.approx(products, abs=1e6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", _wide(KINDS))
 def test_running_the_captured_step_equals_autograd_exactly(name: str) -> None:
     network, (model, graph) = NETWORKS[name], captured(name)

@@ -16,6 +16,7 @@ from bow.schedule import Schedule
 from bow.schedule.scheduler import CoRunScheduler, ListScheduler, held_by_core
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("executors", [1, 2, 3])
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_any_number_of_executors_gives_the_numbers_of_the_graph(name: str, executors: int) -> None:

@@ -71,6 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("crash", [8, 14])
 @pytest.mark.parametrize("loader", [False, True], ids=["tensors", "loader"])
 @pytest.mark.parametrize("name", SETTINGS)

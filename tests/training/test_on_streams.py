@@ -26,6 +26,7 @@ def _uncompiled() -> Any:
         yield
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("settings", [{}, {"sync": bow.LocalSGD(every=3)}, {"lr_interval": "round"}], ids=str)
 @pytest.mark.parametrize("engine", STREAM_ENGINES)
 def test_a_training_is_that_of_eager(

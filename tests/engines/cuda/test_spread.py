@@ -97,6 +97,7 @@ CASES = [
 OPTIMIZERS = {"momentum": functools.partial(SGD, weight_decay=1e-3), "adamw": ADAMW}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "sync", "optimizer", "learners"), CASES)
 def test_learners_by_a_schedule_follow_eager(name: str, sync: str, optimizer: str, learners: int) -> None:
     schedule = dealt(step_graph(MODELS[name], (random_batch(0)[0].float(), random_batch(0)[1])))

@@ -39,6 +39,7 @@ def state_of(replicas: Any) -> list[Tensor]:
     return [replicas.W.clone(), replicas.z.clone(), *replicas.central.buffers()]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rounds_together_are_the_rounds_one_by_one(engine: str, optimizer: Any) -> None:
@@ -129,6 +130,7 @@ def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str, d
     ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
 @pytest.mark.parametrize("settings", [{"optimizer": ADAMW}, {"sync": bow.SSGD()}, {}], ids=["adamw", "ssgd", "buffers"])
 @pytest.mark.parametrize("engine", ENGINES)
@@ -157,6 +159,7 @@ def test_divergence_can_be_an_error(engine: str, device: FakeDevice) -> None:
     replicas.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_learners_come_and_go_and_memory_comes_back(engine: str, device: FakeDevice) -> None:
     replicas = training(engine, device)
@@ -385,6 +388,7 @@ def test_streams_swap_what_backward_needs(optimizer: Any, device: FakeDevice) ->
         replicas.close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model")
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("engine", ENGINES)

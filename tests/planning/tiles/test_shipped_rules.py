@@ -16,6 +16,7 @@ from tests.planning.tiles.cases import CASES, example
 TRIALS = 12
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_are_parts_of_pytorchs_operator(name: str) -> None:
     case = example(name)
