@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         why = [
             reasons[name]
             for name, mark in found.items()
-            if mark is not None and reasons[name] and not _is_sampled(numbers[table], *mark.args)
+            if mark is not None and reasons[name] and not _is_sampled(mark, numbers[table])
         ]
         numbers[table] += 1
         (left_out if why else kept).append(item)
@@ -68,9 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-def _is_sampled(number: int, one_in: int | None = None, first: int = 0) -> bool:
-    """Whether a case stands for others: one in so many does, of those of a table; without numbers, none of them."""
-    return one_in is not None and number % one_in == first
+def _is_sampled(mark: pytest.Mark, number: int) -> bool:
+    """Whether a case stands for others: with `one_in` and `first`, one in so many does."""
+    if not mark.args:
+        return mark.name == "quick"
+    one_in, first = (*mark.args, 0)[:2]
+    return bool(number % one_in == first)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -17,6 +17,7 @@ def examples(name: str) -> list[doctest.DocTest]:
     return [each for each in found if each.examples]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", [name for name in bow.__all__ if examples(name)])
 def test_it_comes_to_what_the_docstring_says(name: str, request: pytest.FixtureRequest) -> None:
     runner = doctest.DebugRunner(optionflags=FLAGS)

@@ -3,8 +3,12 @@
 import functools
 from pathlib import Path
 
+import pytest
+
 import bow
 from tests import house
+
+pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from importlinter.cli import lint_imports
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[1]
 
 

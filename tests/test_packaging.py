@@ -74,6 +74,7 @@ def test_every_file_of_the_tree_is_in_the_wheel(source: Path, wheel: Path) -> No
     assert packed == there
 
 
+@pytest.mark.nightly
 def test_an_installed_wheel_trains_reports_schedules_and_plans_beside_a_clone(wheel: Path, tmp_path: Path) -> None:
     python = installed(wheel, tmp_path / "environment")
     code = f"import bow.cli\nprint(bow.__file__)\nfor line in {LINES}: assert bow.cli.main(line.split()) == 0, line"

@@ -1,7 +1,11 @@
 import subprocess
 import sys
 
+import pytest
+
 import bow
+
+pytestmark = pytest.mark.quick
 
 
 def test_every_public_name_is_there_and_documented() -> None:

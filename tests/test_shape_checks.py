@@ -6,6 +6,8 @@ from torch import Tensor
 from bow.sync import SMA
 from shape_checks import checked, during
 
+pytestmark = pytest.mark.quick
+
 
 def add(left: Float[Tensor, " n"], right: Float[Tensor, " n"], scale: float = 1.0) -> Float[Tensor, " n"]:
     return left + scale * right

@@ -135,6 +135,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("overrides", "fragments"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistake_is_one_sentence_and_leaves_nothing(
     overrides: list[str], fragments: list[str], directory: Path, capsys: pytest.CaptureFixture[str]

@@ -122,6 +122,7 @@ def test_dry_run_prints_the_same_and_writes_nothing(said: Callable[[], str]) -> 
     assert [path.name for path in Path("one").iterdir()] == ["plan.json"]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("method", ["single", "data", "model", "expert", "exhaustive", *PLACEMENTS])
 def test_every_method_gives_a_strategy(method: str, said: Callable[[], str]) -> None:
     words = ["topology=two_cores", "budget_s=1"] if method == "exhaustive" else [NODE, *SHORT]
@@ -292,6 +293,7 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "message"),
     [

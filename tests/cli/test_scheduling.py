@@ -89,6 +89,7 @@ def test_the_step_is_the_one_that_a_training_runs(folder: Path) -> None:
     assert "aten._to_copy.default" in profile_of(folder / "schedule").names
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("short_lstm")
 def test_policies_are_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", "simulate", "network=lstm"]) == 0

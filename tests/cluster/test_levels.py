@@ -107,6 +107,7 @@ def test_an_alpha_that_is_unstable_is_refused() -> None:
         bow.SMA(alpha=0.9, levels=2).check(4, [2, 2])
 
 
+@pytest.mark.nightly
 def test_nodes_of_one_learner_are_learners_of_the_outer_synchroniser() -> None:
     sync = bow.TwoLevel(bow.SMA(), bow.DiLoCo(every=3))
     found = in_world(2, functools.partial(trained, by_device=[1, 1], sync=sync, nodes=True))

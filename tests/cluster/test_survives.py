@@ -239,6 +239,7 @@ def test_a_learner_that_diverges_can_end_all_with_a_sentence(tmp_path: Path, cap
     assert children(os.getpid()) == before
 
 
+@pytest.mark.nightly
 def test_a_training_in_which_every_learner_of_every_device_diverges_ends(tmp_path: Path) -> None:
     with (
         pytest.warns(UserWarning, match="starts again"),
@@ -344,6 +345,7 @@ def test_several_devices_write_checkpoints_by_themselves_when_rank_0_says_so(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.nightly
 def test_a_full_disk_does_not_end_a_training(tmp_path: Path, expected: bow.Result) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -433,6 +435,7 @@ def test_sums_in_buckets_train_what_one_sum_would(pair: Any, tmp_path: Path) -> 
         assert_same(result, expected)
 
 
+@pytest.mark.nightly
 def test_processes_that_bow_starts_sum_in_buckets_too(tmp_path: Path, expected: bow.Result) -> None:
     with sums() as lengths:
         result = train(tmp_path / "run", devices=2, learners=2, bucket_mb="variable")

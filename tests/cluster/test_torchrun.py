@@ -38,7 +38,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("fault", [pytest.param("kill", marks=pytest.mark.nightly), "stop"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_processes_are_started_again_and_go_on(tmp_path: Path, fault: str, expected: dict[str, torch.Tensor]) -> None:
     folder = tmp_path / "run"
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=2", "-m", "tests.cluster.job"]

@@ -121,6 +121,7 @@ def random_batch(seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(CLASSES, (samples,), generator=generator)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("case", a_third_on_the_fake_device(CASES), ids=str)
 def test_engines_follow_eager(case: Case) -> None:
@@ -133,6 +134,7 @@ def test_engines_follow_eager(case: Case) -> None:
 CHANGING = [Case(e, "conv-batch-norm", "momentum", sync, 2) for e in OTHERS for sync in SYNCHRONISERS]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("case", a_third_on_the_fake_device(CHANGING), ids=str)
 def test_engines_follow_eager_through_short_rounds_and_changes_of_learners(case: Case) -> None:
@@ -164,6 +166,7 @@ def test_engines_clip_alike(engine: str, sync: str) -> None:
         assert not torch.allclose(free.trainings[1].W, clipped.trainings[1].W, atol=1e-3)  # the limit was felt
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
 @pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.nightly), "mlp-batch-norm"])
@@ -261,6 +264,7 @@ def test_learning_tasks_are_captured_whole(case: Case) -> None:
     assert counters["stats"]["unique_graphs"] >= 1
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_unchecked_shapes")
 def test_a_compiled_engine_follows_eager() -> None:
     counters.clear()

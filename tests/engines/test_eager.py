@@ -145,6 +145,7 @@ def test_bad_steps_are_refused_in_one_sentence(step, error, message: str) -> Non
         replicas(step=step).round([batch(), batch()])
 
 
+@pytest.mark.nightly
 def test_compiled_learning_tasks_equal_eager_ones() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     runs = [replicas(model, compile=compile) for compile in (False, True)]

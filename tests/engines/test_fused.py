@@ -179,6 +179,7 @@ class Assigning(nn.Module):
         return self.linear(x - self.mean)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stance", ["force_eager", "default"])
 def test_buffers_that_a_model_assigns_anew_agree(stance: str) -> None:
     torch.manual_seed(0)

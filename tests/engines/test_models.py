@@ -95,6 +95,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize(("engine", "optimizer", "learners"), CASES)
 @pytest.mark.parametrize("name", NETWORKS)

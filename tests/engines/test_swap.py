@@ -134,6 +134,7 @@ class Training:
             torch.ones(1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_without_swapping(name: str) -> None:
     training = Training(name)

@@ -147,6 +147,7 @@ def test_what_does_not_exist_is_refused() -> None:
         NETWORKS["pathnet"].batch(samples=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "path"), [("lstm", "lstm.cells"), ("phased_lstm", "cells")])
 def test_a_cell_waits_for_the_cells_before_and_below_it_only(name: str, path: str) -> None:
     """Cells on a diagonal of layers and steps can run at once: none is among what another one needs."""

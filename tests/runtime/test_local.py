@@ -65,6 +65,7 @@ def assert_same(made: StepOutputs, expected: StepOutputs) -> None:
         assert [name for name in own if not torch.equal(own[name], other[name])] == []
 
 
+@pytest.mark.quick(18, 17)
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(3, 6))])
 @pytest.mark.parametrize("use_native", NATIVE)
 @pytest.mark.parametrize("name", PAPER_MODELS)
@@ -224,7 +225,7 @@ INTERRUPTED = textwrap.dedent(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     from torch import nn
     from bow.runtime import LocalRuntime
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(100)))
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(30)))
     batch = torch.randn(256, 512), torch.randn(256, 512)
     graph = bow.capture(model, batch, nn.functional.mse_loss)
     torch.set_num_threads(1)

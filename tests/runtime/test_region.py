@@ -18,6 +18,11 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 
 CASES = {
+    "mlp-dropout": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Dropout(0.3), nn.Linear(8, 3)),
+        lambda: (torch.randn(4, 6), torch.randint(3, (4,))),
+        F.cross_entropy,
+    ),
     "resnet8": (
         lambda: ResNet(8, width=4),
         lambda: (torch.randn(2, 3, 8, 8), torch.randint(10, (2,))),
@@ -41,6 +46,7 @@ def run_region(graph: StepGraph, model: nn.Module, batch: tuple[Tensor, Tensor],
     return {name: builder.job.value(value) for name, value in named.items()}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_compiled_region_equals_its_graph_to_rounding(name: str) -> None:
     build, make_batch, loss = CASES[name]

@@ -234,6 +234,7 @@ def test_every_wait_is_needed(num_streams: int) -> None:
     assert_needed(SMALL, random_schedule(graph_of(SMALL), 1, num_streams))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", LARGE)
 def test_waits_of_larger_graphs_are_needed(name: str) -> None:
     assert_needed(name, random_schedule(graph_of(name), 1, 3, in_capture_order=True), at_most=5)

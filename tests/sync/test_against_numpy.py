@@ -413,6 +413,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.training.run.write_report", lambda run_dir: None)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.usefixtures("_no_report")
 @pytest.mark.parametrize("case", TABLE, ids=str)
 def test_fifty_rounds_of_training_follow_the_formulas(case: Case, tmp_path: Path) -> None:
@@ -424,6 +425,7 @@ def test_fifty_rounds_of_training_follow_the_formulas(case: Case, tmp_path: Path
     pair.end()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("_no_report")
 @pytest.mark.parametrize("interval", ["round", "epoch"])
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=str)

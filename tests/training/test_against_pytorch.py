@@ -86,6 +86,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.training.run.write_report", lambda run_dir: None)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.usefixtures("_no_report")
 @pytest.mark.parametrize("sync", [bow.SMA, bow.EASGD, bow.SSGD, bow.Independent])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -185,6 +185,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("settings", "error", "message"), WRONG_SETTINGS, ids=["+".join(wrong[0]) for wrong in WRONG_SETTINGS]
 )

@@ -190,6 +190,7 @@ def test_the_only_learner_stays() -> None:
     assert trained.learners == 1
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "sync", [bow.SMA(), bow.SMA(every=3), bow.SSGD(), bow.DiLoCo(every=4), bow.LocalSGD(every=3), bow.ASGD()], ids=repr
 )

@@ -69,6 +69,7 @@ def test_the_noise_scale_is_that_of_single_samples(made: list[bow.Replicas]) -> 
     assert signals.noise_scale == pytest.approx(direct_noise_scale(linear()), rel=0.15)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("engine", ["graph", "streams"])
 @pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.5}, {"sync": bow.SMA(every=2)}], ids=str)
 def test_engines_show_the_same(made: list[bow.Replicas], engine: str, settings: dict[str, Any]) -> None:

@@ -62,6 +62,7 @@ def trained(schedule: Schedule | None, learners: int, **settings: Any) -> bow.Re
     return replicas
 
 
+@pytest.mark.sample(3, 2)
 @SHARED
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("learners", [1, 2, 3])

@@ -73,6 +73,7 @@ def test_rounds_of_one_call_have_no_barrier_between_them(
     replicas.close()
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_dropout_is_repeated_and_differs_between_learners(engine: str) -> None:
     seen = []
@@ -258,6 +259,7 @@ def test_metrics_of_the_step_are_there(engine: str, device: FakeDevice) -> None:
     trainings[1].close()
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_goes_on_exactly_from_a_state(engine: str) -> None:
     whole = training(engine, FakeDevice())
@@ -328,6 +330,7 @@ def test_the_averaging_hides_behind_the_learning_tasks(device: FakeDevice, monke
     assert any(actor == "synchronisation" for actor, _ in order[:first_learning])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_data_that_reside_on_the_device_are_gathered_there(engine: str, device: FakeDevice) -> None:
     data = batch(0, samples=26)
@@ -349,6 +352,7 @@ def test_data_that_reside_on_the_device_are_gathered_there(engine: str, device: 
         replicas.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, device: FakeDevice) -> None:
     def step(learner: nn.Module, given: Any) -> Tensor:
@@ -406,6 +410,7 @@ def test_two_learners_that_diverge_soon_after_each_other_do_not_infect_each_othe
     replicas.close()
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_weights_that_are_not_finite_count_once(engine: str, device: FakeDevice) -> None:
@@ -419,6 +424,7 @@ def test_weights_that_are_not_finite_count_once(engine: str, device: FakeDevice)
     replicas.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_loading_the_central_model_reaches_the_graphs(engine: str) -> None:
     trainings = [training(name, where) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
