@@ -23,7 +23,7 @@ from benchmarks.leader import ByLeader
 from benchmarks.measure import Spread
 from benchmarks.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
 from benchmarks.workloads import WORKLOADS
-from bow.cluster import Bucket, Parcel, Pending, Processes, World, join, start
+from bow.cluster import Bucket, Parcel, Pending, Processes, Ranks, World, join, start
 from bow.engines import Engine, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup
@@ -212,15 +212,8 @@ def _runners(world: World, settings: Settings, model: str) -> Iterator[Runner]:
     data = workload.make_data(settings.batch_size)
     batches = Stacked(tuple(tensor.expand(settings.learners, *tensor.shape).contiguous() for tensor in data))
     for way in ways(settings):
-        own = way.world(
-            CPU,
-            rank=world.rank,
-            size=world.size,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-            store=None,
-            bucket_mb=way.bucket,
-        )
+        ranks = Ranks(world.rank, world.size, world.local_rank, world.local_size)
+        own = way.world(CPU, ranks, None, bucket_mb=way.bucket)
         torch.manual_seed(0)
         optimizer = functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9)
         group = LearnerGroup(workload.build(), optimizer, learners=settings.learners, device=CPU, world=own)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import bow
-from bow.doctor.machine import inspect_machine
+from bow.doctor import inspect_machine
 
 
 @dataclass(frozen=True)

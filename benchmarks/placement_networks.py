@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from benchmarks.placement_machine import K80
 from bow.models import NETWORKS
-from bow.models.network import Size
-from bow.models.rnn_language_model import RNNLanguageModel
-from bow.models.translation import Translator
+from bow.models.networks import Size
+from bow.models.recurrent import RNNLanguageModel, Translator
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.tiles.capture import capture_operators
 

@@ -19,7 +19,7 @@ from bow.cluster import Parcel, World, join, start
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.models.network import Size
+from bow.models.networks import Size
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Devices

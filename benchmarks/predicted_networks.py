@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bow.engines import step_from_loss
-from bow.models.sizes import NETWORKS as SIZES
+from bow.models.networks import NETWORKS as SIZES
 from bow.planning.tiles import CapturedOperators, capture_operators
 from bow.planning.tiles.runtime import OptimizerFactory
 

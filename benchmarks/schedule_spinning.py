@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from bow.models.sizes import NETWORKS
+from bow.models.networks import NETWORKS
 
 READY = b"."
 

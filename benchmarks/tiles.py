@@ -27,7 +27,7 @@ from bow.data import text
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
-from bow.models.rnn_language_model import RNNLanguageModel
+from bow.models.recurrent import RNNLanguageModel
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel

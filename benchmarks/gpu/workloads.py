@@ -13,8 +13,8 @@ from benchmarks.gpu.machine import place
 from bow.devices import StreamDevice
 from bow.engines import Loss, Stacked
 from bow.models import GoogLeNet, InceptionV3, LeNet, LogisticRegression, ResNet, RNNLanguageModel
-from bow.models.branches import Branches, ConvNorm
-from bow.models.sequence_loss import sequence_cross_entropy
+from bow.models.convolutional import Branches, ConvNorm
+from bow.models.recurrent import sequence_cross_entropy
 
 CLASSES = 10
 VOCABULARY, TEXT_LENGTH = 1000, 8

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from bow.models import NETWORKS, LeNet
-from bow.models.network import Size
-from bow.models.rnn_language_model import RNNLanguageModel
-from bow.models.sequence_loss import sequence_cross_entropy
+from bow.models.networks import Size
+from bow.models.recurrent import RNNLanguageModel, sequence_cross_entropy
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import load_topology

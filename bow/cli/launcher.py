@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from bow.cluster.network import address_towards, is_ours
+from bow.cluster.rendezvous import address_towards, is_ours
 from bow.devices import available_cores
 from bow.errors import ClusterError, SettingError, reason
 from bow.values import processes, whole

@@ -36,7 +36,7 @@ def parts(network: str, size: str, others: Sequence[str]) -> Parts:
 
 def _network(name: str, size: str) -> Parts:
     from bow.engines import step_from_loss
-    from bow.models.sizes import NETWORKS
+    from bow.models.networks import NETWORKS
 
     if name not in NETWORKS:
         raise SettingError(f"network={name!r} does not exist; {suggestion(name, NETWORKS)}")

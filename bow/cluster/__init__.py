@@ -1,15 +1,15 @@
 """The processes of a training, one for each device: torch.distributed, and nothing home-made."""
 
-from bow.cluster.joining import is_leader as is_leader
-from bow.cluster.joining import is_member as is_member
-from bow.cluster.joining import job_name as job_name
-from bow.cluster.joining import join as join
-from bow.cluster.joining import start as start
-from bow.cluster.joining import was_restarted as was_restarted
 from bow.cluster.launch import Parcel as Parcel
 from bow.cluster.processes import Bucket as Bucket
 from bow.cluster.processes import Processes as Processes
 from bow.cluster.processes import check_bucket as check_bucket
+from bow.cluster.rendezvous import is_leader as is_leader
+from bow.cluster.rendezvous import is_member as is_member
+from bow.cluster.rendezvous import job_name as job_name
+from bow.cluster.rendezvous import join as join
+from bow.cluster.rendezvous import start as start
+from bow.cluster.rendezvous import was_restarted as was_restarted
 from bow.cluster.world import ALONE as ALONE
 from bow.cluster.world import DONE as DONE
 from bow.cluster.world import Pending as Pending

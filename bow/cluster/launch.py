@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from bow.cluster.heart import advice
+from bow.cluster.heartbeat import advice
 from bow.errors import BowError, ClusterError, SettingError, reason
 
 POLL_S = 0.2

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from bow.cluster.heart import advice
+from bow.cluster.heartbeat import advice
 from bow.cluster.world import DONE, Pending, World
 from bow.errors import ClusterError, reason
 from bow.values import number

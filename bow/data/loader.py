@@ -1,19 +1,112 @@
-"""Streaming a `DataLoader`: its batches are dealt as they come."""
+"""Streams over map-style datasets and DataLoaders."""
 
+import contextlib
 import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from bow.data.dataset import missing_sample
-from bow.data.randomness import PrivateRandom
-from bow.data.stream import Batch, BatchStream, Deal, check_seed
-from bow.errors import DataError
+from bow.data.stream import Batch, BatchStream, Deal, IndexedStream, SampleOrder, check_seed
+from bow.errors import DataError, reason
 from bow.seeds import derive_seed
+
+
+class PrivateRandom:
+    """A state of torch's CPU random numbers that is in force only inside `active()`.
+
+    Samplers and augmentations draw from torch's global generator. Under this state they neither see what
+    the rest of the program drew nor disturb it, so that shuffling is the same whatever the model draws.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._state = torch.Generator().manual_seed(seed).get_state()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Put this state in force; where it ends, the next `active()` goes on."""
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+
+@runtime_checkable
+class MapDataset(Protocol):
+    """What `torch.utils.data.Dataset` promises, with a length; other classes with these methods do too."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One sample."""
+        ...
+
+
+class DatasetStream(IndexedStream):
+    """A stream over a map-style dataset, read in this process and put together by torch's default collation.
+
+    What the dataset draws from torch's random numbers (augmentation) depends on the seed and the batch's
+    place in the stream only. For worker processes or another collation give bow a `DataLoader`.
+
+    Raises:
+        DataError: the dataset has no length, or is empty.
+    """
+
+    def __init__(self, dataset: MapDataset, batch_size: int, epochs: int | None, seed: int) -> None:
+        super().__init__(SampleOrder(num_samples(dataset), seed), batch_size, epochs)
+        self._dataset = dataset
+
+    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:  # noqa: D102
+        size = self.batch_size
+        return [self.batch(start + learner * size, size) for learner in range(learners)], False
+
+    def batch(self, start: int, count: int) -> Batch:  # noqa: D102
+        indices = self.order.indices(start, count).tolist()
+        with PrivateRandom(derive_seed(self.order.seed, start)).active():
+            return read_batch(self._dataset, indices)
+
+
+def num_samples(dataset: MapDataset) -> int:
+    """Samples in a dataset.
+
+    Raises:
+        DataError: the dataset has no length, or is empty.
+    """
+    try:
+        count = len(dataset)
+    except TypeError as error:
+        raise DataError(
+            f"the data set {type(dataset).__name__} has no length; define __len__, or make it an IterableDataset"
+        ) from error
+    if count == 0:
+        raise DataError(f"the data set {type(dataset).__name__} has 0 samples; give at least one")
+    return count
+
+
+def read_batch(dataset: MapDataset, indices: list[int]) -> Batch:
+    """Read samples, all at once where the dataset can (`__getitems__`), and collate them."""
+    read_all = getattr(dataset, "__getitems__", None)
+    try:
+        samples = read_all(indices) if callable(read_all) else [dataset[index] for index in indices]
+    except IndexError as error:
+        raise missing_sample(dataset, error) from error
+    return default_collate(samples)
+
+
+def missing_sample(dataset: Any, error: IndexError) -> DataError:
+    """What to raise where a data set raises `IndexError` for a sample that it should have."""
+    return DataError(
+        f"the data set {type(dataset).__name__} says that it has {len(dataset)} samples, and raises IndexError "
+        f"({reason(error)}) for one of them; correct its __len__ or __getitem__"
+    )
 
 
 class LoaderStream(BatchStream):

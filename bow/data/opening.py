@@ -8,13 +8,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from bow.data.dataset import DatasetStream, num_samples, read_batch
-from bow.data.loader import LoaderStream, is_iterable, one_pass
-from bow.data.randomness import PrivateRandom
+from bow.data.loader import DatasetStream, LoaderStream, PrivateRandom, is_iterable, num_samples, one_pass, read_batch
 from bow.data.splits import SyntheticSamples
 from bow.data.stream import Batch, BatchStream
-from bow.data.tensor_stream import TensorStream
-from bow.data.tensors import TensorSamples
+from bow.data.tensors import TensorSamples, TensorStream
 from bow.errors import DataError, SettingError
 from bow.seeds import derive_seed
 from bow.values import whole

@@ -1,13 +1,14 @@
-"""Samples that are tensors in memory."""
+"""Samples that are tensors in memory, and the stream over them."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_unflatten
 
-from bow.data.stream import Batch
+from bow.data.stream import Batch, IndexedStream, SampleOrder
 from bow.errors import DataError
 
 
@@ -76,3 +77,82 @@ def _check_leaves(leaves: list[Tensor]) -> None:
     devices = sorted({str(leaf.device) for leaf in leaves})
     if len(devices) > 1:
         raise DataError(f"the tensors of the data must be on one device, got {', '.join(devices)}; move them together")
+
+
+Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+"""`gather(source, indices, out)`: `out[i] = source[indices[i]]`."""
+
+
+class Indexed:
+    """Samples that are still to be gathered: as a pytree, one tensor of numbers.
+
+    A captured graph begins by gathering them, so that no batch has to be brought from the host.
+
+    Args:
+        samples: where from.
+        indices: `[batch]`, or `[learners, batch]` for the batches of all learners.
+    """
+
+    def __init__(self, samples: TensorSamples, indices: Int64[Tensor, "*shape"]) -> None:
+        self.samples = samples
+        self.indices = indices
+
+    def gathered(self, gather: Gather) -> Any:
+        """The samples, as tensors `[*shape of the indices, ...]`."""
+        numbers = self.indices.reshape(-1)
+
+        def take(source: Tensor) -> Tensor:
+            out = torch.empty(len(numbers), *source.shape[1:], dtype=source.dtype, device=source.device)
+            gather(source, numbers, out)
+            return out.view(*self.indices.shape, *source.shape[1:])
+
+        return self.samples.map(take)
+
+
+def _flatten(batch: Indexed) -> tuple[list[Tensor], TensorSamples]:
+    return [batch.indices], batch.samples
+
+
+def _unflatten(leaves: Any, samples: TensorSamples) -> Indexed:
+    (indices,) = leaves
+    return Indexed(samples, indices)
+
+
+register_pytree_node(Indexed, _flatten, _unflatten, serialized_type_name="bow.data.Indexed")
+
+
+class TensorStream(IndexedStream):
+    """A stream over tensors in memory; full rounds are dealt stacked, with one `index_select` per tensor.
+
+    Samples that reside on a device are dealt by their numbers.
+
+    Args:
+        samples: the tensors.
+        batch_size: samples per learner and round.
+        epochs: passes over the data before the stream ends; None: endless.
+        seed: of the order.
+    """
+
+    def __init__(self, samples: TensorSamples, batch_size: int, epochs: int | None, seed: int) -> None:
+        super().__init__(SampleOrder(len(samples), seed, samples.device), batch_size, epochs)
+        self._samples = samples
+        self._resides = False
+
+    def reside(self, device: torch.device, room_bytes: int) -> bool:  # noqa: D102
+        if self._samples.device != device:
+            if self._samples.nbytes > room_bytes:
+                return False
+            self._samples = self._samples.to(device)
+            self.order = SampleOrder(len(self._samples), self.order.seed, device)
+        self._resides = True
+        return True
+
+    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:  # noqa: D102
+        indices = self.order.indices(start, learners * self.batch_size)
+        if self._resides:
+            return Indexed(self._samples, indices.view(learners, self.batch_size)), True
+        return self._samples.gather_stacked(indices, learners), True
+
+    def batch(self, start: int, count: int) -> Batch:  # noqa: D102
+        indices = self.order.indices(start, count)
+        return Indexed(self._samples, indices) if self._resides else self._samples.gather(indices)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.errors import SettingError
-from bow.models.rnn_language_model import steps_of
-from bow.models.unrolled_lstm import State, check_layers
+from bow.models.recurrent import State, check_layers, steps_of
 
 Periods = tuple[float, float]
 

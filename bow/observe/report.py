@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bow.errors import RunDirectoryError, disk_reason
 from bow.files import write_whole
-from bow.observe.charts import Chart
-from bow.observe.curves import charts
+from bow.observe.charts import Chart, charts
 from bow.observe.records import POSITION, SYNTHETIC, Record, continuous, is_number, metrics, read_records
 from bow.observe.run_directory import RunDirectory
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text

@@ -13,7 +13,7 @@ from bow.engines import Batches, Stacked
 from bow.engines.eager import batch_of
 from bow.errors import DataError
 from bow.seeds import derive_seed
-from bow.tuner.setting import count_text
+from bow.tuner.trial import count_text
 
 TRIALS = 2
 """Tells the seed of the batches of trials from those of training."""

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bow.cluster import World
 from bow.data import BatchStream
-from bow.data.tensor_stream import TensorStream
+from bow.data.tensors import TensorStream
 from bow.errors import SettingError
 from bow.observe.records import plain
 from bow.training.checkpoint import refusing_damage

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from bow.cluster import is_member
-from bow.data.tensor_stream import TensorStream
+from bow.data.tensors import TensorStream
 from bow.devices import StreamDevice, available_cores
 from bow.errors import SettingError
 from bow.planning.problem.partition import Partition

@@ -11,7 +11,7 @@ from typing import Any
 
 from bow.errors import BowError, SettingError, disk_reason
 from bow.files import write_whole
-from bow.tuner.setting import Setting
+from bow.tuner.trial import Setting
 
 FORMAT = "bow choice"
 VERSION = 1

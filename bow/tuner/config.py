@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from bow.errors import SettingError
-from bow.tuner.setting import Setting
+from bow.tuner.trial import Setting
 from bow.values import number
 
 Objective: TypeAlias = Literal["throughput", "goodput"]

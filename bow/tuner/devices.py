@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from bow.errors import SettingError
-from bow.tuner.online import OnlineTuner
+from bow.tuner.online import STAY, Decision, OnlineTuner, Window
 from bow.tuner.record import Efficiency, full_efficiency
-from bow.tuner.window import STAY, Decision, Window
 
 
 def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = full_efficiency) -> tuple[int, ...]:

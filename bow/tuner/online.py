@@ -1,16 +1,198 @@
 """How many learners a device goes on with: watched while it trains, one learner more or less at a time."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar
 
 from bow.errors import SettingError
-from bow.tuner.estimate import SURENESS
-from bow.tuner.record import Efficiency, full_efficiency
-from bow.tuner.visit import Visit, Visits
-from bow.tuner.wait import Wait
-from bow.tuner.window import DOWN, STAY, UP, Change, Decision, Step, Window
+from bow.tuner.record import (
+    SURENESS,
+    Efficiency,
+    Estimate,
+    estimate,
+    full_efficiency,
+    log_efficiency,
+    noise_from,
+    steps_of,
+)
 from bow.values import whole
+
+Step: TypeAlias = Literal[-1, 1]
+"""One learner more or one fewer."""
+
+UP: Step = 1
+DOWN: Step = -1
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a device did in a stretch of training time, such as a second.
+
+    Attributes:
+        samples: that its learners saw.
+        seconds: training time, evaluation and checkpoints left out.
+        learners: how many there were, all the time.
+    """
+
+    samples: float
+    seconds: float
+    learners: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now.
+
+    Attributes:
+        step: 1 adds a learner, -1 removes one, 0 leaves them as they are.
+        why: for logs; empty where nothing changes.
+    """
+
+    step: Literal[-1, 0, 1] = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A decision that changed the number of learners.
+
+    Attributes:
+        window: how many windows had been heard.
+        learners: how many there were from then on.
+        why: the reason.
+    """
+
+    window: int
+    learners: int
+    why: str
+
+
+STAY = Decision()
+"""Nothing changes."""
+
+
+FIRST_WAIT = 64
+"""Windows until what failed is tried again; twice as many after each further failure."""
+
+LONGEST_WAIT = 1024
+
+
+class Wait:
+    """How long not to try something again.
+
+    Example:
+        >>> wait = Wait()
+        >>> wait.begin(now=0)
+        >>> wait.is_over(now=63), wait.is_over(now=64)
+        (False, True)
+        >>> wait.begin(now=64)
+        >>> wait.is_over(now=191), wait.is_over(now=192)
+        (False, True)
+        >>> wait.relax(now=1000)
+        >>> wait.begin(now=1000)
+        >>> wait.is_over(now=1064)
+        True
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing has failed."""
+        self._began = self._until = 0
+        self._next = FIRST_WAIT
+
+    def begin(self, now: int) -> None:
+        """It has failed now; the wait after this one is twice as long."""
+        self._began, self._until = now, now + self._next
+        self._next = min(2 * self._next, LONGEST_WAIT)
+
+    def relax(self, now: int) -> None:
+        """Begin with the shortest wait again, if this one has been over for as long as it was."""
+        if now - self._until >= self._until - self._began:
+            self.reset()
+
+    def is_over(self, now: int) -> bool:
+        """Whether it may be tried again."""
+        return now >= self._until
+
+
+KEPT_STEPS = 64
+"""Differences between neighbouring windows from which their noise is known."""
+
+
+@dataclass
+class Visit:
+    """Samples per second of windows with the same number of learners.
+
+    Attributes:
+        learners: how many.
+        rates: in order.
+    """
+
+    learners: int
+    rates: list[float] = field(default_factory=list)
+
+    def last(self, count: int) -> "Visit":
+        """The newest windows of it."""
+        return Visit(self.learners, self.rates[-count:])
+
+    def after(self, earlier: "Visit", most: int) -> "Visit":
+        """This one and an earlier one together, the newest windows of both."""
+        return Visit(self.learners, (earlier.rates + self.rates)[-most:])
+
+
+class Visits:
+    """Compares visits by score, throughput times statistical efficiency.
+
+    Args:
+        efficiency: of a number of learners.
+    """
+
+    def __init__(self, efficiency: Efficiency) -> None:
+        self._efficiency = efficiency
+        self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._noise = noise_from(self._steps)
+        self.best = -math.inf
+        """Logarithm of the highest score, as far as it is known of the machine as it is now."""
+
+    def add(self, visit: Visit, rate: float) -> None:
+        """Add a window to a visit."""
+        self._steps.extend(steps_of([*visit.rates[-1:], rate]))
+        self._noise = noise_from(self._steps)
+        visit.rates.append(rate)
+
+    def remember(self, visit: Visit) -> None:
+        """Take a visit into account for the best."""
+        self.best = max(self.best, self.score(visit).log)
+
+    def forget(self) -> None:
+        """The machine is another one: what was the best is of no use any more."""
+        self.best = -math.inf
+
+    def shift(self, newest: Visit, before: Visit) -> None:
+        """Let the best follow the machine, which two visits to the same number of learners saw at different times."""
+        self.best += self.gain(newest, before).log
+
+    def score(self, visit: Visit) -> Estimate:
+        """Throughput times efficiency."""
+        found = estimate(visit.rates, self._noise)
+        return Estimate(found.log + self.log_efficiency(visit.learners), found.error)
+
+    def gain(self, visit: Visit, over: Visit) -> Estimate:
+        """How many times another visit's score one has."""
+        return self.score(visit).over(self.score(over))
+
+    def most_gain(self, more: int, over: int) -> float:
+        """The logarithm of what more learners can bring at most, all of them bringing their full share."""
+        return math.log(more / over) + self.log_efficiency(more) - self.log_efficiency(over)
+
+    def log_efficiency(self, learners: int) -> float:
+        """Logarithm of what a sample is worth."""
+        return log_efficiency(self._efficiency, learners)
+
 
 WARM_UP = 1
 """Windows that do not count behind a change: allocation, capture, caches."""

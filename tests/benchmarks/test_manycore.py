@@ -64,8 +64,7 @@ from benchmarks.manycore.strategies import (
 from bow.costs import Case, Saturation, Work
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.models.rnn_language_model import RNNLanguageModel
-from bow.models.sequence_loss import sequence_cross_entropy
+from bow.models.recurrent import RNNLanguageModel, sequence_cross_entropy
 from bow.schedule import Span, Timeline
 from bow.schedule.scheduler import CacheTimes, ListScheduler, Start
 from bow.schedule.simulator import simulate_operators

@@ -11,7 +11,7 @@ from bow.cli import main, scheduling
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError
 from bow.models import NETWORKS
-from bow.models.network import Network, Size
+from bow.models.networks import Network, Size
 from bow.schedule import Schedule, Timeline
 from bow.schedule.profiler import Comparison, Policy, Profile, Subject
 
@@ -39,7 +39,7 @@ def short_lstm(monkeypatch: pytest.MonkeyPatch) -> Network:
     lstm = NETWORKS["lstm"]
     size = Size({"vocabulary": 5, "hidden": 4, "layers": 2}, (2,), batch=3)
     short = Network(lstm.title, lstm.model, lstm.loss, lstm.samples, {"tiny": size, "short": size})
-    monkeypatch.setattr("bow.models.sizes.NETWORKS", {"lstm": short})
+    monkeypatch.setattr("bow.models.networks.NETWORKS", {"lstm": short})
     return short
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import bow
-from bow.cluster import heart
+from bow.cluster import heartbeat
 
 STEPS = 60
 
@@ -60,5 +60,5 @@ def train(folder: Path, fault: str = "none", at: int = 0, **settings: Any) -> bo
 
 
 if __name__ == "__main__":
-    heart.MISSED_S, heart.BEAT_S = 4.0, 0.5
+    heartbeat.MISSED_S, heartbeat.BEAT_S = 4.0, 0.5
     train(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

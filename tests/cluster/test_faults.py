@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from bow.cluster import World, heart
+from bow.cluster import World, heartbeat
 from bow.errors import ClusterError, SettingError
 from tests.cluster.worlds import in_world
 
@@ -64,7 +64,7 @@ def test_a_process_that_is_killed_ends_the_training() -> None:
 
 
 def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heart, "MISSED_S", 4.0)
+    monkeypatch.setattr(heartbeat, "MISSED_S", 4.0)
     began = time.monotonic()
     with pytest.raises(ClusterError, match=r"rank 1 was not heard of for 4 s.*, and go on with another$"):
         in_world(2, stop_rank_1, remedy="go on with another")
@@ -72,13 +72,13 @@ def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_process_that_computes_is_not_silent_and_one_that_is_stopped_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heart, "MISSED_S", 0.2)
-    monkeypatch.setattr(heart, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "MISSED_S", 0.2)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     store, silent = HashStore(), queue.Queue[int]()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
-            store.set("bow/heart/1", f"1 {heart._place()} {busy.pid}")
-            with heart.Heart(lambda: store, 0, 2, on_silence=lambda rank, why: silent.put(rank)):
+            store.set("bow/heart/1", f"1 {heartbeat._place()} {busy.pid}")
+            with heartbeat.Heart(lambda: store, 0, 2, on_silence=lambda rank, why: silent.put(rank)):
                 while not (store.check(["bow/heart/0"]) and int(store.get("bow/heart/0").split()[0]) > 100):
                     assert silent.empty()
                 busy.send_signal(signal.SIGSTOP)
@@ -88,7 +88,7 @@ def test_a_process_that_computes_is_not_silent_and_one_that_is_stopped_is(monkey
 
 
 def test_a_listener_whose_connection_fails_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heart, "BEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     opened = queue.Queue[HashStore]()
 
     class Broken(HashStore):
@@ -99,7 +99,7 @@ def test_a_listener_whose_connection_fails_opens_another(monkeypatch: pytest.Mon
         opened.put(Broken())
         return opened.queue[-1]
 
-    with heart.Heart(connect, 0, 2, on_silence=lambda rank, why: None):
+    with heartbeat.Heart(connect, 0, 2, on_silence=lambda rank, why: None):
         assert opened.get(timeout=240) is not opened.get(timeout=240)
 
 

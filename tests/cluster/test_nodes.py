@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bow.cluster import network
-from bow.cluster.network import address_towards, interface_of, is_ours
+from bow.cluster import rendezvous
+from bow.cluster.rendezvous import address_towards, interface_of, is_ours
 
 Machines = tuple[list[list[str]], str]
 
@@ -89,12 +89,12 @@ def test_an_address_is_ours_that_can_be_listened_at() -> None:
 
 
 def test_gloo_uses_the_way_to_the_others_unless_the_user_says_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(network.INTERFACE, raising=False)
-    monkeypatch.setattr(network, "address_towards", lambda host, port: "127.0.0.1")
-    with network.reachable_by("server", 29400):
-        assert os.environ[network.INTERFACE] == "lo"
-    assert network.INTERFACE not in os.environ
-    monkeypatch.setenv(network.INTERFACE, "eth7")
-    with network.reachable_by("server", 29400):
-        assert os.environ[network.INTERFACE] == "eth7"
-    assert os.environ[network.INTERFACE] == "eth7"
+    monkeypatch.delenv(rendezvous.INTERFACE, raising=False)
+    monkeypatch.setattr(rendezvous, "address_towards", lambda host, port: "127.0.0.1")
+    with rendezvous.reachable_by("server", 29400):
+        assert os.environ[rendezvous.INTERFACE] == "lo"
+    assert rendezvous.INTERFACE not in os.environ
+    monkeypatch.setenv(rendezvous.INTERFACE, "eth7")
+    with rendezvous.reachable_by("server", 29400):
+        assert os.environ[rendezvous.INTERFACE] == "eth7"
+    assert os.environ[rendezvous.INTERFACE] == "eth7"

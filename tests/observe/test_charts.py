@@ -2,8 +2,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bow.observe.charts import MAX_POINTS, ORANGE, Axis, Chart, Series, thin
-from bow.observe.curves import charts
+from bow.observe.charts import MAX_POINTS, ORANGE, Axis, Chart, Series, charts, thin
 from bow.observe.records import continuous
 
 SVG = "{http://www.w3.org/2000/svg}"

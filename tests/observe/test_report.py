@@ -6,7 +6,7 @@ import pytest
 
 from bow.errors import RunDirectoryError
 from bow.observe import RunDirectory, write_report
-from bow.observe.curves import charts
+from bow.observe.charts import charts
 from bow.observe.report import DECISION_HEAD, Report
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.data.indexed import Indexed
+from bow.data.tensors import Indexed
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
 

@@ -13,7 +13,7 @@ from bow.errors import DeviceMemoryError, SettingError
 from bow.training.replicas import Replicas
 from bow.training.watch import Watch
 from bow.tuner import Setting, Tuner
-from bow.tuner.wait import FIRST_WAIT
+from bow.tuner.online import FIRST_WAIT
 
 Train = Callable[..., bow.Result]
 

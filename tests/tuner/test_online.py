@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bow.errors import SettingError
 from bow.tuner import Decision, OnlineTuner, StatisticalEfficiency, Window
-from bow.tuner.online import FEWEST, MOST_CHANGES, SPAN, WARM_UP
-from bow.tuner.wait import FIRST_WAIT
+from bow.tuner.online import FEWEST, FIRST_WAIT, MOST_CHANGES, SPAN, WARM_UP
 from tests.tuner.simulated import FAMILIES, Disturbance, Training, falling, kneed, optima, peaked, saturating
 
 MOST = 16

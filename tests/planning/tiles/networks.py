@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bow.models.sizes import NETWORKS
+from bow.models.networks import NETWORKS
 from tests.planning.tiles.equality import Task, task
 
 SIX = ("alexnet", "inception", "resnet101", "rnntc", "rnnlm", "nmt")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.errors import GraphError, SettingError
-from bow.models.branches import Branches, ConvNorm
+from bow.models.convolutional import Branches, ConvNorm
 from bow.runtime import StreamRuntime
 from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of

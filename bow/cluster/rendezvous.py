@@ -1,0 +1,379 @@
+"""How a process finds the others: those that it starts, that torchrun started, or that the caller knows."""
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+from torch.distributed.rendezvous import rendezvous
+
+from bow.cluster.heartbeat import EXIT_STATUS, Heart
+from bow.cluster.launch import Parcel, Workers, failed
+from bow.cluster.processes import PATIENCE, Bucket, Processes, backend_for
+from bow.cluster.world import ALONE, World
+from bow.devices import available_cores
+from bow.devices.cores import siblings_of
+from bow.errors import ClusterError, DivergenceError, SettingError, reason
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Where Gloo looks for the interface that it shall use."""
+
+ELSEWHERE = "192.0.2.1"
+"""An address that no machine has (RFC 5737)."""
+
+GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of Linux's ioctl."""
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """This machine's IPv4 address on the way to another; None if there is no way, or it does not leave the machine.
+
+    A name that leads to this machine itself is one that others know it by: then the address is that on the way out.
+    """
+    address = _source(host, port)
+    if address is not None and _is_loopback(address) and host != "localhost" and not _is_loopback(host):
+        address = _source(ELSEWHERE, port)
+    return None if address is None or _is_loopback(address) else address
+
+
+def is_ours(host: str) -> bool:
+    """Whether a name or address leads to this machine."""
+    try:
+        with socket.create_server((socket.gethostbyname(host), 0)):
+            return True
+    except OSError:
+        return False
+
+
+def _source(host: str, port: int) -> str | None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            address: str = probe.getsockname()[0]
+    except OSError:
+        return None
+    return address
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface whose first IPv4 address this is; None where there is none, or it cannot be found out.
+
+    Example:
+        >>> interface_of("127.0.0.1")
+        'lo'
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                found = fcntl.ioctl(probe.fileno(), GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
+
+
+@contextlib.contextmanager
+def reachable_by(host: str, port: int) -> Iterator[None]:
+    """Have Gloo use the interface that leads to another machine, unless the user has said which."""
+    address = None if INTERFACE in os.environ else address_towards(host, port)
+    name = None if address is None else interface_of(address)
+    if name is None:
+        yield
+        return
+    os.environ[INTERFACE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(INTERFACE, None)
+
+
+POLL_S = 0.05
+
+
+def meet(store: Store, rank: int, size: int, within_s: float, failure: Callable[[], str | None] = lambda: None) -> str:
+    """Wait until all have come, and agree on a prefix for keys that nobody has used before.
+
+    torchrun keeps its store when it starts processes again, and so do several trainings of one script: what lies there
+    may be of those before. Rank 0 calls the roll of the tokens that it finds, and calls it anew when one has changed;
+    the others answer only to a roll with their own token.
+    """
+    token, give_up = uuid.uuid4().hex, time.monotonic() + within_s
+    store.set(_hello(rank), token)
+    called, name = [""] * size, ""
+    while True:
+        if rank == 0:
+            tokens = [token, *(_read(store, _hello(other)) for other in range(1, size))]
+            if tokens != called and all(tokens):
+                called, name = tokens, uuid.uuid4().hex
+                store.set("bow/roll", json.dumps({"name": name, "tokens": tokens}))
+            if name and all(_read(store, f"bow/{name}/here/{other}") for other in range(1, size)):
+                store.set(f"bow/{name}/go", "1")
+                break
+        else:
+            roll = json.loads(_read(store, "bow/roll") or "{}")
+            if roll and len(roll["tokens"]) == size and roll["tokens"][rank] == token:
+                name = roll["name"]
+                store.set(f"bow/{name}/here/{rank}", "1")
+                if _read(store, f"bow/{name}/go"):
+                    break
+        if (why := failure()) is not None:
+            raise ClusterError(why)
+        if time.monotonic() > give_up:
+            absent = [other for other in range(size) if rank == 0 and not _read(store, _hello(other))]
+            who = f"rank {absent[0]}" if absent else "one of the other processes" if rank == 0 else "rank 0"
+            raise ClusterError(f"{who} did not come within {within_s:.0f} s; look at its output")
+        time.sleep(POLL_S)
+    return f"bow/{name}"
+
+
+def _hello(rank: int) -> str:
+    return f"bow/hello/{rank}"
+
+
+def _read(store: Store, key: str) -> str:
+    """What lies there; empty where nothing does."""
+    return store.get(key).decode() if store.check([key]) else ""
+
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells each process."""
+
+JOINING_S = 300.0
+"""Seconds until all processes must have come."""
+
+SET_PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+def is_member() -> bool:
+    """Whether this process was started as one of several, or is in a process group already."""
+    return (dist.is_available() and dist.is_initialized()) or all(name in os.environ for name in VARIABLES)
+
+
+def is_leader() -> bool:
+    """Whether this process is rank 0, or alone."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    return not is_member() or _number("RANK", 0) == 0
+
+
+def job_name() -> str | None:
+    """What torchrun calls all processes of a job, however often it starts them; None where there is no name."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    return name if is_member() and name not in (None, "none") else None
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has started this process again, since one had ended."""
+    return is_member() and _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+@contextlib.contextmanager
+def join(
+    device: torch.device, count: int | None = None, bucket_mb: Bucket = None, *, remedy: str = ""
+) -> Iterator[World]:
+    """Be one of the processes that torchrun started, or of the default process group where there is one already.
+
+    Without either, the world is this process alone.
+    """
+    if not is_member():
+        yield ALONE
+        return
+    size = dist.get_world_size() if dist.is_initialized() else _number("WORLD_SIZE", 1)
+    if count not in (None, size):
+        raise SettingError(
+            f"devices={count} contradicts the {size} processes that were started, each of which has one device; leave "
+            f"devices out, or start {count} processes"
+        )
+    with _joined(device, bucket_mb, remedy) as world, share_of_machine(world, device):
+        yield world
+
+
+@contextlib.contextmanager
+def start(
+    size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = None, *, remedy: str = ""
+) -> Iterator[World]:
+    """Be rank 0 of several processes on this machine, and start the others."""
+    workers = Workers(size, parcel, remedy)
+    in_peace = False
+    world: Processes | None = None
+    try:
+        # One that has ended is known at once; on a busy machine the others may take long to come.
+        prefix = meet(workers.store, 0, size, PATIENCE.total_seconds(), workers.failure)
+        workers.delivered()
+        heart = Heart(functools.partial(_below, prefix, workers.connect), 0, size, remedy, workers.kill)
+        with heart, _excepthook_kept():
+            store = PrefixStore(prefix, workers.store)
+            world = Processes(
+                device,
+                rank=0,
+                size=size,
+                local_rank=0,
+                local_size=size,
+                store=store,
+                bucket_mb=bucket_mb,
+                remedy=remedy,
+            )
+            workers.on_failure = world.abort
+            with world, share_of_machine(world, device):
+                try:
+                    yield world
+                finally:
+                    workers.on_failure = None
+        in_peace = True
+    except DivergenceError as error:  # or what looks like it where a sum was aborted
+        if world is None or not world.was_aborted:
+            raise
+        raise failed(workers, error) from error
+    except ClusterError as error:
+        raise failed(workers, error) from error
+    finally:
+        workers.close(in_peace)
+
+
+@contextlib.contextmanager
+def _excepthook_kept() -> Iterator[None]:
+    """Put back what torch.distributed replaces by a hook that names the rank: the caller goes on alone."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        if sys.excepthook.__module__.startswith("torch."):
+            sys.excepthook = before
+
+
+@contextlib.contextmanager
+def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
+    """Keep to this process's share of the cores, if it is one of several on a machine that train on its cores."""
+    if device.type != "cpu" or world.local_size == 1 or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    cores = sorted(
+        available_cores(), key=lambda core: (siblings_of(core)[0], core)
+    )  # hardware threads of a core together
+    own = share_of(cores, world.local_rank, world.local_size)
+    os.sched_setaffinity(0, own)
+    torch.set_num_threads(len(own))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
+
+
+def share_of(cores: list[int], index: int, count: int) -> list[int]:
+    """The share of one of several processes: neighbours, and one core that others have too where there are too few.
+
+    Example:
+        >>> share_of([0, 1, 2, 3, 4], 0, 2), share_of([0, 1, 2, 3, 4], 1, 2), share_of([0, 1], 2, 3)
+        ([0, 1], [2, 3, 4], [0])
+    """
+    if len(cores) < count:
+        return [cores[index % len(cores)]]
+    return cores[index * len(cores) // count : (index + 1) * len(cores) // count]
+
+
+@contextlib.contextmanager
+def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[World]:
+    if dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        group = dist.new_group(backend=backend_for(device))  # the caller's may know one kind of tensor only
+        hosts: list[Any] = [None] * size
+        dist.all_gather_object(hosts, socket.gethostname(), group=group)
+        places = list(dict.fromkeys(hosts))
+        same = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+        yield Processes(
+            device,
+            rank=rank,
+            size=size,
+            local_rank=same.index(rank),
+            local_size=len(same),
+            node=places.index(hosts[rank]),
+            nodes=len(places),
+            store=None,
+            bucket_mb=bucket_mb,
+            group=group,
+            remedy=remedy,
+        )
+        return
+    _end_with_parent()
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    try:
+        common, *_ = next(rendezvous("env://", timeout=timedelta(seconds=JOINING_S)))
+        prefix = meet(common, rank, size, JOINING_S)
+    except ClusterError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"the other processes cannot be reached at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
+            f"({reason(error)}); look whether rank 0 runs and whether a firewall is between"
+        ) from error
+    nodes = _number("GROUP_WORLD_SIZE", 1)
+    way = reachable_by(*_meeting_place()) if nodes > 1 else contextlib.nullcontext()
+    with way, Heart(functools.partial(_below, prefix, _connect), rank, size, remedy):
+        world = Processes(
+            device,
+            rank=rank,
+            size=size,
+            local_rank=_number("LOCAL_RANK", rank),
+            local_size=_number("LOCAL_WORLD_SIZE", size),
+            node=_number("GROUP_RANK", 0),
+            nodes=nodes,
+            store=PrefixStore(prefix, common),
+            bucket_mb=bucket_mb,
+            remedy=remedy,
+        )
+        with world:
+            yield world
+
+
+def _below(prefix: str, connect: Callable[[], Store]) -> Store:
+    """The same place by way of another connection."""
+    return PrefixStore(prefix, connect())
+
+
+def _end_with_parent() -> None:
+    """End at once when torchrun's agent is killed, which cannot end its processes then; known to Linux only."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed in between
+            os._exit(EXIT_STATUS)
+
+
+def _connect() -> Store:
+    host, port = _meeting_place()
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
+
+
+def _meeting_place() -> tuple[str, int]:
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def _number(variable: str, otherwise: int) -> int:
+    return int(os.environ.get(variable, otherwise))

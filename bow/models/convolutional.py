@@ -1,0 +1,502 @@
+"""Networks of convolutions: AlexNet, GoogLeNet, Inception-v3, PathNet."""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bow.errors import DataError, SettingError
+
+_EPSILON = 0.001
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias, batch norm and ReLU.
+
+    Args:
+        channels_in: channels of the input.
+        channels_out: channels of the output.
+        kernel: height and width of the filters, in pixels; one number for both.
+        stride: of the filters, in pixels.
+        padding: pixels of zeros on each side; one number for height and width.
+
+    References:
+        Ioffe, Szegedy: Batch normalization, 2015.
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        kernel: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels_in, channels_out, kernel, stride=stride, padding=padding, bias=False)
+        self.norm = nn.BatchNorm2d(channels_out, eps=_EPSILON)
+        nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The output `[batch, channels_out, height', width']` of images `[batch, channels_in, height, width]`."""
+        return F.relu(self.norm(self.conv(images)))
+
+
+class Branches(nn.ModuleList):
+    """Modules that all see the same input, and whose outputs are stacked channel upon channel.
+
+    No branch waits for another: they are the parallelism that an Inception network offers to a scheduler.
+
+    Example:
+        >>> branches = Branches([ConvNorm(3, 4, 1), nn.MaxPool2d(3, stride=1, padding=1)])
+        >>> branches(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 7, 8, 8])
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The outputs of all branches, in their order, concatenated along the channels."""
+        return torch.cat([branch(images) for branch in self], dim=1)
+
+
+def scaled(filters: int, width: float) -> int:
+    """The filters of a layer in a network that is `width` times as wide; at least one.
+
+    Raises:
+        SettingError: the width is not positive.
+
+    Example:
+        >>> scaled(64, 1), scaled(64, 0.25), scaled(64, 0.001)
+        (64, 16, 1)
+    """
+    if not width > 0:
+        raise SettingError(f"width must be more than 0, got {width}; 1 is the published network")
+    return max(1, round(filters * width))
+
+
+def check_image_size(images: Tensor, smallest: int, network: str) -> None:
+    """Refuse images of which pooling would leave nothing.
+
+    Raises:
+        DataError: height or width is less than `smallest` pixels.
+    """
+    height, width = images.shape[-2:]
+    if min(height, width) < smallest:
+        raise DataError(
+            f"{network} needs images of at least {smallest}x{smallest} pixels, got {height}x{width}; enlarge the images"
+        )
+
+
+_ALEXNET_SMALLEST = 63
+_POOLED = 6
+
+
+class AlexNet(nn.Module):
+    """Five convolutions and three linear layers, in one tower.
+
+    The one-tower form of "One weird trick", as torchvision has it: without the split over two devices and without
+    local response normalisation. Adaptive pooling to 6x6 pixels before the linear layers takes images of any size.
+
+    Args:
+        classes: number of classes.
+        channels: channels of the images.
+        width: multiplies filters and hidden units; 1 is the published network.
+        dropout: probability with which an input of a hidden linear layer is dropped; 0.5 in the paper.
+
+    Raises:
+        SettingError: the width is not positive.
+
+    References:
+        Krizhevsky, Sutskever, Hinton: ImageNet classification with deep convolutional neural networks, 2012.
+        Krizhevsky: One weird trick for parallelizing convolutional neural networks, 2014.
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network
+        training, 2019, section III-B.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3, width: float = 0.125, dropout: float = 0.0) -> None:
+        super().__init__()
+        first, second, third, fourth = (scaled(filters, width) for filters in (64, 192, 384, 256))
+        hidden = scaled(4096, width)
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, first, 11, stride=4, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(first, second, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(second, third, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(third, fourth, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(fourth, fourth, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+        )
+        self.classifier = nn.Sequential(
+            nn.Dropout(dropout),
+            nn.Linear(fourth * _POOLED * _POOLED, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`.
+
+        Raises:
+            DataError: the images are smaller than 63x63 pixels.
+        """
+        check_image_size(images, _ALEXNET_SMALLEST, "AlexNet")
+        features = F.adaptive_avg_pool2d(self.features(images), _POOLED)
+        logits: Tensor = self.classifier(features.flatten(1))
+        return logits
+
+
+_GOOGLENET_SMALLEST = 15
+
+# Filters of each module's convolutions: 1x1; 1x1 before 3x3; 3x3; 1x1 before "5x5"; "5x5"; 1x1 after pooling.
+_STAGES = (
+    ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
+    (
+        (192, 96, 208, 16, 48, 64),
+        (160, 112, 224, 24, 64, 64),
+        (128, 128, 256, 24, 64, 64),
+        (112, 144, 288, 32, 64, 64),
+        (256, 160, 320, 32, 128, 128),
+    ),
+    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
+)
+
+
+class GoogLeNet(nn.Module):
+    """Nine Inception modules in three stages: the first network that went deeper by going parallel.
+
+    Each module has four branches: a 1x1 convolution; two of a 1x1 before a wider one; and max-pooling before a 1x1.
+    This is the network as TensorFlow ships it (`inception_v1`), which Tang et al. train: batch norm behind every
+    convolution in place of local response normalisation, 3x3 filters where the paper has 5x5 ones, and no auxiliary
+    classifiers.
+
+    Args:
+        classes: number of classes.
+        channels: channels of the images.
+        width: multiplies the filters of every convolution; 1 is the published network.
+        dropout: probability with which a feature is dropped before the last layer; 0.4 in the paper.
+
+    Raises:
+        SettingError: the width is not positive.
+
+    References:
+        Szegedy et al.: Going deeper with convolutions, 2015.
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1c.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3, width: float = 0.25, dropout: float = 0.0) -> None:
+        super().__init__()
+        first, second = scaled(64, width), scaled(192, width)
+        self.stem = nn.Sequential(
+            ConvNorm(channels, first, 7, stride=2, padding=3),
+            nn.MaxPool2d(3, stride=2, ceil_mode=True),
+            ConvNorm(first, first, 1),
+            ConvNorm(first, second, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, ceil_mode=True),
+        )
+        self.modules3 = nn.Sequential(*_modules(0, width))
+        self.pool3 = nn.MaxPool2d(3, stride=2, ceil_mode=True)
+        self.modules4 = nn.Sequential(*_modules(1, width))
+        self.pool4 = nn.MaxPool2d(2, stride=2, ceil_mode=True)
+        self.modules5 = nn.Sequential(*_modules(2, width))
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(_channels_out(_STAGES[-1][-1], width), classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`.
+
+        Raises:
+            DataError: the images are smaller than 15x15 pixels.
+        """
+        check_image_size(images, _GOOGLENET_SMALLEST, "GoogLeNet")
+        features = self.pool3(self.modules3(self.stem(images)))
+        features = self.modules5(self.pool4(self.modules4(features)))
+        logits: Tensor = self.output(self.dropout(features.mean(dim=(2, 3))))
+        return logits
+
+
+def _modules(stage: int, width: float) -> Iterator[Branches]:
+    """The modules of a stage; their input is the output of the last module before."""
+    channels = scaled(192, width) if stage == 0 else _channels_out(_STAGES[stage - 1][-1], width)
+    for filters in _STAGES[stage]:
+        yield _inception(channels, filters, width)
+        channels = _channels_out(filters, width)
+
+
+def _inception(channels: int, filters: tuple[int, ...], width: float) -> Branches:
+    one, before_three, three, before_five, five, after_pool = (scaled(count, width) for count in filters)
+    return Branches(
+        [
+            ConvNorm(channels, one, 1),
+            nn.Sequential(ConvNorm(channels, before_three, 1), ConvNorm(before_three, three, 3, padding=1)),
+            nn.Sequential(ConvNorm(channels, before_five, 1), ConvNorm(before_five, five, 3, padding=1)),
+            nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), ConvNorm(channels, after_pool, 1)),
+        ]
+    )
+
+
+def _channels_out(filters: tuple[int, ...], width: float) -> int:
+    one, _, three, _, five, after_pool = filters
+    return sum(scaled(count, width) for count in (one, three, five, after_pool))
+
+
+_INCEPTION_SMALLEST = 75
+
+
+class InceptionV3(nn.Module):
+    """Inception-v3: large filters written as several small or flat ones, in eleven modules of parallel branches.
+
+    The network of TensorFlow and torchvision, without the auxiliary classifier, which is no part of the model
+    that is evaluated.
+
+    Args:
+        classes: number of classes.
+        channels: channels of the images.
+        width: multiplies the filters of every convolution; 1 is the published network.
+        dropout: probability with which a feature is dropped before the last layer; 0.2 in the paper.
+
+    Raises:
+        SettingError: the width is not positive.
+
+    References:
+        Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception architecture for computer vision, 2016.
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network
+        training, 2019, section IV.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3, width: float = 0.125, dropout: float = 0.0) -> None:
+        super().__init__()
+        make = _Builder(width)
+        self.stem = nn.Sequential(
+            ConvNorm(channels, make.filters(32), 3, stride=2),
+            make.conv(32, 32, 3),
+            make.conv(32, 64, 3, padding=1),
+            nn.MaxPool2d(3, stride=2),
+            make.conv(64, 80, 1),
+            make.conv(80, 192, 3),
+            nn.MaxPool2d(3, stride=2),
+        )
+        self.modules35 = nn.Sequential(
+            make.square((192,), 32), make.square(_SQUARE_32, 64), make.square(_SQUARE_64, 64)
+        )
+        self.reduction17 = make.reduction17(_SQUARE_64)
+        self.modules17 = nn.Sequential(
+            make.factorised(_REDUCED_17, 128),
+            make.factorised(_FACTORISED, 160),
+            make.factorised(_FACTORISED, 160),
+            make.factorised(_FACTORISED, 192),
+        )
+        self.reduction8 = make.reduction8(_FACTORISED)
+        self.modules8 = nn.Sequential(make.expanded(_REDUCED_8), make.expanded(_EXPANDED))
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(make.channels(_EXPANDED), classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`.
+
+        Raises:
+            DataError: the images are smaller than 75x75 pixels.
+        """
+        check_image_size(images, _INCEPTION_SMALLEST, "Inception-v3")
+        features = self.modules35(self.stem(images))
+        features = self.modules17(self.reduction17(features))
+        features = self.modules8(self.reduction8(features))
+        logits: Tensor = self.output(self.dropout(features.mean(dim=(2, 3))))
+        return logits
+
+
+# The published filters of what a module concatenates. Each part is scaled, and rounded, on its own.
+_SQUARE_32 = (64, 64, 96, 32)
+_SQUARE_64 = (64, 64, 96, 64)
+_REDUCED_17 = (384, 96, *_SQUARE_64)
+_FACTORISED = (192, 192, 192, 192)
+_REDUCED_8 = (320, 192, *_FACTORISED)
+_EXPANDED = (320, 384, 384, 384, 384, 192)
+
+
+class _Builder:
+    """Makes modules whose filters are `width` times the published ones.
+
+    Its arguments are published numbers throughout; `before` lists the filters that the input is concatenated of.
+    """
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+
+    def filters(self, published: int) -> int:
+        return scaled(published, self._width)
+
+    def channels(self, before: tuple[int, ...]) -> int:
+        return sum(map(self.filters, before))
+
+    def conv(
+        self,
+        before: int | tuple[int, ...],
+        filters: int,
+        kernel: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+    ) -> ConvNorm:
+        channels = self.channels(before if isinstance(before, tuple) else (before,))
+        return ConvNorm(channels, self.filters(filters), kernel, stride, padding)
+
+    def square(self, before: tuple[int, ...], pooled: int) -> Branches:
+        """5x5 filters, and 5x5 ones written as two of 3x3 (figure 5)."""
+        return Branches(
+            [
+                self.conv(before, 64, 1),
+                nn.Sequential(self.conv(before, 48, 1), self.conv(48, 64, 5, padding=2)),
+                nn.Sequential(
+                    self.conv(before, 64, 1), self.conv(64, 96, 3, padding=1), self.conv(96, 96, 3, padding=1)
+                ),
+                self._pooled(before, pooled),
+            ]
+        )
+
+    def factorised(self, before: tuple[int, ...], inner: int) -> Branches:
+        """7x7 filters written as 1x7 and 7x1, once and twice (figure 6)."""
+        return Branches(
+            [
+                self.conv(before, 192, 1),
+                nn.Sequential(self.conv(before, inner, 1), self._wide(inner, inner), self._high(inner, 192)),
+                nn.Sequential(
+                    self.conv(before, inner, 1),
+                    self._high(inner, inner),
+                    self._wide(inner, inner),
+                    self._high(inner, inner),
+                    self._wide(inner, 192),
+                ),
+                self._pooled(before, 192),
+            ]
+        )
+
+    def expanded(self, before: tuple[int, ...]) -> Branches:
+        """3x3 filters written as 1x3 beside 3x1 (figure 7)."""
+        return Branches(
+            [
+                self.conv(before, 320, 1),
+                nn.Sequential(self.conv(before, 384, 1), self._crossed()),
+                nn.Sequential(self.conv(before, 448, 1), self.conv(448, 384, 3, padding=1), self._crossed()),
+                self._pooled(before, 192),
+            ]
+        )
+
+    def reduction17(self, before: tuple[int, ...]) -> Branches:
+        """Halves height and width: strided convolutions beside pooling (figure 10)."""
+        return Branches(
+            [
+                self.conv(before, 384, 3, stride=2),
+                nn.Sequential(
+                    self.conv(before, 64, 1), self.conv(64, 96, 3, padding=1), self.conv(96, 96, 3, stride=2)
+                ),
+                nn.MaxPool2d(3, stride=2),
+            ]
+        )
+
+    def reduction8(self, before: tuple[int, ...]) -> Branches:
+        """Halves height and width, with a factorised 7x7 in one branch."""
+        return Branches(
+            [
+                nn.Sequential(self.conv(before, 192, 1), self.conv(192, 320, 3, stride=2)),
+                nn.Sequential(
+                    self.conv(before, 192, 1),
+                    self._wide(192, 192),
+                    self._high(192, 192),
+                    self.conv(192, 192, 3, stride=2),
+                ),
+                nn.MaxPool2d(3, stride=2),
+            ]
+        )
+
+    def _wide(self, before: int, filters: int) -> ConvNorm:
+        return self.conv(before, filters, (1, 7), padding=(0, 3))
+
+    def _high(self, before: int, filters: int) -> ConvNorm:
+        return self.conv(before, filters, (7, 1), padding=(3, 0))
+
+    def _crossed(self) -> Branches:
+        return Branches([self.conv(384, 384, (1, 3), padding=(0, 1)), self.conv(384, 384, (3, 1), padding=(1, 0))])
+
+    def _pooled(self, before: tuple[int, ...], filters: int) -> nn.Sequential:
+        return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), self.conv(before, filters, 1))
+
+
+class PathNet(nn.Module):
+    """Layers of small modules that run side by side, and whose outputs are summed.
+
+    The network that one path through a PathNet activates: each layer has `modules` active modules, each a 3x3
+    convolution, ReLU and 2x2 max-pooling, and the sum of their outputs is the input of the next layer. The last layer
+    is linear. What chooses the path is an evolution around the training, and no part of a training step.
+
+    Args:
+        classes: number of classes.
+        channels: channels of the images.
+        size: height and width of the images, in pixels.
+        filters: filters of each module.
+        layers: number of layers; each halves the images.
+        modules: active modules of each layer.
+
+    Raises:
+        SettingError: pooling leaves nothing of the images, or there is no layer or no module.
+
+    References:
+        Fernando et al.: PathNet: Evolution channels gradient descent in super neural networks, 2017.
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1b.
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        channels: int = 3,
+        size: int = 32,
+        filters: int = 16,
+        layers: int = 3,
+        modules: int = 6,
+    ) -> None:
+        super().__init__()
+        if layers < 1 or modules < 1:
+            raise SettingError(f"layers and modules must be at least 1, got layers={layers}, modules={modules}")
+        pooled = size // 2**layers
+        if pooled < 1:
+            raise SettingError(
+                f"size must be at least {2**layers} pixels for layers={layers}, got {size}; enlarge the images"
+            )
+        widths = [channels] + [filters] * (layers - 1)
+        self.layers = nn.ModuleList(PathNetLayer(width, filters, modules) for width in widths)
+        self.output = nn.Linear(filters * pooled * pooled, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of images `[batch, channels, size, size]`."""
+        features = images
+        for layer in self.layers:
+            features = layer(features)
+        logits: Tensor = self.output(features.flatten(1))
+        return logits
+
+
+class PathNetLayer(nn.Module):
+    """Active modules that see the same input, and the sum of their outputs.
+
+    Args:
+        channels_in: channels of the input.
+        filters: channels of the output.
+        modules: active modules.
+    """
+
+    def __init__(self, channels_in: int, filters: int, modules: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(channels_in, filters, 3, padding=1) for _ in range(modules))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The output `[batch, filters, height / 2, width / 2]` of images `[batch, channels_in, height, width]`."""
+        outputs = [F.max_pool2d(F.relu(conv(images)), 2) for conv in self.convs]
+        return functools.reduce(torch.add, outputs)

@@ -1,0 +1,293 @@
+"""The networks of the papers on operator scheduling and placement, in the papers' sizes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.models.convolutional import AlexNet, GoogLeNet, InceptionV3, PathNet
+from bow.models.dcgan import DCGAN, adversarial_loss
+from bow.models.phased_lstm import PhasedLSTM
+from bow.models.recurrent import RNNLanguageModel, RNNTextClassifier, Translator, sequence_cross_entropy
+from bow.models.resnet import BottleneckResNet
+
+Batch: TypeAlias = tuple[Any, Tensor]
+"""Inputs, a tensor or a tuple of them, and targets."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of a network, and of what it is trained on.
+
+    Attributes:
+        arguments: keyword arguments of the model's class.
+        inputs: shape of one sample, such as channels, height and width, or the length of a text.
+        batch: samples of a batch.
+    """
+
+    arguments: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    batch: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that can be built, given a batch and trained without knowing which one it is.
+
+    Attributes:
+        title: its name in reports.
+        model: the model's class.
+        loss: `loss(outputs, targets) -> scalar`.
+        samples: makes a random batch of so many samples for a size.
+        sizes: by name: `"tiny"` for two cores, and the papers'.
+
+    Example:
+        >>> import bow
+        >>> network = bow.models.NETWORKS["alexnet"]
+        >>> graph = bow.capture(network.build("tiny"), network.batch("tiny"), network.loss)
+        >>> graph.count()["aten.convolution.default"]
+        5
+    """
+
+    title: str
+    model: Callable[..., nn.Module]
+    loss: Callable[[Any, Any], Tensor]
+    samples: Callable[[Size, int], Batch]
+    sizes: Mapping[str, Size]
+
+    def build(self, size: str = "tiny") -> nn.Module:
+        """The network in a size, with weights from torch's random number generator.
+
+        Under `with torch.device("meta"):` it, and its batch, cost no memory, and can still be captured.
+
+        Raises:
+            SettingError: it has no such size.
+        """
+        return self.model(**self.size(size).arguments)
+
+    def batch(self, size: str = "tiny", samples: int | None = None, seed: int = 0) -> Batch:
+        """A random batch `(inputs, targets)`, the same for the same seed; torch's generator stays as it is.
+
+        Args:
+            size: of the network.
+            samples: in the batch; None: as many as the size has.
+            seed: of the random numbers.
+
+        Raises:
+            SettingError: it has no such size, or the batch is empty.
+        """
+        chosen = self.size(size)
+        count = chosen.batch if samples is None else samples
+        if count < 1:
+            raise SettingError(f"samples must be at least 1, got {count}")
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return self.samples(chosen, count)
+
+    def size(self, name: str) -> Size:
+        """A size by its name.
+
+        Raises:
+            SettingError: it has no such size.
+        """
+        if name not in self.sizes:
+            raise SettingError(f"size must be one of {', '.join(self.sizes)} for {self.title}, got {name}")
+        return self.sizes[name]
+
+
+def _images(size: Size, samples: int) -> Batch:
+    """Images and their classes."""
+    return torch.randn(samples, *size.inputs), _classes(size.arguments["classes"], samples)
+
+
+def _images_and_noise(size: Size, samples: int) -> Batch:
+    """Images with values from -1 to 1 and noise to generate as many from; their classes, which nobody needs."""
+    pixels, noise = torch.rand(samples, *size.inputs), torch.rand(samples, size.arguments["latent"])
+    return (2 * pixels - 1, 2 * noise - 1), _classes(10, samples)
+
+
+def _texts(size: Size, samples: int) -> Batch:
+    """Texts, and the token that follows each of theirs."""
+    tokens = _tokens(size.arguments["vocabulary"], samples, size.inputs[0] + 1)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def _timed_texts(size: Size, samples: int) -> Batch:
+    """Texts whose tokens come at times of their own, one unit apart on average, and the tokens that follow."""
+    tokens, targets = _texts(size, samples)
+    return (tokens, (2 * torch.rand(tokens.shape)).cumsum(dim=1)), targets
+
+
+def _classified_texts(size: Size, samples: int) -> Batch:
+    """Texts and their classes."""
+    tokens = _tokens(size.arguments["vocabulary"], samples, size.inputs[0])
+    return tokens, _classes(size.arguments["classes"], samples)
+
+
+def _translations(size: Size, samples: int) -> Batch:
+    """Sentences, their translations as far as they are known, and the token that follows each of these."""
+    source_length, target_length = size.inputs
+    source = _tokens(size.arguments["source_vocabulary"], samples, source_length)
+    target = _tokens(size.arguments["target_vocabulary"], samples, target_length + 1)
+    return (source, target[:, :-1]), target[:, 1:]
+
+
+def _tokens(vocabulary: int, samples: int, length: int) -> Tensor:
+    return torch.randint(vocabulary, (samples, length))
+
+
+def _classes(classes: int, samples: int) -> Tensor:
+    return torch.randint(classes, (samples,))
+
+
+_IMAGENET = {"classes": 1000, "channels": 3}
+_PENN_TREEBANK = 10_000
+_MOVIE_REVIEWS = 18_765  # Kim 2014, table 1
+_WORDPIECES = 32_000  # Wu et al. 2016, section 8.2: 8,000 to 32,000
+
+
+def _graphi_text(length: int, hidden: int) -> Size:
+    # Four layers: section 7.3. The vocabulary is that of Zaremba et al. 2014, whose network it is.
+    return Size({"vocabulary": _PENN_TREEBANK, "hidden": hidden, "layers": 4}, (length,), batch=64)
+
+
+def _graphi_path(image: int, filters: int) -> Size:
+    arguments = {"classes": 10, "channels": 3, "size": image, "filters": filters, "layers": 3, "modules": 6}
+    return Size(arguments, (3, image, image), batch=64)
+
+
+def _graphi_image(image: int, width: int) -> Size:
+    return Size({**_IMAGENET, "width": width, "dropout": 0.4}, (3, image, image), batch=32)
+
+
+_TINY_TEXT = Size({"vocabulary": 100, "hidden": 128, "layers": 2}, (6,), batch=32)
+_GRAPHI_TEXTS = {
+    "tiny": _TINY_TEXT,
+    "small": _graphi_text(20, 128),
+    "medium": _graphi_text(30, 512),
+    "large": _graphi_text(40, 1024),
+}
+
+NETWORKS: Mapping[str, Network] = {
+    "lstm": Network("LSTM", RNNLanguageModel, sequence_cross_entropy, _texts, _GRAPHI_TEXTS),
+    "phased_lstm": Network("PhasedLSTM", PhasedLSTM, sequence_cross_entropy, _timed_texts, _GRAPHI_TEXTS),
+    "pathnet": Network(
+        "PathNet",
+        PathNet,
+        F.cross_entropy,
+        _images,
+        {
+            "tiny": Size({"classes": 10, "channels": 3, "size": 16, "filters": 8}, (3, 16, 16), batch=16),
+            "small": _graphi_path(32, 16),
+            "medium": _graphi_path(48, 32),
+            "large": _graphi_path(64, 48),
+        },
+    ),
+    "googlenet": Network(
+        "GoogLeNet",
+        GoogLeNet,
+        F.cross_entropy,
+        _images,
+        {
+            "tiny": Size({"classes": 10, "channels": 3, "width": 0.25}, (3, 48, 48), batch=4),
+            "small": _graphi_image(128, 1),
+            "medium": _graphi_image(192, 2),
+            "large": _graphi_image(256, 4),
+        },
+    ),
+    "resnet50": Network(
+        "ResNet-50",
+        BottleneckResNet,
+        F.cross_entropy,
+        _images,
+        {
+            "tiny": Size({"depth": 50, "classes": 10, "channels": 3, "width": 8}, (3, 16, 16), batch=4),
+            "paper": Size({"depth": 50, "classes": 10, "channels": 3, "width": 64}, (3, 32, 32), batch=64),
+            "imagenet": Size({**_IMAGENET, "depth": 50, "width": 64, "stem": "imagenet"}, (3, 224, 224), batch=64),
+        },
+    ),
+    "dcgan": Network(
+        "DCGAN",
+        DCGAN,
+        adversarial_loss,
+        _images_and_noise,
+        {
+            "tiny": Size({"channels": 1, "size": 16, "width": 8, "latent": 16}, (1, 16, 16), batch=16),
+            # 64 filters and 100 numbers: the implementation that the paper names.
+            "paper": Size({"channels": 1, "size": 28, "width": 64, "latent": 100}, (1, 28, 28), batch=64),
+        },
+    ),
+    "inception": Network(
+        "Inception-v3",
+        InceptionV3,
+        F.cross_entropy,
+        _images,
+        {
+            "tiny": Size({"classes": 10, "channels": 3, "width": 0.125}, (3, 75, 75), batch=4),
+            "paper": Size({**_IMAGENET, "width": 1, "dropout": 0.2}, (3, 299, 299), batch=16),
+            "flexflow": Size({**_IMAGENET, "width": 1, "dropout": 0.2}, (3, 299, 299), batch=64),
+        },
+    ),
+    "alexnet": Network(
+        "AlexNet",
+        AlexNet,
+        F.cross_entropy,
+        _images,
+        {
+            "tiny": Size({"classes": 10, "channels": 3, "width": 0.125}, (3, 63, 63), batch=8),
+            "paper": Size({**_IMAGENET, "width": 1, "dropout": 0.5}, (3, 224, 224), batch=16),
+            "flexflow": Size({**_IMAGENET, "width": 1, "dropout": 0.5}, (3, 224, 224), batch=256),
+        },
+    ),
+    "resnet101": Network(
+        "ResNet-101",
+        BottleneckResNet,
+        F.cross_entropy,
+        _images,
+        {
+            "tiny": Size({"depth": 101, "classes": 10, "channels": 3, "width": 8}, (3, 16, 16), batch=4),
+            "paper": Size({**_IMAGENET, "depth": 101, "width": 64, "stem": "imagenet"}, (3, 224, 224), batch=64),
+        },
+    ),
+    "rnntc": Network(
+        "RNNTC",
+        RNNTextClassifier,
+        F.cross_entropy,
+        _classified_texts,
+        {
+            "tiny": Size({"vocabulary": 100, "classes": 2, "hidden": 128, "layers": 4}, (5,), batch=32),
+            "paper": Size({"vocabulary": _MOVIE_REVIEWS, "classes": 2, "hidden": 1024, "layers": 4}, (40,), batch=64),
+        },
+    ),
+    "rnnlm": Network(
+        "RNNLM",
+        RNNLanguageModel,
+        sequence_cross_entropy,
+        _texts,
+        {
+            "tiny": _TINY_TEXT,
+            "paper": Size({"vocabulary": _PENN_TREEBANK, "hidden": 2048, "layers": 2}, (40,), batch=64),
+        },
+    ),
+    "nmt": Network(
+        "NMT",
+        Translator,
+        sequence_cross_entropy,
+        _translations,
+        {
+            "tiny": Size(
+                {"source_vocabulary": 100, "target_vocabulary": 100, "hidden": 128, "layers": 2}, (5, 5), batch=32
+            ),
+            "paper": Size(
+                {"source_vocabulary": _WORDPIECES, "target_vocabulary": _WORDPIECES, "hidden": 1024, "layers": 2},
+                (40, 40),
+                batch=64,
+            ),
+        },
+    ),
+}
+"""By the name that the command line has for a network."""

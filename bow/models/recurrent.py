@@ -1,0 +1,272 @@
+"""Networks of LSTM layers: language models, a text classifier, a translator."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+
+
+def sequence_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy over all positions of all sequences, in nats per token.
+
+    Args:
+        logits: `[batch, length, vocabulary]`, unnormalised log-probabilities of the next token.
+        targets: `[batch, length]`, int64, the tokens that came next.
+    """
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class LSTMLanguageModel(nn.Module):
+    """Embedding, stacked LSTM layers, and a linear layer that predicts the next token at every position.
+
+    Every sequence starts from a state of zeros.
+
+    Args:
+        vocabulary: number of different tokens.
+        embedding: size of a token's embedding.
+        hidden: units of each layer.
+        layers: number of LSTM layers.
+        dropout: probability with which an activation between layers is dropped.
+
+    References:
+        Zaremba, Sutskever, Vinyals: Recurrent neural network regularization, 2014.
+    """
+
+    def __init__(
+        self, vocabulary: int, embedding: int = 64, hidden: int = 128, layers: int = 2, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        # One module a layer: what nn.LSTM drops between its own layers is drawn by a library on GPUs, and not repeated.
+        sizes = [embedding] + [hidden] * (layers - 1)
+        self.lstms = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in sizes)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits `[batch, length, vocabulary]` of the token after each of `tokens`, `[batch, length]`."""
+        states = self.embedding(tokens)
+        for lstm in self.lstms:
+            states, _ = lstm(self.dropout(states))
+        logits: Tensor = self.output(self.dropout(states))
+        return logits
+
+
+State = tuple[Tensor, Tensor]
+"""Hidden and cell state of one layer, each `[batch, hidden]`."""
+
+
+class UnrolledLSTM(nn.Module):
+    r"""Stacked LSTM layers, one cell call for each layer and step in time.
+
+    `i, f, g, o = split(W x_t + b + U h_{t-1} + b')`, `c_t = \sigma(f) c_{t-1} + \sigma(i) \tanh(g)`,
+    `h_t = \sigma(o) \tanh(c_t)`.
+
+    The function of `torch.nn.LSTM`, with operators that know less of each other: there, one product takes the inputs of
+    all steps, so that a layer begins when the layer below has ended. Here a cell waits for its own input and its own
+    last state only. Cells on a diagonal of the grid of layers and steps can run at once, and so can both products of a
+    cell.
+
+    Args:
+        features: size of an input at one step.
+        hidden: units of each layer.
+        layers: number of layers.
+
+    Raises:
+        SettingError: there are no layers.
+
+    Example:
+        >>> import torch
+        >>> outputs, states = UnrolledLSTM(3, hidden=8, layers=2)([torch.zeros(4, 3)] * 5)
+        >>> len(outputs), outputs[-1].shape, len(states)
+        (5, torch.Size([4, 8]), 2)
+
+    References:
+        Hochreiter, Schmidhuber: Long short-term memory, 1997.
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 7.3.
+    """
+
+    def __init__(self, features: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        check_layers(layers)
+        self.cells = nn.ModuleList(nn.LSTMCell(size, hidden) for size in [features] + [hidden] * (layers - 1))
+
+    def forward(
+        self, inputs: Sequence[Tensor], states: Sequence[State] | None = None
+    ) -> tuple[Sequence[Tensor], list[State]]:
+        """The outputs of the last layer at every step, and the last state of every layer.
+
+        Args:
+            inputs: of each step, `[batch, features]`.
+            states: of each layer before the first step; None: zeros.
+        """
+        last: list[State] = []
+        for layer, cell in enumerate(self.cells):
+            state = states[layer] if states is not None else None
+            passed: list[State] = []
+            for step in inputs:
+                state = cell(step, state)
+                passed.append(state)
+            inputs = [hidden for hidden, _ in passed]
+            last.append(passed[-1])
+        return inputs, last
+
+
+def check_layers(layers: int) -> None:
+    """Refuse a network without layers.
+
+    Raises:
+        SettingError: there is not at least one.
+    """
+    if layers < 1:
+        raise SettingError(f"layers must be at least 1, got {layers}")
+
+
+class RNNLanguageModel(nn.Module):
+    """Embedding, LSTM layers written out in time, and a softmax layer at every step.
+
+    What `LSTMLanguageModel` computes, as the graph that planners and schedulers are evaluated on: it is RNNLM, and the
+    LSTM of Graphi. Every sequence starts from a state of zeros.
+
+    Args:
+        vocabulary: number of different tokens.
+        hidden: units of each layer, and size of a token's embedding.
+        layers: number of LSTM layers.
+
+    Raises:
+        SettingError: there are no layers.
+
+    References:
+        Zaremba, Sutskever, Vinyals: Recurrent neural network regularization, 2014.
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1a.
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, table 3.
+    """
+
+    def __init__(self, vocabulary: int, hidden: int = 64, layers: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.lstm = UnrolledLSTM(hidden, hidden, layers)
+        self.output = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits `[batch, length, vocabulary]` of the token after each of `tokens`, `[batch, length]`."""
+        outputs, _ = self.lstm(steps_of(self.embedding, tokens))
+        return torch.stack([self.output(output) for output in outputs], dim=1)
+
+
+def steps_of(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, ...]:
+    """Embeddings by step, each `[batch, features]` and contiguous, of tokens `[batch, length]`."""
+    steps: tuple[Tensor, ...] = embedding(tokens.t()).unbind(0)
+    return steps
+
+
+class RNNTextClassifier(nn.Module):
+    """RNNTC: embedding, LSTM layers written out in time, and a softmax layer behind the last step.
+
+    Args:
+        vocabulary: number of different tokens.
+        classes: number of classes.
+        hidden: units of each layer, and size of a token's embedding.
+        layers: number of LSTM layers.
+
+    Raises:
+        SettingError: there are no layers.
+
+    References:
+        Kim: Convolutional neural networks for sentence classification, 2014 (the task).
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, table 3, section 8.1.
+    """
+
+    def __init__(self, vocabulary: int, classes: int = 2, hidden: int = 64, layers: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.lstm = UnrolledLSTM(hidden, hidden, layers)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of texts, `[batch, length]`."""
+        outputs, _ = self.lstm(steps_of(self.embedding, tokens))
+        logits: Tensor = self.output(outputs[-1])
+        return logits
+
+
+class Translator(nn.Module):
+    """NMT: an encoder and a decoder of LSTM layers, attention on top of the decoder, and a softmax layer.
+
+    The decoder starts from the encoder's last states, layer by layer, and is given the true sentence (teacher forcing).
+    Attention sits on top of the last decoder layer and is not fed back, so that no step's attention or softmax waits
+    for another step's.
+
+    Args:
+        source_vocabulary: number of different tokens to translate from.
+        target_vocabulary: number of different tokens to translate to.
+        hidden: units of each layer, and size of a token's embedding.
+        layers: number of LSTM layers of the encoder, and of the decoder.
+
+    Raises:
+        SettingError: there are no layers.
+
+    References:
+        Bahdanau, Cho, Bengio: Neural machine translation by jointly learning to align and translate, 2014.
+        Wu et al.: Google's neural machine translation system, 2016.
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 8.1, figure 14.
+    """
+
+    def __init__(self, source_vocabulary: int, target_vocabulary: int, hidden: int = 64, layers: int = 2) -> None:
+        super().__init__()
+        self.source_embedding = nn.Embedding(source_vocabulary, hidden)
+        self.target_embedding = nn.Embedding(target_vocabulary, hidden)
+        self.encoder = UnrolledLSTM(hidden, hidden, layers)
+        self.decoder = UnrolledLSTM(hidden, hidden, layers)
+        self.attention = AdditiveAttention(hidden)
+        self.mix = nn.Linear(2 * hidden, hidden)
+        self.output = nn.Linear(hidden, target_vocabulary)
+
+    def forward(self, sentences: tuple[Tensor, Tensor]) -> Tensor:
+        """Logits `[batch, length, target_vocabulary]` of the token after each of the target's.
+
+        Args:
+            sentences: source `[batch, source length]`, and target `[batch, length]` with its first token, the mark of
+                its beginning, and without its last.
+        """
+        source, target = sentences
+        encoded, states = self.encoder(steps_of(self.source_embedding, source))
+        decoded, _ = self.decoder(steps_of(self.target_embedding, target), states)
+        values = torch.stack(encoded, dim=1)
+        keys = self.attention.key(values)
+        return torch.stack([self._predict(step, keys, values) for step in decoded], dim=1)
+
+    def _predict(self, decoded: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        context = self.attention(decoded, keys, values)
+        logits: Tensor = self.output(torch.tanh(self.mix(torch.cat([decoded, context], dim=1))))
+        return logits
+
+
+class AdditiveAttention(nn.Module):
+    r"""A mean of values, weighted by how well their keys fit a query.
+
+    `a = softmax_s(v^T \tanh(W q + k_s))`, `context = \sum_s a_s value_s`, with keys `k_s = U value_s + b` that are
+    made once for all queries.
+
+    Args:
+        hidden: size of queries, keys and values.
+
+    References:
+        Bahdanau, Cho, Bengio: Neural machine translation by jointly learning to align and translate, 2014,
+        appendix A.1.2.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key = nn.Linear(hidden, hidden)
+        self.energy = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The context `[batch, hidden]` of a query `[batch, hidden]`; keys and values are `[batch, length, hidden]`."""
+        energies = self.energy(torch.tanh(keys + self.query(query).unsqueeze(1)))
+        context: Tensor = (energies.softmax(dim=1) * values).sum(dim=1)
+        return context

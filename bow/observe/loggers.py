@@ -1,0 +1,151 @@
+"""What a logger is, how training is kept safe from one that fails, and loggers to files."""
+
+import importlib.util
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from bow.errors import MissingDependencyError, RunDirectoryError, disk_reason
+from bow.observe.records import Record, plain, scalars
+from bow.values import given_path
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """Anything that takes records, such as a file or a dashboard.
+
+    Example:
+        >>> class Printer:
+        ...     def log(self, record):
+        ...         print(record["kind"])
+        ...     def close(self):
+        ...         pass
+        >>> Printer().log({"kind": "start", "time_s": 0.0})
+        start
+    """
+
+    def log(self, record: Record) -> None:
+        """Take one record; `bow.observe.records` says what is in it."""
+
+    def close(self) -> None:
+        """Write what is still held back. Called once, also after an error in training."""
+
+
+class SafeLogger:
+    """Passes records on to a logger until that raises; then warns once and leaves it alone.
+
+    Hours of training must not be lost because a disk is full or a dashboard changed its interface.
+
+    Args:
+        logger: the logger that is not trusted.
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        self.logger = logger
+        self.failed = False
+
+    def log(self, record: Record) -> None:
+        """Pass one record on."""
+        if self.failed:
+            return
+        try:
+            self.logger.log(record)
+        except Exception as error:
+            self._drop(error)
+
+    def close(self) -> None:
+        """Close the logger, once, also if it failed before."""
+        try:
+            self.logger.close()
+        except Exception as error:
+            if not self.failed:
+                self._drop(error)
+
+    def _drop(self, error: Exception) -> None:
+        self.failed = True
+        name = type(self.logger).__name__
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(f"{name} failed and is not used any more ({reason}); training goes on", stacklevel=3)
+
+
+class JsonLinesLogger:
+    """Appends every record to a file as one line of JSON, at once, so that `tail -f` and a crash see all.
+
+    Numbers that are not finite become null: JSON has no NaN.
+
+    Args:
+        path: the file. What it holds is kept; a last line that a crash cut off is ended first.
+
+    Raises:
+        RunDirectoryError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise RunDirectoryError(f"{path} cannot be written ({disk_reason(error)}); use another run_dir") from error
+        if _is_cut_off(self.path):
+            self._file.write("\n")
+
+    def log(self, record: Record) -> None:
+        """Append one record."""
+        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _is_cut_off(path: Path) -> bool:
+    text = path.read_bytes()
+    return bool(text) and not text.endswith(b"\n")
+
+
+class TensorBoardLogger:
+    """Writes event files that `tensorboard --logdir DIR` shows. The step of every series is the round.
+
+    Args:
+        dir: where the event files go; None: `tensorboard` in the run directory.
+
+    Raises:
+        MissingDependencyError: tensorboard is not installed.
+    """
+
+    def __init__(self, dir: str | Path | None = None) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise MissingDependencyError("logger tensorboard needs the package tensorboard; pip install tensorboard")
+        self.dir = None if dir is None else given_path("dir", dir)
+        self._writer: SummaryWriter | None = None
+
+    def log(self, record: Record) -> None:
+        """Take one record; settings and events are shown as text, everything else as series."""
+        if self._writer is None:
+            self._writer = self._open(record)
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(name, value, record["round"])
+        if record["kind"] in ("start", "end"):
+            self._writer.add_text(f"run/{record['kind']}", _table(record))
+        if record["kind"] == "event":
+            self._writer.add_text(f"events/{record['event']}", record["message"], record["round"])
+
+    def close(self) -> None:
+        """Write what is held back and close the files."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, record: Record) -> "SummaryWriter":
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.dir or Path(record.get("run_dir") or ".") / "tensorboard"))
+
+
+def _table(record: Record) -> str:
+    rows = [f"| {name} | {value} |" for name, value in plain(record).items() if name != "kind"]
+    return "\n".join(["| field | value |", "| --- | --- |", *rows])

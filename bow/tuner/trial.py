@@ -1,0 +1,231 @@
+"""What can be tried, what is to be tried next, and what came of it."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bow.errors import SettingError
+from bow.values import whole
+
+ENOUGH_TO_GIVE_UP = 2
+"""So many repeats are made even where there is no hope."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of running a training on a device.
+
+    Attributes:
+        engine: a name that the caller understands, such as `graph` or `graph+compiled`.
+        learners: how many the device trains.
+        threads: of each learning task.
+
+    Example:
+        >>> print(Setting("graph", learners=4))
+        graph, 4 learners
+    """
+
+    engine: str
+    learners: int = 1
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        whole("learners", self.learners)
+        whole("threads", self.threads)
+
+    def __str__(self) -> str:
+        words = [self.engine, count_text(self.learners)]
+        return ", ".join(words + ([f"{self.threads} threads"] if self.threads > 1 else []))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A measurement that is asked for.
+
+    Attributes:
+        setting: what is to be measured, warm.
+        seconds: how long to measure in all, warm-up and whatever comes before apart; a repeat that a single round
+            exceeds takes that round.
+        repeats: into how many measurements the seconds are divided.
+        why: for logs.
+        hopeless: samples per second that leave the setting no hope; a trial whose first repeats stay below it ends.
+    """
+
+    setting: Setting
+    seconds: float
+    repeats: int
+    why: str
+    hopeless: float = 0.0
+
+    def is_over(self, rates: Sequence[float]) -> bool:
+        """Whether no further repeat is needed behind these.
+
+        Example:
+            >>> trial = Trial(Setting("eager"), seconds=1.0, repeats=5, why="an example", hopeless=100.0)
+            >>> trial.is_over([90.0, 95.0]), trial.is_over([90.0, 120.0])
+            (True, False)
+        """
+        no_hope = len(rates) == ENOUGH_TO_GIVE_UP and max(rates) < self.hopeless
+        return no_hope or len(rates) >= self.repeats
+
+    def measured_s(self, rates: Sequence[float]) -> float:
+        """How long these repeats were to measure, together."""
+        return self.seconds * len(rates) / self.repeats
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came of a trial.
+
+    Attributes:
+        setting: what was measured.
+        rates: samples per second in each repeat.
+        seconds: everything that the trial took, making the engine and warming it up included, compilation apart.
+        compile_s: what compilation took besides.
+        failure: why nothing was measured, in a few words; None where something was.
+        out_of_memory: whether that is the reason: a wall for more learners, and for nothing else.
+        no_room: whether it was refused before it ran, for want of room: a wall as well.
+
+    Raises:
+        SettingError: neither rates nor a failure, or numbers that cannot be.
+    """
+
+    setting: Setting
+    rates: Sequence[float] = ()
+    seconds: float = 0.0
+    compile_s: float = 0.0
+    failure: str | None = None
+    out_of_memory: bool = False
+    no_room: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.failure is None) != bool(self.rates):
+            given = "both" if self.rates else "neither"
+            raise SettingError(f"a measurement has either rates or a failure, got {given} for {self.setting}")
+        for rate in self.rates:
+            if not (math.isfinite(rate) and rate > 0):
+                raise SettingError(f"rates must be finite and above 0, got {rate} for {self.setting}; report a failure")
+        for name, seconds in (("seconds", self.seconds), ("compile_s", self.compile_s)):
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise SettingError(f"{name} must be finite and at least 0, got {seconds} for {self.setting}")
+
+
+def count_text(learners: int) -> str:
+    """So many learners, in words."""
+    return "1 learner" if learners == 1 else f"{learners} learners"
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and the largest number itself.
+
+    Example:
+        >>> doubling(12)
+        (1, 2, 4, 8, 12)
+    """
+    whole("most", most)
+    powers = itertools.takewhile(lambda count: count < most, (2**exponent for exponent in itertools.count()))
+    return (*powers, most)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """An engine with a number of threads, and the numbers of learners to climb through.
+
+    Args:
+        engine: as in `Setting`.
+        threads: as in `Setting`.
+        counts: numbers of learners, ascending; between two of them the calibration may refine.
+        setup_s: seconds that a trial is expected to take besides measuring; what trials take replaces it.
+        compile_s: seconds that compilation is expected to take; 0 where there is none or its result is in a cache.
+        compiles_each: every number of learners is compiled for itself, as in the fused engine.
+        start: the number of learners that it is compiled for where nothing is measured yet, or the closest of `counts`;
+            None: the fewest.
+        expected_gain: how many times the best throughput of the lanes without compilation this one is expected to have,
+            until it is measured: whether compiling is tried depends on it.
+
+    Raises:
+        SettingError: a value outside its range.
+    """
+
+    engine: str
+    threads: int = 1
+    counts: tuple[int, ...] = doubling(64)
+    setup_s: float = 0.0
+    compile_s: float = 0.0
+    compiles_each: bool = False
+    start: int | None = None
+    expected_gain: float = 1.2
+
+    def __post_init__(self) -> None:
+        whole("threads", self.threads)
+        if self.start is not None:
+            whole("start", self.start)
+        for count in self.counts:
+            whole("counts", count)
+        if not self.counts or list(self.counts) != sorted(set(self.counts)):
+            raise SettingError(f"counts must ascend and not be empty, got {self.counts}; use doubling(most)")
+        for name in ("setup_s", "compile_s"):
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
+                raise SettingError(f"{name} must be finite and at least 0, got {value}")
+        if not (math.isfinite(self.expected_gain) and self.expected_gain > 0):
+            raise SettingError(f"expected_gain must be finite and above 0, got {self.expected_gain}; 1.2 is 20% faster")
+
+    def at(self, learners: int) -> Setting:
+        """The setting with so many learners."""
+        return Setting(self.engine, learners, self.threads)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Throughput of a lane by learners, as far as it is measured.
+
+    Diminishing returns bound what is not: each doubling grows throughput by no more than the one before, and between
+    two counts it lies below the extended neighbouring secants. The first learner is left out of that where there are
+    others: with the second one averaging begins, which is a cost of its own.
+
+    Args:
+        points: (learners, throughput), ascending, at least one.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def beyond(self, learners: int) -> float:
+        """At most so much is to be had with up to so many learners, more than were measured.
+
+        Example:
+            >>> round(Curve(((1, 100.0),)).beyond(8), 6), round(Curve(((2, 100.0), (4, 110.0))).beyond(8), 6)
+            (800.0, 121.0)
+        """
+        last, rate = self.points[-1]
+        if learners <= last:
+            return rate
+        exponent = 1.0
+        if len(self.points) > 1 and (before := self.points[-2])[0] > 1:
+            exponent = min(max(_log_slope(before, (last, rate)), 0.0), 1.0)
+        return rate * math.exp(exponent * math.log(learners / last))
+
+    def between(self, learners: int) -> float:
+        """At most so much is to be had with a number of learners between two that were measured.
+
+        Example:
+            >>> Curve(((2, 100.0), (4, 190.0), (8, 200.0))).between(6)
+            280.0
+            >>> Curve(((2, 100.0), (4, 190.0), (8, 200.0), (16, 190.0))).between(6)
+            202.5
+        """
+        below = [point for point in self.points if point[0] < learners]
+        above = [point for point in self.points if point[0] > learners]
+        secants = [pair for pair in (below[-2:], above[1::-1]) if len(pair) == 2]
+        bounds = [_extended(first, second, learners) for first, second in secants]
+        return min(bounds, default=math.inf)
+
+
+def _log_slope(first: tuple[int, float], second: tuple[int, float]) -> float:
+    return math.log(second[1] / first[1]) / math.log(second[0] / first[0])
+
+
+def _extended(first: tuple[int, float], second: tuple[int, float], learners: int) -> float:
+    """A secant, read behind its second point."""
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    return second[1] + slope * (learners - second[0])
