@@ -23,7 +23,7 @@ from benchmarks.leader import ByLeader
 from benchmarks.measure import Spread
 from benchmarks.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
 from benchmarks.workloads import WORKLOADS
-from bow.cluster import Bucket, Parcel, Pending, Processes, Ranks, World, join, start
+from bow.cluster import Bucket, PendingSum, Processes, Ranks, WorkerJob, World, join, start
 from bow.engines import Engine, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup
@@ -84,10 +84,10 @@ class Settings:
         return replace(self, models=("mlp",), turns=3, stint_s=0.1) if self.quick else self
 
 
-class Arriving(Pending):
+class Arriving(PendingSum):
     """A sum that is there, but not before a moment."""
 
-    def __init__(self, sum: Pending, at: float) -> None:
+    def __init__(self, sum: PendingSum, at: float) -> None:
         self._sum = sum
         self._at = at
 
@@ -102,7 +102,7 @@ class Late(Processes):
 
     delay_s = 0.0
 
-    def sum(self, tensor: Tensor) -> Pending:
+    def sum(self, tensor: Tensor) -> PendingSum:
         """As ever, but it arrives later."""
         at = time.perf_counter() + self.delay_s
         return Arriving(super().sum(tensor), at)
@@ -138,7 +138,7 @@ def run(settings: Settings, command: str) -> int:
     prepare_output(settings.out)
     began = time.perf_counter()
     measure = functools.partial(measure_all, settings=settings)
-    with start(settings.devices, CPU, Parcel(functools.partial(_elsewhere, measure))) as world:
+    with start(settings.devices, CPU, WorkerJob(functools.partial(_elsewhere, measure))) as world:
         found = measure(world)
     findings: dict[str, Any] = {
         "fixed": f"SGD with momentum 0.9, {SMA()!r}, float32, Gloo on one machine",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from bow.cluster import Pending
+from bow.cluster import PendingSum
 from bow.engines import Batches, Engine, Outcome, TaskSettings
 from bow.engines.eager import batch_of
 from bow.engines.task import Batch, LearningTask
@@ -14,10 +14,10 @@ from bow.replicas import LearnerGroup
 from bow.sync import SMA
 
 
-class All(Pending):
+class All(PendingSum):
     """Several sums."""
 
-    def __init__(self, sums: list[Pending]) -> None:
+    def __init__(self, sums: list[PendingSum]) -> None:
         self._sums = sums
 
     def wait(self) -> None:
@@ -47,7 +47,7 @@ class ByLeader(Engine):
         slots = group.layout.slots
         self._sizes = [slot.numel for slot in slots] + ([group.layout.padding] if group.layout.padding else [])
         group.matrix.corrections.zero_()  # the padding, which belongs to no variable
-        self._sums: list[Pending] = []
+        self._sums: list[PendingSum] = []
         self._missing: list[int] = []
 
     def _before_step(self, due: bool) -> None:

@@ -15,7 +15,7 @@ from benchmarks.placement_steps import RealSteps
 from benchmarks.predicted_steps import Timed, time_strategies
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import console
-from bow.cluster import Parcel, World, join, start
+from bow.cluster import WorkerJob, World, join, start
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
@@ -61,7 +61,7 @@ def measure(budget: SearchBudget, turns: int, updates: int, seed: int) -> dict[s
         raise SettingError(f"{DEVICES} devices need a core each, this process has {len(available_cores())}")
     known = read_devices("cpu", DEVICES)
     in_all = functools.partial(_measured, known=known, budget=budget, turns=turns, updates=updates, seed=seed)
-    with start(DEVICES, CPU, Parcel(functools.partial(_elsewhere, in_all))) as world:
+    with start(DEVICES, CPU, WorkerJob(functools.partial(_elsewhere, in_all))) as world:
         return in_all(world)
 
 

@@ -22,7 +22,7 @@ from benchmarks.predicted_steps import Timed, spans_ms, time_strategies
 from benchmarks.predicted_strategies import draw_strategies
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.cluster import Parcel, World, join, start
+from bow.cluster import WorkerJob, World, join, start
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import DeviceTopology
@@ -79,7 +79,7 @@ def run(settings: Settings, command: str) -> int:
     began = time.perf_counter()
     kinds = read_devices("cpu", DEVICES)
     measure = functools.partial(measure_all, settings=settings, known=kinds)
-    with start(DEVICES, CPU, Parcel(functools.partial(_elsewhere, measure))) as world:
+    with start(DEVICES, CPU, WorkerJob(functools.partial(_elsewhere, measure))) as world:
         findings = measure(world)
     environment = inspect_environment()
     values = Result("predicted", command, environment, settings, time.perf_counter() - began, findings).as_dict()

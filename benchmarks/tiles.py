@@ -22,7 +22,7 @@ from benchmarks.environment import inspect_environment
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from benchmarks.tiles_runs import OPTIMIZER, Training, train
-from bow.cluster import Parcel, is_leader, join, start
+from bow.cluster import WorkerJob, is_leader, join, start
 from bow.data import text
 from bow.devices import available_cores
 from bow.errors import SettingError
@@ -123,7 +123,7 @@ def run(settings: Settings, command: str) -> int:
         ONE: everything_on(task.captured.graph),
     }
     job = functools.partial(_all_trainings, task, strategies)
-    with start(DEVICES, CPU, Parcel(functools.partial(_elsewhere, job))):
+    with start(DEVICES, CPU, WorkerJob(functools.partial(_elsewhere, job))):
         trainings = job()
     findings = {
         "operators": len(task.captured.graph.operators),

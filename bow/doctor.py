@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bow.devices import processor
+from bow.devices import available_cores, processor
 from bow.devices.memory import host_memory
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -19,60 +19,40 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device.
+    """A CUDA device."""
 
-    Attributes:
-        name: as the driver calls it.
-        capability: compute capability, such as `"9.0"`.
-        free_bytes: memory that nobody uses.
-        total_bytes: all of its memory.
-    """
-
-    name: str
-    capability: str
-    free_bytes: int
-    total_bytes: int
+    name: str  # as the driver calls it
+    capability: str  # compute capability, such as `"9.0"`
+    free_bytes: int  # memory that nobody uses
+    total_bytes: int  # all of its memory
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What is known about this machine.
+class MachineInfo:
+    """What is known about this machine."""
 
-    Attributes:
-        python: version and where it lies.
-        system: operating system and architecture.
-        processor: its model name.
-        cores: cores that this process may use.
-        memory_bytes: memory that this process may use in all.
-        available_bytes: what of it is free.
-        torch: version, and what it is built for.
-        gpus: CUDA devices that torch can use.
-        gpu_problem: why a GPU that seems to be there cannot be used.
-        compiler: the C++ compiler that torch.compile would call; None without one.
-    """
-
-    python: str
-    system: str
-    processor: str
-    cores: int
-    memory_bytes: int
-    available_bytes: int
-    torch: str
-    gpus: tuple[Gpu, ...]
-    gpu_problem: str | None
-    compiler: str | None
+    python: str  # version and where it lies
+    system: str  # operating system and architecture
+    processor: str  # its model name
+    cores: int  # cores that this process may use
+    memory_bytes: int  # memory that this process may use in all
+    available_bytes: int  # what of it is free
+    torch: str  # version, and what it is built for
+    gpus: tuple[Gpu, ...]  # CUDA devices that torch can use
+    gpu_problem: str | None  # why a GPU that seems to be there cannot be used
+    compiler: str | None  # the C++ compiler that torch.compile would call; None without one
 
 
-def inspect_machine() -> Machine:
+def inspect_machine() -> MachineInfo:
     """Look at this machine. Takes a second where there is a GPU, for CUDA to start."""
     total, available = host_memory()
-    gpus = _gpus()
+    gpus = tuple(map(_gpu, range(torch.cuda.device_count()))) if torch.cuda.is_available() else ()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
-    return Machine(
+    return MachineInfo(
         python=f"{platform.python_version()}, {sys.executable}",
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         processor=processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=len(available_cores()),
         memory_bytes=total,
         available_bytes=available,
         torch=f"{torch.__version__}, built for {build}",
@@ -80,12 +60,6 @@ def inspect_machine() -> Machine:
         gpu_problem=None if gpus else _gpu_problem(),
         compiler=_compiler(),
     )
-
-
-def _gpus() -> tuple[Gpu, ...]:
-    if not torch.cuda.is_available():
-        return ()
-    return tuple(_gpu(index) for index in range(torch.cuda.device_count()))
 
 
 def _gpu(index: int) -> Gpu:
@@ -116,55 +90,37 @@ def _compiler() -> str | None:
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """An engine on this machine.
+    """An engine on this machine."""
 
-    Attributes:
-        name: as in `engine=NAME`.
-        runs: whether it runs.
-        note: on what, or what is lacking and the remedy.
-    """
-
-    name: str
-    runs: bool
-    note: str
+    name: str  # as in `engine=NAME`
+    runs: bool  # whether it runs
+    note: str  # on what, or what is lacking and the remedy
 
 
-def check_engines(machine: Machine) -> list[EngineCheck]:
+def check_engines(machine: MachineInfo) -> list[EngineCheck]:
     """Check every engine against what this machine has."""
-    return [
-        EngineCheck("eager", True, "on the CPU and GPUs" if machine.gpus else "on the CPU"),
-        _fused(machine),
-        _graph(machine),
-        EngineCheck(
-            "streams", True, _on_both(machine, "on the CPU, one thread of Python per learner", "one stream each")
-        ),
-        EngineCheck("whole_round", bool(machine.gpus), _whole_round(machine)),
-    ]
-
-
-def _fused(machine: Machine) -> EngineCheck:
-    if machine.compiler:
-        return EngineCheck("fused", True, _on_both(machine, "on the CPU, compiled", "one graph a round"))
-    return EngineCheck(
-        "fused", True, "on the CPU, not compiled: torch.compile needs a C++ compiler; install g++, or set CXX"
+    lacking = "" if machine.compiler else "a C++ compiler; install g++, or set CXX"
+    fused = f"not compiled: torch.compile needs {lacking}" if lacking else "compiled"
+    native = (
+        f"runs eager on the CPU: its runtime needs {lacking}" if lacking else "on the CPU, one executor per learner"
     )
-
-
-def _graph(machine: Machine) -> EngineCheck:
-    if machine.compiler:
-        return EngineCheck("graph", True, _on_both(machine, "on the CPU, one executor per learner", "one graph each"))
-    lacking = "its runtime needs a C++ compiler; install g++, or set CXX"
-    if machine.gpus:
-        return EngineCheck("graph", True, f"on GPUs; runs eager on the CPU: {lacking}")
-    return EngineCheck("graph", False, f"runs eager instead: {lacking}")
-
-
-def _whole_round(machine: Machine) -> str:
-    return "on GPUs, all learners as one CUDA graph" if machine.gpus else "needs a GPU; engine graph runs here"
-
-
-def _on_both(machine: Machine, on_cpu: str, on_gpu: str) -> str:
-    return f"{on_cpu}; on GPUs, {on_gpu}" if machine.gpus else on_cpu
+    if not machine.gpus:
+        if lacking:
+            native = f"runs eager instead: its runtime needs {lacking}"
+        return [
+            EngineCheck("eager", True, "on the CPU"),
+            EngineCheck("fused", True, f"on the CPU, {fused}"),
+            EngineCheck("graph", not lacking, native),
+            EngineCheck("streams", True, "on the CPU, one thread of Python per learner"),
+            EngineCheck("whole_round", False, "needs a GPU; engine graph runs here"),
+        ]
+    return [
+        EngineCheck("eager", True, "on the CPU and GPUs"),
+        EngineCheck("fused", True, f"on the CPU, {fused}" + ("" if lacking else "; on GPUs, one graph a round")),
+        EngineCheck("graph", True, f"on GPUs; {native}" if lacking else f"{native}; on GPUs, one graph each"),
+        EngineCheck("streams", True, "on the CPU, one thread of Python per learner; on GPUs, one stream each"),
+        EngineCheck("whole_round", True, "on GPUs, all learners as one CUDA graph"),
+    ]
 
 
 REQUIRED = {
@@ -184,27 +140,17 @@ REQUIRED = {
 OPTIONAL = {"tensorboard": "logger=tensorboard", "cupy": "CUDA kernels"}
 ALIASES = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 EXCLUSIVE = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-REMEDIES = {
-    "tensorboard": "pip install 'bow-trainer[tensorboard]'",
-    "cupy": "pip install 'bow-trainer[cu13]'",
-}
+REMEDIES = {"tensorboard": "pip install 'bow-trainer[tensorboard]'", "cupy": "pip install 'bow-trainer[cu13]'"}
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library that bow uses.
+    """A library that bow uses."""
 
-    Attributes:
-        name: of its distribution.
-        purpose: what bow needs it for.
-        version: the one that is installed; None: missing.
-        required: whether bow does without it.
-    """
-
-    name: str
-    purpose: str
-    version: str | None
-    required: bool
+    name: str  # of its distribution
+    purpose: str  # what bow needs it for
+    version: str | None  # the one that is installed; None: missing
+    required: bool  # whether bow does without it
 
     @property
     def remedy(self) -> str:
@@ -214,16 +160,14 @@ class Library:
 
 def find_libraries() -> list[Library]:
     """All libraries that bow uses, without importing one of them."""
-    required = [Library(name, purpose, version(name), True) for name, purpose in REQUIRED.items()]
-    return required + [Library(name, purpose, version(name), False) for name, purpose in OPTIONAL.items()]
+    return [Library(name, purpose, version(name), name in REQUIRED) for name, purpose in (REQUIRED | OPTIONAL).items()]
 
 
 def problems() -> list[str]:
     """What is wrong with the installed libraries together."""
-    there = [name for name in EXCLUSIVE if version(name)]
-    if len(there) < len(EXCLUSIVE):
+    if not all(map(version, EXCLUSIVE)):
         return []
-    return [f"{' and '.join(there)} are both installed and overwrite each other's files; uninstall one of them"]
+    return [f"{' and '.join(EXCLUSIVE)} are both installed and overwrite each other's files; uninstall one of them"]
 
 
 def version(name: str) -> str | None:

@@ -15,12 +15,6 @@ class Expendable:
     """A text stream whose failures end nothing: when it cannot be written any more, what it is given is dropped.
 
     Standard output can be a pipe whose reader has gone, a file on a full disk, or closed.
-
-    Args:
-        stream: the stream; None, as `sys.stdout` is where it was closed: all is dropped.
-
-    Attributes:
-        error: why the stream could not be written; None: it could.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -9,15 +9,10 @@ from typing import Any
 
 from bow.errors import BowError, SettingError
 
-LARGEST = 2**63 - 1
-"""The largest whole number that torch takes."""
-
-PROCESSES_PER_CORE = 4
-"""More would only wait for each other."""
-
+LARGEST = 2**63 - 1  # the largest whole number that torch takes
+PROCESSES_PER_CORE = 4  # more would only wait for each other
 LONGEST_NAME = 255
-LONGEST_PATH = 4095
-"""Bytes that a file's name and its path have at most on Linux and macOS."""
+LONGEST_PATH = 4095  # bytes that a file's name and its path have at most on Linux and macOS
 
 
 def whole(

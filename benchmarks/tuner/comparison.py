@@ -25,7 +25,7 @@ from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened
 from bow.training.trials import COMPILED, Trials
 from bow.training.tuning import Tuned, make_request, tune
-from bow.tuner import Setting, Tuner
+from bow.tuner import EngineSetting, Tuner
 
 TARGET_RATIO = 0.95  # Throughput of the choice over that of the best, at least
 
@@ -58,7 +58,7 @@ class Task:
 class Calibrated:
     """What the tuner found."""
 
-    choice: Setting | None  # the setting; None where it measured nothing and left all to the rule of thumb
+    choice: EngineSetting | None  # the setting; None where it measured nothing and left all to the rule of thumb
     seconds: float  # everything that tuning took, from its beginning to its end
     summary: str  # what the log says
     rows: Sequence[Mapping[str, Any]]  # the decision table
@@ -72,26 +72,28 @@ class Comparison:
     run_s: float  # how long the training would take with the best of the exhaustive trial
     tried: Tried  # the exhaustive trial
     calibrated: Calibrated  # the tuner's choice and what it cost
-    turns: Mapping[Setting, Sequence[float]]  # samples per second, an entry per turn, of the finalists and the choice
-    dropped: Mapping[Setting, str]  # finalists that failed there, and why
+    turns: Mapping[
+        EngineSetting, Sequence[float]
+    ]  # samples per second, an entry per turn, of the finalists and the choice
+    dropped: Mapping[EngineSetting, str]  # finalists that failed there, and why
 
     @property
-    def choice(self) -> Setting | None:
+    def choice(self) -> EngineSetting | None:
         """The tuner's."""
         return self.calibrated.choice
 
     @property
-    def ranking(self) -> list[Setting]:
+    def ranking(self) -> list[EngineSetting]:
         """Those that took turns, the highest median first."""
         return sorted(self.turns, key=lambda setting: -statistics.median(self.turns[setting]))
 
     @property
-    def best(self) -> Setting:
+    def best(self) -> EngineSetting:
         """The highest median of all that took turns."""
         return self.ranking[0]
 
     @property
-    def next_best(self) -> Setting | None:
+    def next_best(self) -> EngineSetting | None:
         """The second highest median; None where there is no second one."""
         return next(iter(self.ranking[1:]), None)
 
@@ -192,7 +194,7 @@ def calibrated_from(tuned: Tuned, seconds: float) -> Calibrated:
     """What tuning found, which took so many seconds."""
     if tuned.engine == "auto":  # it fell back to the rule of thumb
         return Calibrated(None, seconds, tuned.summary, tuned.rows)
-    choice = Setting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
+    choice = EngineSetting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
     return Calibrated(choice, seconds, tuned.summary, tuned.rows)
 
 

@@ -9,7 +9,7 @@ from bow.devices import available_cores, share_cores
 from bow.errors import SettingError
 from bow.training.lanes import ENGINES_CPU
 from bow.training.trials import COMPILED, Trials, split
-from bow.tuner import Setting, Trial
+from bow.tuner import EngineSetting, Trial
 
 COUNTS = (1, 2, 3, 4, 6, 8)  # Numbers of learners, besides the largest possible one
 
@@ -23,17 +23,19 @@ PARTS = 2
 class Tried:
     """What came of an exhaustive trial."""
 
-    rates: Mapping[Setting, Sequence[float]]  # samples per second by setting, of the first pass and of further ones
-    failures: Mapping[Setting, str]  # settings that did not run, and why
-    left_out: Mapping[Setting, str]  # settings that were not tried, and why
+    rates: Mapping[
+        EngineSetting, Sequence[float]
+    ]  # samples per second by setting, of the first pass and of further ones
+    failures: Mapping[EngineSetting, str]  # settings that did not run, and why
+    left_out: Mapping[EngineSetting, str]  # settings that were not tried, and why
 
     @property
-    def by_speed(self) -> list[Setting]:
+    def by_speed(self) -> list[EngineSetting]:
         """The settings that ran, the fastest first."""
         return sorted(self.rates, key=lambda setting: -statistics.median(self.rates[setting]))
 
 
-def everything(most: int, threads: int, cores: int | None = None) -> list[Setting]:
+def everything(most: int, threads: int, cores: int | None = None) -> list[EngineSetting]:
     """Every engine, plain and compiled, with every number of learners and of threads.
 
     Only what would be measured twice is left out: engine `graph` gives each learner its share of the threads, and with
@@ -49,7 +51,7 @@ def everything(most: int, threads: int, cores: int | None = None) -> list[Settin
     counts = sorted({count for count in COUNTS if count < most} | {most})
     names = [name for engine in ENGINES_CPU for name in (engine, f"{engine}{COMPILED}")[: 1 + (engine == "graph")]]
     return [
-        Setting(name, count, number)
+        EngineSetting(name, count, number)
         for name in names
         for number in sorted({1, threads}, reverse=True)
         for count in counts
@@ -58,12 +60,12 @@ def everything(most: int, threads: int, cores: int | None = None) -> list[Settin
 
 
 def try_all(
-    trials: Trials, settings: Sequence[Setting], *, passes: int, first_s: float, stint_s: float, compile_s: float
+    trials: Trials, settings: Sequence[EngineSetting], *, passes: int, first_s: float, stint_s: float, compile_s: float
 ) -> Tried:
     """Try all settings for a moment, and those that come close to the fastest of them further times."""
-    rates: dict[Setting, list[float]] = {}
-    failures: dict[Setting, str] = {}
-    left_out: dict[Setting, str] = {}
+    rates: dict[EngineSetting, list[float]] = {}
+    failures: dict[EngineSetting, str] = {}
+    left_out: dict[EngineSetting, str] = {}
     compiled_s = 0.0
     for setting in settings:
         if setting.engine == "fused" and compiled_s > compile_s:

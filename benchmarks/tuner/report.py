@@ -9,7 +9,7 @@ from benchmarks.results import Table
 from benchmarks.tuner.comparison import FINALISTS, TARGET_RATIO, TARGET_SHARE, Comparison
 from benchmarks.tuner.exhaustive import CLOSE, PARTS
 from benchmarks.tuner.pairs import PAIRS
-from bow.tuner import Setting
+from bow.tuner import EngineSetting
 
 CACHES = {
     True: "with nothing compiled beforehand but bow's native runtime",
@@ -174,7 +174,7 @@ def _exhaustive(comparison: Comparison) -> Table:
     """All settings of a pair, the fastest first."""
     calibration = {(row["engine"], row["learners"], row["threads"]): row for row in comparison.calibrated.rows}
 
-    def note(setting: Setting) -> str:
+    def note(setting: EngineSetting) -> str:
         row = calibration.get((setting.engine, setting.learners, setting.threads))
         return "" if row is None else f"{row['status']}: {row['why']}"
 
@@ -211,7 +211,7 @@ def _verdict_text(comparison: Comparison) -> str:
     return f"missed: cost{' and speed' if comparison.speed_verdict == 'missed' else ''}"
 
 
-def _entry(setting: Setting, rates: Sequence[float]) -> dict[str, Any]:
+def _entry(setting: EngineSetting, rates: Sequence[float]) -> dict[str, Any]:
     speed = Spread.of(rates).as_dict(digits=1)
     return {"setting": str(setting), "samples_per_s": speed, "rates": [round(rate, 1) for rate in rates]}
 

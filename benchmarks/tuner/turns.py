@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bow.training.trials import Trials
-from bow.tuner import Setting, Trial
+from bow.tuner import EngineSetting, Trial
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ def ratio(rates: Sequence[float], others: Sequence[float]) -> Interval:
 
 
 def take_turns(
-    trials: Trials, settings: Sequence[Setting], *, turns: int, stint_s: float
-) -> tuple[Mapping[Setting, Sequence[float]], Mapping[Setting, str]]:
+    trials: Trials, settings: Sequence[EngineSetting], *, turns: int, stint_s: float
+) -> tuple[Mapping[EngineSetting, Sequence[float]], Mapping[EngineSetting, str]]:
     """Let all settings run once in every turn, one behind the other, every other turn in reverse order."""
-    rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
-    failures: dict[Setting, str] = {}
+    rates: dict[EngineSetting, list[float]] = {setting: [] for setting in settings}
+    failures: dict[EngineSetting, str] = {}
     for turn in range(turns):
         for setting in settings if turn % 2 == 0 else reversed(settings):
             if setting in failures:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bow.devices.memory import free_bytes
-from bow.doctor import Machine, check_engines, find_libraries, inspect_machine, problems
+from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.errors import BowError
 
@@ -38,7 +38,7 @@ def run(words: Sequence[str]) -> int:
     return 0 if not words else _check_fit(words, console)
 
 
-def _machine_table(machine: Machine) -> Table:
+def _machine_table(machine: MachineInfo) -> Table:
     table = _table("This machine", "", "")
     table.show_header = False
     table.add_row("Python", machine.python)
@@ -55,7 +55,7 @@ def _machine_table(machine: Machine) -> Table:
     return table
 
 
-def _engine_table(machine: Machine) -> Table:
+def _engine_table(machine: MachineInfo) -> Table:
     table = _table("Engines", "name", "runs", "")
     for engine in check_engines(machine):
         table.add_row(engine.name, GOOD if engine.runs else BAD, engine.note)
@@ -78,7 +78,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _learner_table(machine: Machine) -> Table:
+def _learner_table(machine: MachineInfo) -> Table:
     """What a learner of the default recipe costs on each device, and how many there is room for."""
     table = _table(
         "Learners of the default recipe, predicted", "device", "engine", "each", "and while it learns", "room for"

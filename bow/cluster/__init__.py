@@ -1,8 +1,9 @@
 """The processes of a training, one for each device: torch.distributed, and nothing home-made."""
 
-from bow.cluster.launch import Parcel as Parcel
+from bow.cluster.launch import WorkerJob as WorkerJob
 from bow.cluster.processes import Bucket as Bucket
 from bow.cluster.processes import Processes as Processes
+from bow.cluster.processes import Ranks as Ranks
 from bow.cluster.processes import check_bucket as check_bucket
 from bow.cluster.rendezvous import is_leader as is_leader
 from bow.cluster.rendezvous import is_member as is_member
@@ -12,6 +13,6 @@ from bow.cluster.rendezvous import start as start
 from bow.cluster.rendezvous import was_restarted as was_restarted
 from bow.cluster.world import ALONE as ALONE
 from bow.cluster.world import DONE as DONE
-from bow.cluster.world import Pending as Pending
-from bow.cluster.world import StandIn as StandIn
+from bow.cluster.world import PendingSum as PendingSum
+from bow.cluster.world import TrialWorld as TrialWorld
 from bow.cluster.world import World as World

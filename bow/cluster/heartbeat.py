@@ -1,4 +1,4 @@
-"""Who trains together hears of each other: a process that has gone or hangs is noticed, however long it may compute."""
+"""Heartbeats: a process that has gone or hangs is noticed, however long a step may compute."""
 
 import contextlib
 import functools
@@ -15,35 +15,18 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from bow.files import Expendable
 
-BEAT_S = 2.0
-"""Seconds between two beats."""
-
-MISSED_S = 30.0
-"""Seconds without a beat after which a process hangs, or its machine has gone."""
+BEAT_S = 2.0  # seconds between two beats
+MISSED_S = 30.0  # seconds without a beat after which a process hangs, or its machine has gone
 
 PROCESSES = Path("/proc/self/ns/pid")
 
-EXIT_STATUS = 75
-"""Of a process that ends since another one hangs: it may be started again (EX_TEMPFAIL of sysexits.h)."""
+EXIT_STATUS = 75  # of a process that ends since another one hangs: it may be started again (EX_TEMPFAIL of sysexits.h)
 
 
-class Beats:
-    """Which of some processes have shown no sign of life for too long; pure.
+class Liveness:
+    """Which processes have shown no sign of life for too long: signs and times in, no clock of its own.
 
-    Time in which the listener itself was stopped or got no core hardly counts: it could hear nobody then.
-
-    Args:
-        names: of the processes.
-        missed_s: seconds without a new sign, or without a first one, after which one has stopped.
-
-    Example:
-        >>> beats = Beats([0, 1], missed_s=30)
-        >>> for count in range(4):
-        ...     beats.hear({0: count, 1: 7}, after_s=10)
-        >>> beats.stopped()
-        >>> beats.hear({0: 4, 1: 7}, after_s=3600)
-        >>> beats.stopped()
-        1
+    Time in which the listener itself was stopped or got no core hardly counts: it could not listen then.
     """
 
     def __init__(self, names: Sequence[int], missed_s: float) -> None:
@@ -51,34 +34,25 @@ class Beats:
         self._now = 0.0
         self._last: dict[int, tuple[object, float]] = dict.fromkeys(names, (None, 0.0))
 
-    def hear(self, signs: Mapping[int, object], after_s: float) -> None:
-        """Take in what the signs of life are by now, so many seconds after the last time."""
+    def update(self, signs: Mapping[int, object], after_s: float) -> None:
+        """Take in the current signs of life, `after_s` seconds after the last update."""
         self._now += min(after_s, self._missed_s / 3)
         for name, sign in signs.items():
             if sign != self._last[name][0]:
                 self._last[name] = sign, self._now
 
     def stopped(self) -> int | None:
-        """The first one that has stopped; None where none has."""
+        """The first process that has stopped; None where none has."""
         late = (name for name, (_, since) in self._last.items() if self._now - since > self._missed_s)
         return next(late, None)
 
 
-class Heart:
-    """A thread that beats for this process and listens for others, once all have met.
+class Heartbeat:
+    """A thread that writes this process's heartbeat into the store and watches others', after the rendezvous.
 
-    Rank 0 listens for all, and they for it: that is as many messages as there are processes, and enough, since all end
-    when rank 0 does. A process that is stopped, or whose machine has gone, is noticed within `MISSED_S` and a beat. One
-    on the same machine that computes, or waits for a core or a disk, lives, whether its thread gets to beat or not.
-
-    Args:
-        connect: opens a connection to where all meet, for this thread alone.
-        rank: of this process.
-        size: how many there are.
-        remedy: what helps where one is silent, such as `go on with ...`.
-        on_silence: called with the rank of a process that was not heard of and a sentence on it, from this thread;
-            None: the sentence on standard error, and the end of this process, since nothing else gets a thread out of a
-            collective.
+    Rank 0 watches all, and all watch rank 0: as many messages as there are processes, and enough, since all end when
+    rank 0 does. A process that is stopped, or whose machine has gone, is noticed within `MISSED_S` and a beat. One on
+    the same machine that computes, or waits for a core or a disk, counts as alive even if its thread cannot beat.
     """
 
     def __init__(
@@ -95,10 +69,10 @@ class Heart:
         self._others = [other for other in range(size) if other != rank] if rank == 0 else [0]
         self._on_silence = on_silence or self._end
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="bow heart", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="bow heartbeat", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> "Heart":
+    def __enter__(self) -> "Heartbeat":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -106,7 +80,7 @@ class Heart:
         self._stop.set()
 
     def _run(self) -> None:
-        beats = Beats(self._others, MISSED_S)
+        liveness = Liveness(self._others, MISSED_S)
         count, last = 0, time.monotonic()
         store: Store | None = None
         while not self._stop.wait(BEAT_S if count else 0):
@@ -119,12 +93,12 @@ class Heart:
                 store.set(_key(self._rank), f"{count} {_place()} {os.getpid()}")
                 keys = {other: _key(other) for other in self._others}
                 signs = {other: _sign(store.get(key).decode()) for other, key in keys.items() if store.check([key])}
-            except RuntimeError:  # where all meet does not answer; its answer may come where the next is awaited
+            except RuntimeError:  # no answer in time; a late one would be taken for the answer to the next question
                 store = None
             now = time.monotonic()
-            beats.hear(signs, now - last)
+            liveness.update(signs, now - last)
             last = now
-            silent = beats.stopped()
+            silent = liveness.stopped()
             if silent is not None and not self._stop.is_set():
                 why = (
                     f"rank {silent} was not heard of for {MISSED_S:.0f} s: it hangs, or its machine cannot be reached; "
@@ -167,4 +141,4 @@ def _place() -> str:
 
 
 def _key(rank: int) -> str:
-    return f"bow/heart/{rank}"
+    return f"bow/heartbeat/{rank}"

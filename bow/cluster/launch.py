@@ -21,40 +21,28 @@ from bow.cluster.heartbeat import advice
 from bow.errors import BowError, ClusterError, SettingError, reason
 
 POLL_S = 0.2
-
-GRACE_S = 5.0
-"""Seconds in which a process that is asked to end should do so, before it is ended."""
-
+GRACE_S = 5.0  # seconds in which a process that is asked to end should do so, before it is ended
 HOST = "127.0.0.1"
-
 JOB = "job"
 
+# Files and connections that a training opens, and those for each process: its input, two to the store, one of Gloo
 FILES, FILES_OF_PROCESS = 32, 4
-"""Files and connections that a training opens, and those for each process: its input, two to the store, one of Gloo."""
-
-CONSEQUENCE = 3
-"""Exit status of a process that ends since another one has ended."""
+CONSEQUENCE = 3  # exit status of a process that ends since another one has ended
 
 
-class Parcel:
-    """What other processes are to call, on its way to them.
+class WorkerJob:
+    """A function that worker processes call, pickled into a temporary folder.
 
-    It is packed before rank 0 reads from the data, which may not begin anew.
-
-    Args:
-        job: what each of them calls; anything that `cloudpickle` can send.
-
-    Raises:
-        SettingError: the job cannot be sent.
+    It is pickled before rank 0 reads from the data, which may not begin anew.
     """
 
-    def __init__(self, job: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bow-")
         self.path = Path(self._folder.name)
         try:
             with (self.path / JOB).open("wb") as file:
                 pickle.dump(sys.path, file)
-                cloudpickle.dump(job, file)
+                cloudpickle.dump(function, file)
         except Exception as error:
             self._folder.cleanup()
             raise SettingError(
@@ -63,41 +51,30 @@ class Parcel:
             ) from error
 
     def delivered(self) -> None:
-        """All have read it: it may be large."""
+        """Delete the pickle, which may be large: all workers have read it."""
         (self.path / JOB).unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Delete everything."""
+        """Delete the folder."""
         self._folder.cleanup()
 
 
 class Workers:
-    """Processes of this machine that this one, which is rank 0, trains with.
+    """The worker processes that rank 0 starts on its own machine.
 
-    Each is a fresh interpreter with the import path of this one, and calls a function. What is defined in the main
-    script or a notebook is sent along, so that the script is not run again and needs no guard.
-
-    Args:
-        size: processes in all, this one among them.
-        parcel: what each of them calls.
-        remedy: what helps where one has gone, such as `go on with ...`.
-
-    Raises:
-        SettingError: so many cannot be started here.
-
-    Attributes:
-        on_failure: called, from another thread, when one of them has ended before its time.
+    Each is a fresh interpreter with the import path of this one. What is defined in the main script or a notebook is
+    sent along, so that the script is not run again and needs no `if __name__ == "__main__"`.
     """
 
-    def __init__(self, size: int, parcel: Parcel, remedy: str = "") -> None:
+    def __init__(self, size: int, job: WorkerJob, remedy: str = "") -> None:
         try:
             _check_open_files(size)
         except SettingError:
-            parcel.discard()
+            job.discard()
             raise
         self._remedy = remedy
         self.on_failure: Callable[[], None] | None = None
-        self._parcel = parcel
+        self.job = job
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failure: str | None = None
         self._over = threading.Event()
@@ -110,7 +87,7 @@ class Workers:
             for rank in range(1, size):
                 own = {**ranks, "RANK": rank, "LOCAL_RANK": rank}
                 environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
-                command = [sys.executable, *flags, "-m", "bow.cluster.worker", str(parcel.path), str(rank)]
+                command = [sys.executable, *flags, "-m", "bow.cluster.worker", str(job.path), str(rank)]
                 # Its standard input ends when this process does, however that may come.
                 self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
         except BaseException as error:
@@ -120,25 +97,21 @@ class Workers:
             raise SettingError(f"process {rank} of {size} cannot be started ({reason(error)}); use fewer") from error
 
     def connect(self) -> Store:
-        """A further connection to where all meet."""
+        """A further connection to the store."""
         return TCPStore(HOST, self.store.port, is_master=False)
 
     def kill(self, rank: int, why: str) -> None:
-        """End a process that hangs; who waits for it then hears that its connection is closed."""
+        """Kill a process that hangs: collectives that wait for it fail as its connection closes."""
         self._failure = self._failure or why
         with contextlib.suppress(ProcessLookupError):
             self._processes[rank - 1].send_signal(signal.SIGKILL)
 
     def failure(self, within_s: float = 0.0) -> str | None:
-        """Why one of them has ended before its time; None where none has, or will have within so many seconds."""
+        """Why a worker has ended early; None where none has, or will have `within_s`."""
         give_up = time.monotonic() + within_s
         while self._failure is None and time.monotonic() < give_up:
             time.sleep(POLL_S / 2)
         return self._failure
-
-    def delivered(self) -> None:
-        """All have begun."""
-        self._parcel.delivered()
 
     def close(self, in_peace: bool) -> None:
         """Wait for all to end."""
@@ -155,10 +128,10 @@ class Workers:
             if process.stdin is not None:
                 process.stdin.close()
         self._watching.join()
-        self._parcel.discard()
+        self.job.discard()
 
     def _watch(self) -> None:
-        """Find out which of them ends before its time: others do so because of it."""
+        """Find the worker that ended first: the others end because of it."""
         since: float | None = None
         while not self._over.wait(POLL_S):
             ended = {
@@ -176,7 +149,7 @@ class Workers:
                     on_failure()
 
     def _message(self, rank: int) -> Path:
-        return self._parcel.path / f"failure_{rank}"
+        return self.job.path / f"failure_{rank}"
 
     def _explain(self, rank: int, status: int) -> str:
         if self._message(rank).exists():

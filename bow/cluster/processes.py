@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,21 +10,20 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from bow.cluster.heartbeat import advice
-from bow.cluster.world import DONE, Pending, World
+from bow.cluster.world import DONE, PendingSum, World
 from bow.errors import ClusterError, reason
 from bow.values import number
 
 T = TypeVar("T")
 
+# For a process that takes its time, as rank 0 does when it evaluates; one that is stopped is noticed by its heartbeat
 PATIENCE = datetime.timedelta(hours=1)
-"""For a process that takes its time, as rank 0 does when it evaluates; one that is stopped is noticed by its heart."""
 
 BYTES_PER_MB = 2**20
 
 CPU = torch.device("cpu")
 
-Bucket: TypeAlias = float | Literal["variable"] | None
-"""MiB of which sums are parts, or one part a variable; None: one."""
+Bucket: TypeAlias = float | Literal["variable"] | None  # MiB of which sums are parts, or one part a variable; None: one
 
 
 def check_bucket(bucket_mb: object) -> None:
@@ -38,13 +37,8 @@ def backend_for(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-class Work(Pending):
-    """Sums that Gloo computes in threads of its own.
-
-    Args:
-        parts: what torch.distributed has begun.
-        asked: asks for something of the others, and says what has become of them where it fails.
-    """
+class GlooSum(PendingSum):
+    """Sums that Gloo computes in threads of its own."""
 
     def __init__(self, parts: Sequence[dist.Work], asked: Callable[..., Any]) -> None:
         self._parts = parts
@@ -55,39 +49,26 @@ class Work(Pending):
             self._asked(part.wait)
 
 
+class Ranks(NamedTuple):
+    """Where a process stands among all, among those of its machine, and its machine among all."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int = 0
+    nodes: int = 1
+
+
 class Processes(World):
-    """The processes of a torch.distributed process group, one for each device.
-
-    Args:
-        device: what this process trains on.
-        rank: of this process.
-        size: how many there are.
-        local_rank: of this process on its machine.
-        local_size: how many there are on its machine.
-        node: its machine among all, from 0.
-        nodes: how many machines there are.
-        store: where all of them meet, of which this has a connection of its own; None: they have met, and the default
-            process group is left as it is at the end.
-        bucket_mb: a sum is split into parts of so many MiB (2^20 bytes), or with `"variable"` into the variables;
-            None: it is one call.
-        group: the process group; None: the default one.
-        remedy: what helps where one has gone, such as `go on with ...`.
-
-    Raises:
-        ClusterError: not all came in time.
-    """
+    """The processes of a torch.distributed process group, one for each device."""
 
     def __init__(
         self,
         device: torch.device,
+        ranks: Ranks,
+        store: Store | None,  # None: the processes have met, and their default group is left as it is at the end
         *,
-        rank: int,
-        size: int,
-        local_rank: int,
-        local_size: int,
-        node: int = 0,
-        nodes: int = 1,
-        store: Store | None,
         bucket_mb: Bucket = None,
         group: dist.ProcessGroup | None = None,
         remedy: str = "",
@@ -95,10 +76,7 @@ class Processes(World):
         super().__init__()
         self._remedy = remedy
         check_bucket(bucket_mb)
-        self.rank = rank
-        self.size = size
-        self.local_rank = local_rank
-        self.local_size = local_size
+        self.rank, self.size, self.local_rank, self.local_size, self.node, self.nodes = self._ranks = ranks
         self._bucket_mb = bucket_mb
         self._group = group
         self._device = device
@@ -108,26 +86,25 @@ class Processes(World):
                 dist.init_process_group,
                 backend_for(device),
                 store=store,
-                rank=rank,
-                world_size=size,
+                rank=self.rank,
+                world_size=self.size,
                 timeout=PATIENCE,
                 device_id=device if device.type == "cuda" else None,
             )
-        self.node, self.nodes = node, nodes
 
     @property
     def is_one(self) -> bool:
         """Never: one process that was started as a cluster goes the way of several."""
         return False
 
-    def sum(self, tensor: Tensor) -> Pending:  # noqa: D102
+    def sum(self, tensor: Tensor) -> PendingSum:  # noqa: D102
         self.sums += 1
         if tensor.is_cuda:  # on the current stream, which others need not wait for
             for part in self._buckets(tensor):
                 self._asked(dist.all_reduce, part, group=self._group)
             return DONE
         works = [self._asked(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
-        return Work(works, self._asked)
+        return GlooSum(works, self._asked)
 
     def sums_before(self, tensor: Tensor) -> Tensor | None:  # noqa: D102
         self.sums += 1
@@ -175,17 +152,8 @@ class Processes(World):
             ranks = [rank for rank, of in enumerate(of_ranks) if of == node]
             group = self._asked(dist.new_group, ranks, timeout=PATIENCE)  # by all, whether they are in it or not
             if node == self.node and len(ranks) > 1:
-                own = Processes(
-                    self._device,
-                    rank=ranks.index(self.rank),
-                    size=len(ranks),
-                    local_rank=self.local_rank,
-                    local_size=self.local_size,
-                    store=None,
-                    bucket_mb=self._bucket_mb,
-                    group=group,
-                    remedy=self._remedy,
-                )
+                place = self._ranks._replace(rank=ranks.index(self.rank), size=len(ranks), node=0, nodes=1)
+                own = Processes(self._device, place, None, bucket_mb=self._bucket_mb, group=group, remedy=self._remedy)
                 own.variables = self.variables
         return own
 

@@ -24,22 +24,19 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.rendezvous import rendezvous
 
-from bow.cluster.heartbeat import EXIT_STATUS, Heart
-from bow.cluster.launch import Parcel, Workers, failed
-from bow.cluster.processes import PATIENCE, Bucket, Processes, backend_for
+from bow.cluster.heartbeat import EXIT_STATUS, Heartbeat
+from bow.cluster.launch import WorkerJob, Workers, failed
+from bow.cluster.processes import PATIENCE, Bucket, Processes, Ranks, backend_for
 from bow.cluster.world import ALONE, World
 from bow.devices import available_cores
 from bow.devices.cores import siblings_of
 from bow.errors import ClusterError, DivergenceError, SettingError, reason
 
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Where Gloo looks for the interface that it shall use."""
+INTERFACE = "GLOO_SOCKET_IFNAME"  # where Gloo looks for the interface that it shall use
 
-ELSEWHERE = "192.0.2.1"
-"""An address that no machine has (RFC 5737)."""
+ELSEWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737)
 
-GET_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux's ioctl."""
+GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux's ioctl
 
 
 def address_towards(host: str, port: int) -> str | None:
@@ -77,12 +74,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface whose first IPv4 address this is; None where there is none, or it cannot be found out.
-
-    Example:
-        >>> interface_of("127.0.0.1")
-        'lo'
-    """
+    """The network interface whose first IPv4 address this is; None where there is none, or it cannot be found out."""
     try:
         import fcntl
     except ImportError:
@@ -115,11 +107,11 @@ POLL_S = 0.05
 
 
 def meet(store: Store, rank: int, size: int, within_s: float, failure: Callable[[], str | None] = lambda: None) -> str:
-    """Wait until all have come, and agree on a prefix for keys that nobody has used before.
+    """Wait until all processes have come, and agree on a prefix for keys that is new in this store.
 
-    torchrun keeps its store when it starts processes again, and so do several trainings of one script: what lies there
-    may be of those before. Rank 0 calls the roll of the tokens that it finds, and calls it anew when one has changed;
-    the others answer only to a roll with their own token.
+    torchrun keeps its store when it restarts processes, and so do several trainings of one script: keys there may be
+    of earlier ones. Rank 0 publishes the tokens that it finds, and again when one has changed; the others answer only
+    to a list with their own token.
     """
     token, give_up = uuid.uuid4().hex, time.monotonic() + within_s
     store.set(_hello(rank), token)
@@ -155,18 +147,14 @@ def _hello(rank: int) -> str:
 
 
 def _read(store: Store, key: str) -> str:
-    """What lies there; empty where nothing does."""
+    """The value of a key; empty where it is not set."""
     return store.get(key).decode() if store.check([key]) else ""
 
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells each process."""
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
 
-JOINING_S = 300.0
-"""Seconds until all processes must have come."""
-
-SET_PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
+JOINING_S = 300.0  # seconds until all processes must have come
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def is_member() -> bool:
@@ -215,29 +203,20 @@ def join(
 
 @contextlib.contextmanager
 def start(
-    size: int, device: torch.device, parcel: Parcel, bucket_mb: Bucket = None, *, remedy: str = ""
+    size: int, device: torch.device, job: WorkerJob, bucket_mb: Bucket = None, *, remedy: str = ""
 ) -> Iterator[World]:
-    """Be rank 0 of several processes on this machine, and start the others."""
-    workers = Workers(size, parcel, remedy)
+    """Start worker processes on this machine and be rank 0 of them."""
+    workers = Workers(size, job, remedy)
     in_peace = False
     world: Processes | None = None
     try:
-        # One that has ended is known at once; on a busy machine the others may take long to come.
+        # A worker that has ended is known at once; on a busy machine the others may take long to come.
         prefix = meet(workers.store, 0, size, PATIENCE.total_seconds(), workers.failure)
-        workers.delivered()
-        heart = Heart(functools.partial(_below, prefix, workers.connect), 0, size, remedy, workers.kill)
-        with heart, _excepthook_kept():
+        workers.job.delivered()
+        heartbeat = Heartbeat(functools.partial(_connect_below, prefix, workers.connect), 0, size, remedy, workers.kill)
+        with heartbeat, _excepthook_kept():
             store = PrefixStore(prefix, workers.store)
-            world = Processes(
-                device,
-                rank=0,
-                size=size,
-                local_rank=0,
-                local_size=size,
-                store=store,
-                bucket_mb=bucket_mb,
-                remedy=remedy,
-            )
+            world = Processes(device, Ranks(0, size, 0, size), store, bucket_mb=bucket_mb, remedy=remedy)
             workers.on_failure = world.abort
             with world, share_of_machine(world, device):
                 try:
@@ -257,7 +236,7 @@ def start(
 
 @contextlib.contextmanager
 def _excepthook_kept() -> Iterator[None]:
-    """Put back what torch.distributed replaces by a hook that names the rank: the caller goes on alone."""
+    """Restore the hook that torch.distributed replaces by one that names the rank: the caller goes on alone."""
     before = sys.excepthook
     try:
         yield
@@ -268,14 +247,12 @@ def _excepthook_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
-    """Keep to this process's share of the cores, if it is one of several on a machine that train on its cores."""
+    """Set this process's affinity to its share of the cores, if several processes train on the CPU of a machine."""
     if device.type != "cpu" or world.local_size == 1 or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    cores = sorted(
-        available_cores(), key=lambda core: (siblings_of(core)[0], core)
-    )  # hardware threads of a core together
+    cores = sorted(available_cores(), key=lambda core: (siblings_of(core)[0], core))  # hyper-threads side by side
     own = share_of(cores, world.local_rank, world.local_size)
     os.sched_setaffinity(0, own)
     torch.set_num_threads(len(own))
@@ -287,12 +264,7 @@ def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
 
 
 def share_of(cores: list[int], index: int, count: int) -> list[int]:
-    """The share of one of several processes: neighbours, and one core that others have too where there are too few.
-
-    Example:
-        >>> share_of([0, 1, 2, 3, 4], 0, 2), share_of([0, 1, 2, 3, 4], 1, 2), share_of([0, 1], 2, 3)
-        ([0, 1], [2, 3, 4], [0])
-    """
+    """The cores of process `index` of `count`: neighbours; where there are too few, one core that others have too."""
     if len(cores) < count:
         return [cores[index % len(cores)]]
     return cores[index * len(cores) // count : (index + 1) * len(cores) // count]
@@ -307,19 +279,8 @@ def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[Wo
         dist.all_gather_object(hosts, socket.gethostname(), group=group)
         places = list(dict.fromkeys(hosts))
         same = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-        yield Processes(
-            device,
-            rank=rank,
-            size=size,
-            local_rank=same.index(rank),
-            local_size=len(same),
-            node=places.index(hosts[rank]),
-            nodes=len(places),
-            store=None,
-            bucket_mb=bucket_mb,
-            group=group,
-            remedy=remedy,
-        )
+        ranks = Ranks(rank, size, same.index(rank), len(same), places.index(hosts[rank]), len(places))
+        yield Processes(device, ranks, None, bucket_mb=bucket_mb, group=group, remedy=remedy)
         return
     _end_with_parent()
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
@@ -329,31 +290,25 @@ def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[Wo
     except ClusterError:
         raise
     except (RuntimeError, ValueError) as error:
+        host, port = _master()
         raise ClusterError(
-            f"the other processes cannot be reached at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
-            f"({reason(error)}); look whether rank 0 runs and whether a firewall is between"
+            f"the other processes cannot be reached at {host}:{port} ({reason(error)}); look whether rank 0 runs and "
+            "whether a firewall is between"
         ) from error
     nodes = _number("GROUP_WORLD_SIZE", 1)
-    way = reachable_by(*_meeting_place()) if nodes > 1 else contextlib.nullcontext()
-    with way, Heart(functools.partial(_below, prefix, _connect), rank, size, remedy):
-        world = Processes(
-            device,
-            rank=rank,
-            size=size,
-            local_rank=_number("LOCAL_RANK", rank),
-            local_size=_number("LOCAL_WORLD_SIZE", size),
-            node=_number("GROUP_RANK", 0),
-            nodes=nodes,
-            store=PrefixStore(prefix, common),
-            bucket_mb=bucket_mb,
-            remedy=remedy,
-        )
-        with world:
-            yield world
+    ranks = Ranks(
+        rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size), _number("GROUP_RANK", 0), nodes
+    )
+    interface = reachable_by(*_master()) if nodes > 1 else contextlib.nullcontext()
+    with (
+        interface,
+        Heartbeat(functools.partial(_connect_below, prefix, _connect), rank, size, remedy),
+        Processes(device, ranks, PrefixStore(prefix, common), bucket_mb=bucket_mb, remedy=remedy) as world,
+    ):
+        yield world
 
 
-def _below(prefix: str, connect: Callable[[], Store]) -> Store:
-    """The same place by way of another connection."""
+def _connect_below(prefix: str, connect: Callable[[], Store]) -> Store:
     return PrefixStore(prefix, connect())
 
 
@@ -367,11 +322,11 @@ def _end_with_parent() -> None:
 
 
 def _connect() -> Store:
-    host, port = _meeting_place()
+    host, port = _master()
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
 
 
-def _meeting_place() -> tuple[str, int]:
+def _master() -> tuple[str, int]:
     return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 

@@ -8,14 +8,14 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Pending:
+class PendingSum:
     """A sum over all processes that is under way."""
 
     def wait(self) -> None:
         """Return once the sum is there; on a GPU, once the current stream is behind it."""
 
 
-DONE = Pending()
+DONE = PendingSum()
 
 
 class World:
@@ -57,7 +57,7 @@ class World:
         """Whether this is the process that prints, logs and writes files."""
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Pending:
+    def sum(self, tensor: Tensor) -> PendingSum:
         """Begin to add a tensor up over all processes, in place."""
         return DONE
 
@@ -109,7 +109,7 @@ class World:
 ALONE = World()
 
 
-class StandIn(World):
+class TrialWorld(World):
     """A world of one that goes the way of several, for trials beside which nobody else runs."""
 
     @property

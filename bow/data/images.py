@@ -22,13 +22,6 @@ def read_idx(path: str | Path, num_dimensions: int) -> UInt8[Tensor, "..."]:
 
     An IDX file is two zero bytes, the element type (8: unsigned byte), the number of dimensions, each
     dimension as a big-endian 32-bit integer, and the elements in row-major order.
-
-    Args:
-        path: the file.
-        num_dimensions: how many dimensions are expected: 3 for images, 1 for labels.
-
-    Raises:
-        DataError: the file cannot be read, or is not what its name says.
     """
     path = given_path("path", path)
     content = _read(path)
@@ -64,8 +57,8 @@ def _read(path: Path) -> bytearray:
         raise DataError(f"{path} cannot be read ({error.strerror}); check the path and permissions") from error
 
 
+# Where Debian's package dataset-fashion-mnist puts its files
 FASHION_MNIST_ROOT = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts its files."""
 
 _CLASSES = 10
 _SIZE = 28

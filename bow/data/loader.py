@@ -55,9 +55,6 @@ class DatasetStream(IndexedStream):
 
     What the dataset draws from torch's random numbers (augmentation) depends on the seed and the batch's
     place in the stream only. For worker processes or another collation give bow a `DataLoader`.
-
-    Raises:
-        DataError: the dataset has no length, or is empty.
     """
 
     def __init__(self, dataset: MapDataset, batch_size: int, epochs: int | None, seed: int) -> None:
@@ -75,11 +72,7 @@ class DatasetStream(IndexedStream):
 
 
 def num_samples(dataset: MapDataset) -> int:
-    """Samples in a dataset.
-
-    Raises:
-        DataError: the dataset has no length, or is empty.
-    """
+    """Samples in a dataset."""
     try:
         count = len(dataset)
     except TypeError as error:
@@ -117,11 +110,6 @@ class LoaderStream(BatchStream):
     random numbers, depend on the seed and the epoch only: generators of the loader and its sampler are seeded anew
     each epoch, and whatever has a `set_epoch` is told the epoch. Going to a saved position reads that epoch's earlier
     batches again.
-
-    Args:
-        loader: the loader.
-        epochs: passes over the data before the stream ends; None: endless.
-        seed: any integer.
     """
 
     def __init__(self, loader: DataLoader[Any], epochs: int | None, seed: int) -> None:
@@ -222,11 +210,7 @@ def _shielded(given: Callable[[int], None] | None, worker: int) -> None:
 
 
 def count_samples(batch: Batch) -> int:
-    """Samples in a batch: the first dimension of its first tensor.
-
-    Raises:
-        DataError: the batch holds no tensor with a sample dimension.
-    """
+    """Samples in a batch: the first dimension of its first tensor."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
             return len(leaf)

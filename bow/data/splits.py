@@ -34,11 +34,7 @@ class DataSplits:
     name: str
 
     def limited(self, limit: int | None) -> "DataSplits":
-        """The same data with the first `limit` training samples only; None keeps all.
-
-        Raises:
-            SettingError: the limit is below 1.
-        """
+        """The same data with the first `limit` training samples only; None keeps all."""
         if limit is None:
             return self
         limit = whole("limit", limit)

@@ -18,11 +18,6 @@ class SampleOrder:
 
     Epoch e is `randperm(num_samples)` from a generator seeded with `derive_seed(seed, e)`: any position can
     be computed directly, and neither learners nor batch size have a say in it.
-
-    Args:
-        num_samples: samples in an epoch, at least 1.
-        seed: any integer.
-        device: where the indices are wanted.
     """
 
     def __init__(self, num_samples: int, seed: int, device: torch.device | str = "cpu") -> None:
@@ -58,8 +53,7 @@ class SampleOrder:
         return self._permutation
 
 
-Batch: TypeAlias = Any
-"""A pytree of tensors with the sample dimension first; with `loss=` a pair (inputs, targets)."""
+Batch: TypeAlias = Any  # a pytree of tensors with the sample dimension first; with `loss=` a pair (inputs, targets)
 
 
 class Deal(NamedTuple):
@@ -84,10 +78,6 @@ class BatchStream(abc.ABC):
 
     The batches of a round go to the learners in order, so one learner sees the same stream that several
     share. Rounds cross epoch boundaries; only the last round of the stream may be short.
-
-    Attributes:
-        samples_per_epoch: samples in one pass over the data, None where that is unknown.
-        batch_size: samples in a full batch, None where a loader decides it batch by batch.
     """
 
     samples_per_epoch: int | None
@@ -97,10 +87,7 @@ class BatchStream(abc.ABC):
     def deal(self, learners: int, own: range | None = None) -> Deal | None:
         """Deal the next round; None when the stream has ended.
 
-        Args:
-            learners: how many there are in all.
-            own: those that get their batches here, neighbours; None: all of them. Where every device asks for its own,
-                all samples are dealt, and each of them once.
+        `own` are the learners that get their batches here, neighbours; None: all. The samples of all are dealt.
         """
 
     @abc.abstractmethod
@@ -108,15 +95,7 @@ class BatchStream(abc.ABC):
         """Rounds until the stream ends with that many learners; None if it is endless or unknown."""
 
     def reside(self, device: torch.device, room_bytes: int) -> bool:
-        """Keep the samples on a device from now on, if they are tensors and fit there, and deal them by their numbers.
-
-        Args:
-            device: where the learners are.
-            room_bytes: what they may take there.
-
-        Returns:
-            Whether they do; batches are `Indexed` then.
-        """
+        """Keep samples that are tensors on a device, if they fit, and deal them as `Indexed`; whether it does."""
         return False
 
     @abc.abstractmethod
@@ -125,12 +104,7 @@ class BatchStream(abc.ABC):
 
     @abc.abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position, so that going on equals never having stopped.
-
-        Raises:
-            DataError: the position is one in other data.
-            SettingError: the position is one in an order of another seed.
-        """
+        """Go to a position, so that going on equals never having stopped."""
 
 
 class IndexedStream(BatchStream):
@@ -139,11 +113,6 @@ class IndexedStream(BatchStream):
     The samples in `SampleOrder` are cut into batches of `batch_size`; every sample is seen exactly once an
     epoch, and only the very last batch may be smaller. The number of learners may change from one deal to
     the next.
-
-    Args:
-        order: the order of the samples.
-        batch_size: samples per learner and round.
-        epochs: passes over the data before the stream ends; None: endless.
     """
 
     samples_per_epoch: int
@@ -205,10 +174,6 @@ class IndexedStream(BatchStream):
 
 
 def check_seed(saved: int, seed: int) -> None:
-    """Refuse to go on in an order of another seed.
-
-    Raises:
-        SettingError: the seeds differ.
-    """
+    """Refuse to go on in an order of another seed."""
     if saved != seed:
         raise SettingError(f"the checkpoint was made with seed={saved}, got seed={seed}; resume with seed={saved}")

@@ -13,14 +13,7 @@ from bow.errors import DataError
 
 
 class TensorSamples:
-    """A pytree of tensors whose first dimension counts the samples.
-
-    Args:
-        data: tensors `[samples, ...]`, all on one device.
-
-    Raises:
-        DataError: lengths or devices differ, or there are no samples.
-    """
+    """A pytree of tensors whose first dimension counts the samples."""
 
     def __init__(self, data: Any) -> None:
         leaves, self._spec = tree_flatten(data)
@@ -79,18 +72,14 @@ def _check_leaves(leaves: list[Tensor]) -> None:
         raise DataError(f"the tensors of the data must be on one device, got {', '.join(devices)}; move them together")
 
 
+# `gather(source, indices, out)`: `out[i] = source[indices[i]]`
 Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
-"""`gather(source, indices, out)`: `out[i] = source[indices[i]]`."""
 
 
 class Indexed:
     """Samples that are still to be gathered: as a pytree, one tensor of numbers.
 
     A captured graph begins by gathering them, so that no batch has to be brought from the host.
-
-    Args:
-        samples: where from.
-        indices: `[batch]`, or `[learners, batch]` for the batches of all learners.
     """
 
     def __init__(self, samples: TensorSamples, indices: Int64[Tensor, "*shape"]) -> None:
@@ -125,12 +114,6 @@ class TensorStream(IndexedStream):
     """A stream over tensors in memory; full rounds are dealt stacked, with one `index_select` per tensor.
 
     Samples that reside on a device are dealt by their numbers.
-
-    Args:
-        samples: the tensors.
-        batch_size: samples per learner and round.
-        epochs: passes over the data before the stream ends; None: endless.
-        seed: of the order.
     """
 
     def __init__(self, samples: TensorSamples, batch_size: int, epochs: int | None, seed: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from bow.cluster import DONE, Pending
+from bow.cluster import DONE, PendingSum
 from bow.engines.outcome import Batches, Event, Outcome, TaskSettings
 from bow.engines.room import out_of_memory_explained
 from bow.errors import ClusterError, DivergenceError
@@ -52,7 +52,7 @@ class Engine(abc.ABC):
         self.group = group
         self.sync = sync
         self.settings = settings
-        self._summing: Pending = DONE
+        self._summing: PendingSum = DONE
         self.round_index = 0
         self.num_restarts = 0
         self.events: list[Event] = []

@@ -15,13 +15,6 @@ _EPSILON = 0.001
 class ConvNorm(nn.Module):
     """A convolution without bias, batch norm and ReLU.
 
-    Args:
-        channels_in: channels of the input.
-        channels_out: channels of the output.
-        kernel: height and width of the filters, in pixels; one number for both.
-        stride: of the filters, in pixels.
-        padding: pixels of zeros on each side; one number for height and width.
-
     References:
         Ioffe, Szegedy: Batch normalization, 2015.
     """
@@ -48,11 +41,6 @@ class Branches(nn.ModuleList):
     """Modules that all see the same input, and whose outputs are stacked channel upon channel.
 
     No branch waits for another: they are the parallelism that an Inception network offers to a scheduler.
-
-    Example:
-        >>> branches = Branches([ConvNorm(3, 4, 1), nn.MaxPool2d(3, stride=1, padding=1)])
-        >>> branches(torch.zeros(2, 3, 8, 8)).shape
-        torch.Size([2, 7, 8, 8])
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -61,26 +49,14 @@ class Branches(nn.ModuleList):
 
 
 def scaled(filters: int, width: float) -> int:
-    """The filters of a layer in a network that is `width` times as wide; at least one.
-
-    Raises:
-        SettingError: the width is not positive.
-
-    Example:
-        >>> scaled(64, 1), scaled(64, 0.25), scaled(64, 0.001)
-        (64, 16, 1)
-    """
+    """The filters of a layer in a network that is `width` times as wide; at least one."""
     if not width > 0:
         raise SettingError(f"width must be more than 0, got {width}; 1 is the published network")
     return max(1, round(filters * width))
 
 
 def check_image_size(images: Tensor, smallest: int, network: str) -> None:
-    """Refuse images of which pooling would leave nothing.
-
-    Raises:
-        DataError: height or width is less than `smallest` pixels.
-    """
+    """Refuse images of which pooling would leave nothing."""
     height, width = images.shape[-2:]
     if min(height, width) < smallest:
         raise DataError(
@@ -144,11 +120,7 @@ class AlexNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[batch, classes]` of images `[batch, channels, height, width]`.
-
-        Raises:
-            DataError: the images are smaller than 63x63 pixels.
-        """
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
         check_image_size(images, _ALEXNET_SMALLEST, "AlexNet")
         features = F.adaptive_avg_pool2d(self.features(images), _POOLED)
         logits: Tensor = self.classifier(features.flatten(1))
@@ -212,11 +184,7 @@ class GoogLeNet(nn.Module):
         self.output = nn.Linear(_channels_out(_STAGES[-1][-1], width), classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[batch, classes]` of images `[batch, channels, height, width]`.
-
-        Raises:
-            DataError: the images are smaller than 15x15 pixels.
-        """
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
         check_image_size(images, _GOOGLENET_SMALLEST, "GoogLeNet")
         features = self.pool3(self.modules3(self.stem(images)))
         features = self.modules5(self.pool4(self.modules4(features)))
@@ -301,11 +269,7 @@ class InceptionV3(nn.Module):
         self.output = nn.Linear(make.channels(_EXPANDED), classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[batch, classes]` of images `[batch, channels, height, width]`.
-
-        Raises:
-            DataError: the images are smaller than 75x75 pixels.
-        """
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
         check_image_size(images, _INCEPTION_SMALLEST, "Inception-v3")
         features = self.modules35(self.stem(images))
         features = self.modules17(self.reduction17(features))
@@ -484,13 +448,7 @@ class PathNet(nn.Module):
 
 
 class PathNetLayer(nn.Module):
-    """Active modules that see the same input, and the sum of their outputs.
-
-    Args:
-        channels_in: channels of the input.
-        filters: channels of the output.
-        modules: active modules.
-    """
+    """Active modules that see the same input, and the sum of their outputs."""
 
     def __init__(self, channels_in: int, filters: int, modules: int) -> None:
         super().__init__()

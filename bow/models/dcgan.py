@@ -17,12 +17,9 @@ _STD = 0.02
 class Verdicts(NamedTuple):
     """What the discriminator makes of a batch: logits `[batch]`, large where it takes images for real ones."""
 
-    real: Tensor
-    """Of real images."""
-    generated: Tensor
-    """Of generated images; their gradient reaches the discriminator only."""
-    deceived: Tensor
-    """Of the same images; their gradient reaches the generator only."""
+    real: Tensor  # of real images
+    generated: Tensor  # of generated images; their gradient reaches the discriminator only
+    deceived: Tensor  # of the same images; their gradient reaches the generator only
 
 
 class DCGAN(nn.Module):
@@ -64,12 +61,7 @@ class DCGAN(nn.Module):
                 nn.init.normal_(module.weight, std=_STD)
 
     def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> Verdicts:
-        """The discriminator's verdicts on real and generated images.
-
-        Args:
-            inputs: real images `[batch, channels, size, size]` with values from -1 to 1, for which noise is drawn; or
-                images and noise `[batch, latent]`.
-        """
+        """The discriminator's verdicts on real and generated images."""
         images, noise = (inputs, self.noise(inputs)) if isinstance(inputs, Tensor) else inputs
         generated = self.generator(noise)
         frozen = {name: parameter.detach() for name, parameter in self.discriminator.named_parameters()}
@@ -88,15 +80,6 @@ class Generator(nn.Module):
     """Images from noise: a linear layer, and transposed convolutions that double height and width.
 
     Batch norm and ReLU behind every layer but the last, which ends in tanh.
-
-    Args:
-        channels: channels of the images.
-        size: height and width of the images, in pixels.
-        width: filters of the layer before the last.
-        latent: numbers that an image is generated from.
-
-    Raises:
-        SettingError: the size cannot be halved.
     """
 
     def __init__(self, channels: int, size: int, width: int, latent: int) -> None:
@@ -124,14 +107,6 @@ class Discriminator(nn.Module):
     """A logit from an image: strided convolutions that halve height and width, and a linear layer.
 
     Leaky ReLU behind every convolution, and batch norm behind all but the first.
-
-    Args:
-        channels: channels of the images.
-        size: height and width of the images, in pixels.
-        width: filters of the first layer.
-
-    Raises:
-        SettingError: the size cannot be halved.
     """
 
     def __init__(self, channels: int, size: int, width: int) -> None:

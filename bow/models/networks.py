@@ -15,71 +15,37 @@ from bow.models.phased_lstm import PhasedLSTM
 from bow.models.recurrent import RNNLanguageModel, RNNTextClassifier, Translator, sequence_cross_entropy
 from bow.models.resnet import BottleneckResNet
 
-Batch: TypeAlias = tuple[Any, Tensor]
-"""Inputs, a tensor or a tuple of them, and targets."""
+Batch: TypeAlias = tuple[Any, Tensor]  # inputs, a tensor or a tuple of them, and targets
 
 
 @dataclass(frozen=True)
 class Size:
-    """One size of a network, and of what it is trained on.
+    """One size of a network, and of what it is trained on."""
 
-    Attributes:
-        arguments: keyword arguments of the model's class.
-        inputs: shape of one sample, such as channels, height and width, or the length of a text.
-        batch: samples of a batch.
-    """
-
-    arguments: Mapping[str, Any]
-    inputs: tuple[int, ...]
-    batch: int
+    arguments: Mapping[str, Any]  # keyword arguments of the model's class
+    inputs: tuple[int, ...]  # shape of one sample, such as channels, height and width, or the length of a text
+    batch: int  # samples of a batch
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be built, given a batch and trained without knowing which one it is.
+    """A network that can be built, given a batch and trained without knowing which one it is."""
 
-    Attributes:
-        title: its name in reports.
-        model: the model's class.
-        loss: `loss(outputs, targets) -> scalar`.
-        samples: makes a random batch of so many samples for a size.
-        sizes: by name: `"tiny"` for two cores, and the papers'.
-
-    Example:
-        >>> import bow
-        >>> network = bow.models.NETWORKS["alexnet"]
-        >>> graph = bow.capture(network.build("tiny"), network.batch("tiny"), network.loss)
-        >>> graph.count()["aten.convolution.default"]
-        5
-    """
-
-    title: str
-    model: Callable[..., nn.Module]
-    loss: Callable[[Any, Any], Tensor]
-    samples: Callable[[Size, int], Batch]
-    sizes: Mapping[str, Size]
+    title: str  # its name in reports
+    model: Callable[..., nn.Module]  # the model's class
+    loss: Callable[[Any, Any], Tensor]  # `loss(outputs, targets) -> scalar`
+    samples: Callable[[Size, int], Batch]  # makes a random batch of so many samples for a size
+    sizes: Mapping[str, Size]  # by name: `"tiny"` for two cores, and the papers'
 
     def build(self, size: str = "tiny") -> nn.Module:
         """The network in a size, with weights from torch's random number generator.
 
         Under `with torch.device("meta"):` it, and its batch, cost no memory, and can still be captured.
-
-        Raises:
-            SettingError: it has no such size.
         """
         return self.model(**self.size(size).arguments)
 
     def batch(self, size: str = "tiny", samples: int | None = None, seed: int = 0) -> Batch:
-        """A random batch `(inputs, targets)`, the same for the same seed; torch's generator stays as it is.
-
-        Args:
-            size: of the network.
-            samples: in the batch; None: as many as the size has.
-            seed: of the random numbers.
-
-        Raises:
-            SettingError: it has no such size, or the batch is empty.
-        """
+        """A random batch `(inputs, targets)`, the same for the same seed; torch's generator stays as it is."""
         chosen = self.size(size)
         count = chosen.batch if samples is None else samples
         if count < 1:
@@ -89,11 +55,7 @@ class Network:
             return self.samples(chosen, count)
 
     def size(self, name: str) -> Size:
-        """A size by its name.
-
-        Raises:
-            SettingError: it has no such size.
-        """
+        """A size by its name."""
         if name not in self.sizes:
             raise SettingError(f"size must be one of {', '.join(self.sizes)} for {self.title}, got {name}")
         return self.sizes[name]
@@ -146,8 +108,8 @@ def _classes(classes: int, samples: int) -> Tensor:
 
 _IMAGENET = {"classes": 1000, "channels": 3}
 _PENN_TREEBANK = 10_000
-_MOVIE_REVIEWS = 18_765  # Kim 2014, table 1
-_WORDPIECES = 32_000  # Wu et al. 2016, section 8.2: 8,000 to 32,000
+_MOVIE_REVIEWS = 18_765  # kim 2014, table 1
+_WORDPIECES = 32_000  # wu et al. 2016, section 8.2: 8,000 to 32,000
 
 
 def _graphi_text(length: int, hidden: int) -> Size:
@@ -172,6 +134,7 @@ _GRAPHI_TEXTS = {
     "large": _graphi_text(40, 1024),
 }
 
+# By the name that the command line has for a network
 NETWORKS: Mapping[str, Network] = {
     "lstm": Network("LSTM", RNNLanguageModel, sequence_cross_entropy, _texts, _GRAPHI_TEXTS),
     "phased_lstm": Network("PhasedLSTM", PhasedLSTM, sequence_cross_entropy, _timed_texts, _GRAPHI_TEXTS),
@@ -290,4 +253,3 @@ NETWORKS: Mapping[str, Network] = {
         },
     ),
 }
-"""By the name that the command line has for a network."""

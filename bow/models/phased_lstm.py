@@ -52,12 +52,7 @@ class PhasedLSTM(nn.Module):
         self.output = nn.Linear(hidden, vocabulary)
 
     def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        """Logits `[batch, length, vocabulary]` of the token after each.
-
-        Args:
-            inputs: tokens `[batch, length]`, which come at times 0, 1, 2, ...; or tokens and their times, of the same
-                shape.
-        """
+        """Logits `[batch, length, vocabulary]` of the token after each."""
         tokens, times = (inputs, None) if isinstance(inputs, Tensor) else inputs
         moments = _positions(tokens, self.output.weight) if times is None else times.t().unsqueeze(-1).unbind(0)
         steps: Iterable[Tensor] = steps_of(self.embedding, tokens)
@@ -74,22 +69,6 @@ class PhasedLSTMCell(nn.Module):
     mixed with the last ones: `c_t = k c'_t + (1 - k) c_{t-1}`, `h_t = k h'_t + (1 - k) h_{t-1}`. Period `\tau`, phase
     shift `s` and open ratio `r` are learned for every unit. The leak `\alpha` is 0 in evaluation. As in TensorFlow,
     there are no peephole connections.
-
-    Args:
-        features: size of an input.
-        hidden: units.
-        periods: shortest and longest period that a unit starts with; their logarithms are drawn evenly.
-        open_ratio: r at the start.
-        leak: alpha.
-
-    Raises:
-        SettingError: the periods are not positive and in order, or the ratio is not between 0 and 1.
-
-    Example:
-        >>> cell = PhasedLSTMCell(3, 2, periods=(10.0, 10.0), open_ratio=0.5)
-        >>> _ = torch.nn.init.zeros_(cell.shift)
-        >>> cell.gate(torch.tensor([[0.0], [1.25], [2.5], [5.0]]))[:, 0].tolist()
-        [0.0, 0.5, 1.0, 0.000...]
 
     References:
         Neil, Pfeiffer, Liu: Phased LSTM: Accelerating recurrent network training for long or event-based sequences,
@@ -124,13 +103,7 @@ class PhasedLSTMCell(nn.Module):
         return torch.where(phase < self.open_ratio, 1 - (1 - ramp).abs(), leaking)
 
     def forward(self, inputs: Tensor, times: Tensor, state: State | None = None) -> State:
-        """The next hidden and cell state, each `[batch, hidden]`.
-
-        Args:
-            inputs: `[batch, features]`.
-            times: of the inputs, `[batch, 1]`, or `[1, 1]` for the whole batch.
-            state: the last state; None: zeros.
-        """
+        """The next hidden and cell state, each `[batch, hidden]`."""
         hidden, memory = state = state or _zeros(inputs, self.period)
         new_hidden, new_memory = self.cell(inputs, state)
         gate = self.gate(times)

@@ -55,8 +55,7 @@ class LSTMLanguageModel(nn.Module):
         return logits
 
 
-State = tuple[Tensor, Tensor]
-"""Hidden and cell state of one layer, each `[batch, hidden]`."""
+State = tuple[Tensor, Tensor]  # Hidden and cell state of one layer, each `[batch, hidden]`
 
 
 class UnrolledLSTM(nn.Module):
@@ -69,20 +68,6 @@ class UnrolledLSTM(nn.Module):
     all steps, so that a layer begins when the layer below has ended. Here a cell waits for its own input and its own
     last state only. Cells on a diagonal of the grid of layers and steps can run at once, and so can both products of a
     cell.
-
-    Args:
-        features: size of an input at one step.
-        hidden: units of each layer.
-        layers: number of layers.
-
-    Raises:
-        SettingError: there are no layers.
-
-    Example:
-        >>> import torch
-        >>> outputs, states = UnrolledLSTM(3, hidden=8, layers=2)([torch.zeros(4, 3)] * 5)
-        >>> len(outputs), outputs[-1].shape, len(states)
-        (5, torch.Size([4, 8]), 2)
 
     References:
         Hochreiter, Schmidhuber: Long short-term memory, 1997.
@@ -97,12 +82,7 @@ class UnrolledLSTM(nn.Module):
     def forward(
         self, inputs: Sequence[Tensor], states: Sequence[State] | None = None
     ) -> tuple[Sequence[Tensor], list[State]]:
-        """The outputs of the last layer at every step, and the last state of every layer.
-
-        Args:
-            inputs: of each step, `[batch, features]`.
-            states: of each layer before the first step; None: zeros.
-        """
+        """The outputs of the last layer at every step, and the last state of every layer."""
         last: list[State] = []
         for layer, cell in enumerate(self.cells):
             state = states[layer] if states is not None else None
@@ -116,11 +96,7 @@ class UnrolledLSTM(nn.Module):
 
 
 def check_layers(layers: int) -> None:
-    """Refuse a network without layers.
-
-    Raises:
-        SettingError: there is not at least one.
-    """
+    """Refuse a network without layers."""
     if layers < 1:
         raise SettingError(f"layers must be at least 1, got {layers}")
 
@@ -226,12 +202,7 @@ class Translator(nn.Module):
         self.output = nn.Linear(hidden, target_vocabulary)
 
     def forward(self, sentences: tuple[Tensor, Tensor]) -> Tensor:
-        """Logits `[batch, length, target_vocabulary]` of the token after each of the target's.
-
-        Args:
-            sentences: source `[batch, source length]`, and target `[batch, length]` with its first token, the mark of
-                its beginning, and without its last.
-        """
+        """Logits `[batch, length, target_vocabulary]` of the token after each of the target's."""
         source, target = sentences
         encoded, states = self.encoder(steps_of(self.source_embedding, source))
         decoded, _ = self.decoder(steps_of(self.target_embedding, target), states)
@@ -250,9 +221,6 @@ class AdditiveAttention(nn.Module):
 
     `a = softmax_s(v^T \tanh(W q + k_s))`, `context = \sum_s a_s value_s`, with keys `k_s = U value_s + b` that are
     made once for all queries.
-
-    Args:
-        hidden: size of queries, keys and values.
 
     References:
         Bahdanau, Cho, Bengio: Neural machine translation by jointly learning to align and translate, 2014,

@@ -52,13 +52,7 @@ class ResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions, and a shortcut around them.
-
-    Args:
-        channels_in: channels of the input.
-        channels_out: channels of the output, at least as many.
-        stride: 2 halves height and width.
-    """
+    """Two 3x3 convolutions, and a shortcut around them."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -139,13 +133,7 @@ class BottleneckResNet(nn.Module):
 
 
 class BottleneckBlock(nn.Module):
-    """A 1x1 convolution that narrows, a 3x3 one, a 1x1 one that widens, and a shortcut around them.
-
-    Args:
-        channels_in: channels of the input.
-        width: channels of the 3x3 convolution; the output has four times as many.
-        stride: 2 halves height and width.
-    """
+    """A 1x1 convolution that narrows, a 3x3 one, a 1x1 one that widens, and a shortcut around them."""
 
     EXPANSION = 4
 

@@ -48,11 +48,7 @@ class Transformer(nn.Module):
             nn.init.normal_(table, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits `[batch, length, vocabulary]` of the token after each of `tokens`, `[batch, length]`.
-
-        Raises:
-            DataError: the sequence is longer than the context.
-        """
+        """Logits `[batch, length, vocabulary]` of the token after each of `tokens`, `[batch, length]`."""
         length, context = tokens.shape[1], len(self.positions)
         if length > context:
             raise DataError(f"a sequence of {length} tokens exceeds context={context}; raise context")
@@ -62,16 +58,7 @@ class Transformer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each added to the residual stream.
-
-    Args:
-        width: size of the residual stream.
-        heads: attention heads; they divide the width.
-        dropout: probability with which an activation is dropped.
-
-    Raises:
-        SettingError: the heads do not divide the width.
-    """
+    """Causal self-attention and a two-layer perceptron, each added to the residual stream."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

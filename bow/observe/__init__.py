@@ -1,7 +1,7 @@
-"""Progress, loggers, the run directory and its report: everything that training says about itself."""
+"""ProgressBar, loggers, the run directory and its report: everything that training says about itself."""
 
 from bow.observe.loggers import JsonLinesLogger, Logger, SafeLogger, TensorBoardLogger
-from bow.observe.progress import Progress
+from bow.observe.progress import ProgressBar
 from bow.observe.records import Record, read_records
 from bow.observe.report import write_report
 from bow.observe.run_directory import RunDirectory, RunLock
@@ -10,7 +10,7 @@ from bow.observe.weights_and_biases import WandbLogger
 __all__ = [
     "JsonLinesLogger",
     "Logger",
-    "Progress",
+    "ProgressBar",
     "Record",
     "RunDirectory",
     "RunLock",

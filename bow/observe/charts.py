@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BLUE, ORANGE, GREY = "#2563a8", "#d9822b", "#8a94a6"
-MAX_POINTS = 500
-"""A longer series is drawn by the means of so many stretches, so that the page stays small."""
-STEPS = [1, 2, 2.5, 5, 10]
-"""Ticks are multiples of these."""
+MAX_POINTS = 500  # a longer series is drawn by the means of so many stretches, so that the page stays small
+STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -55,7 +53,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """How values are shown: `percent` for shares, `whole` for counts, `zero` where the axis begins at 0."""
 
     label: str = ""
@@ -66,23 +64,16 @@ class Axis:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart.
+    """A line chart."""
 
-    Args:
-        title: what is shown, over what.
-        series: the lines; empty ones are left out.
-        x: the horizontal axis.
-        y: the vertical axis; it becomes logarithmic where the values span more than a factor of 30.
-        steps: values hold until the next one.
-        target: a value to be reached, drawn as a dashed line.
-    """
-
-    title: str
-    series: Sequence[Series]
-    x: Axis
-    y: Axis = Axis()
-    steps: bool = False
-    target: float | None = None
+    title: str  # what is shown, over what
+    series: Sequence[Series]  # the lines; empty ones are left out
+    x: ChartAxis  # the horizontal axis
+    y: ChartAxis = (
+        ChartAxis()
+    )  # the vertical axis; it becomes logarithmic where the values span more than a factor of 30
+    steps: bool = False  # values hold until the next one
+    target: float | None = None  # a value to be reached, drawn as a dashed line
 
     @property
     def points(self) -> list[Point]:
@@ -162,12 +153,7 @@ def _boldness(series: Series) -> bool:
 
 
 def thin(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """At most `most` points: the means of stretches of equal length.
-
-    Example:
-        >>> thin([(0, 1), (1, 3), (2, 5), (3, 7)], most=2)
-        [(0.5, 2.0), (2.5, 6.0)]
-    """
+    """At most `most` points: the means of stretches of equal length."""
     if len(points) <= most:
         return list(points)
     edges = [index * len(points) // most for index in range(most + 1)]
@@ -196,14 +182,14 @@ def _inline(document: str, title: str) -> str:
     return f"<svg {names} {attributes}>{rest}"
 
 
-EPOCHS = Axis("epochs", whole=True, zero=True)
+EPOCHS = ChartAxis("epochs", whole=True, zero=True)
 
 
 class Clock(NamedTuple):
     """What a curve is drawn over."""
 
     name: str
-    axis: Axis
+    axis: ChartAxis
     read: Callable[[Record], float | None]
 
 
@@ -222,7 +208,7 @@ def charts(records: Sequence[Record], settings: Mapping[str, str]) -> list[Chart
 def _metric(records: Sequence[Record], name: str, clock: Clock, settings: Mapping[str, str]) -> Chart:
     points = _points(records, clock, VALIDATION, name)
     words = name.replace("_", " ")
-    y = Axis(percent=is_share(name))
+    y = ChartAxis(percent=is_share(name))
     return Chart(
         f"{words[:1].upper()}{words[1:]} over {clock.name}",
         [Series(name, points)],
@@ -245,7 +231,7 @@ def _throughput(records: Sequence[Record], time: Clock) -> Chart:
     points = _points(records, time, ("rounds",), "samples_per_s")
     if len(points) < 2:
         points = _points(records, time, ("epoch",), "samples_per_s")
-    return Chart("Samples per second", [Series("samples/s", points)], time.axis, Axis(zero=True))
+    return Chart("Samples per second", [Series("samples/s", points)], time.axis, ChartAxis(zero=True))
 
 
 def _learners(records: Sequence[Record], time: Clock) -> Chart:
@@ -257,7 +243,7 @@ def _learners(records: Sequence[Record], time: Clock) -> Chart:
     # A point where the number changes is enough, and the last one says how long it held.
     changes = [point for index, point in enumerate(points) if index == 0 or point[1] != points[index - 1][1]]
     series = Series("learners", [*changes, *points[-1:]])
-    return Chart("Learners per device", [series], time.axis, Axis(whole=True, zero=True), steps=True)
+    return Chart("Learners per device", [series], time.axis, ChartAxis(whole=True, zero=True), steps=True)
 
 
 def _points(records: Iterable[Record], clock: Clock, kinds: Sequence[str], name: str) -> list[Point]:
@@ -273,7 +259,7 @@ def _time(records: Sequence[Record]) -> Clock:
         seconds = record.get("time_s")
         return seconds / size if is_number(seconds) else None
 
-    return Clock("time", Axis(f"time ({unit})", zero=True), read)
+    return Clock("time", ChartAxis(f"time ({unit})", zero=True), read)
 
 
 def _target(settings: Mapping[str, str], name: str) -> float | None:

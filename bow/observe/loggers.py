@@ -39,9 +39,6 @@ class SafeLogger:
     """Passes records on to a logger until that raises; then warns once and leaves it alone.
 
     Hours of training must not be lost because a disk is full or a dashboard changed its interface.
-
-    Args:
-        logger: the logger that is not trusted.
     """
 
     def __init__(self, logger: Logger) -> None:
@@ -76,12 +73,6 @@ class JsonLinesLogger:
     """Appends every record to a file as one line of JSON, at once, so that `tail -f` and a crash see all.
 
     Numbers that are not finite become null: JSON has no NaN.
-
-    Args:
-        path: the file. What it holds is kept; a last line that a crash cut off is ended first.
-
-    Raises:
-        RunDirectoryError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -17,21 +17,15 @@ from bow.files import Expendable
 from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
 
-REMEMBERED = (*POSITION, "samples_per_s", "learners")
-"""Fields that the bar shows in a way of their own."""
+REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields that the bar shows in a way of their own
 
-SHOWN_EVENTS = 5
-"""So many events of one name are shown; the others are in the records only."""
+SHOWN_EVENTS = 5  # so many events of one name are shown; the others are in the records only
 
 
-class Progress:
+class ProgressBar:
     """A bar with throughput, learners, loss, accuracy and time left; away from a terminal plain lines.
 
     In both cases every epoch leaves a line, and the end of training leaves one.
-
-    Args:
-        enabled: False: show nothing at all.
-        console: where to; None: standard output, whose failures are nobody's concern.
     """
 
     def __init__(self, enabled: bool = True, console: Console | None = None) -> None:

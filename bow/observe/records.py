@@ -25,48 +25,34 @@ from typing import Any, TypeGuard
 
 from bow.errors import RunDirectoryError
 
-Record = Mapping[str, Any]
-"""One JSON object: numbers, strings, None, and lists and mappings of them."""
+Record = Mapping[str, Any]  # One JSON object: numbers, strings, None, and lists and mappings of them
 
-SYNTHETIC = "synthetic data"
-"""The event of a training on data that are made up."""
+SYNTHETIC = "synthetic data"  # the event of a training on data that are made up
 
 POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")
 OUTCOME = ("seconds", "time_to_target_s", "learner_restarts")
+# Fields that are not the value of a metric
 FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "rows", *POSITION, *SPEED, *OUTCOME))
-"""Fields that are not the value of a metric."""
 
 TEXTS = frozenset(("kind", "event", "message", "model", "summary", "status", "why"))
+# Fields of one type in all kinds of records
 NUMBERS = (FIELDS - TEXTS - {"rows"}) | {"parameters", "low", "high", "compile_s"}
-"""Fields of one type in all kinds of records."""
 
-VALIDATION = ("epoch", "evaluation")
-"""Kinds of records that hold values of the validation data."""
+VALIDATION = ("epoch", "evaluation")  # kinds of records that hold values of the validation data
 
 
 def metrics(record: Record) -> dict[str, float]:
     """The values that an `epoch`, `evaluation` or `end` record holds of the validation data, by name.
 
     NaN, which JSON has no word for, was written as null.
-
-    Example:
-        >>> metrics({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5, "accuracy": 0.9})
-        {'loss': 0.5, 'accuracy': 0.9}
     """
     values = {name: math.nan if value is None else value for name, value in record.items() if name not in FIELDS}
     return {name: value for name, value in values.items() if is_number(value) or isinstance(value, float)}
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The series that a `rounds`, `epoch` or `evaluation` record adds a point to, named as dashboards name them.
-
-    Example:
-        >>> scalars({"kind": "rounds", "time_s": 1.5, "round": 10, "loss": 0.5, "learners": 4})
-        {'train/loss': 0.5, 'run/learners': 4}
-        >>> scalars({"kind": "epoch", "epoch": 1, "train_loss": 0.4, "loss": 0.5})
-        {'train/epoch_loss': 0.4, 'validation/loss': 0.5, 'run/epoch': 1}
-    """
+    """The series that a `rounds`, `epoch` or `evaluation` record adds a point to, named as dashboards name them."""
     if record["kind"] not in ("rounds", *VALIDATION):
         return {}
     part = "validation" if record["kind"] in VALIDATION else "train"
@@ -87,10 +73,6 @@ def plain(value: Any) -> Any:
     Zero-dimensional tensors and arrays become numbers, larger ones their type and shape, numbers that are
     not finite None, functions and modules their name, `functools.partial` a call as one would write it, and
     anything else its `str`, or its class where that would be an address in memory.
-
-    Example:
-        >>> plain({"lr": float("nan"), "optimizer": functools.partial(dict, lr=0.1), "shape": (1, 8)})
-        {'lr': None, 'optimizer': 'dict(lr=0.1)', 'shape': [1, 8]}
     """
     if value is None or isinstance(value, bool | int | str):
         return value

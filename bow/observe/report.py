@@ -42,7 +42,7 @@ def write_report(run_dir: str | Path) -> Path:
     return directory.report_path
 
 
-class Tile(NamedTuple):
+class ResultTile(NamedTuple):
     """One result, large: a value, what it is, and a remark."""
 
     value: str
@@ -111,11 +111,11 @@ class Report:
         return [str(text) for text in (began, model, start.get("sync"), engine, synthetic) if text]
 
     @property
-    def tiles(self) -> list[Tile]:
+    def tiles(self) -> list[ResultTile]:
         """The results."""
         tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
         if not tiles and (losses := self.of("epoch", "train_loss") or self.of("rounds", "loss")):
-            tiles = [Tile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
+            tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
         return [*tiles[:2], self._time_tile(), self._throughput_tile(), self._learners_tile()]
 
     @property
@@ -178,32 +178,32 @@ class Report:
         values = next((values for values in reversed(ends) if values), {})
         return dict(sorted(values.items(), key=lambda item: not is_share(item[0])))
 
-    def _metric_tile(self, name: str, value: float) -> Tile:
+    def _metric_tile(self, name: str, value: float) -> ResultTile:
         values = self.of("epoch", name)
         note = "of the central model"
         if is_share(name) and values and max(values) > value:
             note = f"best {metric_text(name, max(values))}, in epoch {values.index(max(values)) + 1}"
         label = "validation loss" if name == "loss" else name.replace("_", " ")
-        return Tile(metric_text(name, value), label, note)
+        return ResultTile(metric_text(name, value), label, note)
 
-    def _time_tile(self) -> Tile:
+    def _time_tile(self) -> ResultTile:
         seconds = self.last.get("seconds") or self.last.get("time_s") or 0.0
         rounds, reached = self.last.get("round"), self.last.get("time_to_target_s")
         note = f"{count_text(rounds)} rounds" if is_number(rounds) else ""
         if is_number(reached):
             note = f"target reached after {duration_text(reached)}"
-        return Tile(duration_text(seconds), "training time", note)
+        return ResultTile(duration_text(seconds), "training time", note)
 
-    def _throughput_tile(self) -> Tile:
+    def _throughput_tile(self) -> ResultTile:
         rate = self.last.get("samples_per_s")
         samples = self.last.get("samples")
         note = f"{count_text(samples)} samples in all" if is_number(samples) else ""
-        return Tile(rate_text(rate).removesuffix(" samples/s"), "samples per second", note)
+        return ResultTile(rate_text(rate).removesuffix(" samples/s"), "samples per second", note)
 
-    def _learners_tile(self) -> Tile:
+    def _learners_tile(self) -> ResultTile:
         learners, batch_size = self.last.get("learners"), self.start.get("batch_size")
         note = f"batches of {batch_size} each" if batch_size else ""
-        return Tile(_value_text(learners), "learner" if learners == 1 else "learners", note)
+        return ResultTile(_value_text(learners), "learner" if learners == 1 else "learners", note)
 
 
 def _event(record: Record) -> tuple[str, str, str, str]:

@@ -39,11 +39,7 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
         self._path = Path()
 
     def take(self, directory: Path, patience_s: float = 0.0) -> None:
-        """Lock a directory that exists; nothing happens where this lock is taken already.
-
-        Warns:
-            UserWarning: the file system has no locks.
-        """
+        """Lock a directory that exists; nothing happens where this lock is taken already."""
         if self._descriptor is not None:
             return
         _let_go_in_children()
@@ -127,8 +123,7 @@ def _let_go_in_children() -> None:
     os.register_at_fork(after_in_child=let_go)
 
 
-PART = ".tmp"
-"""Ends the names of files that are being written."""
+PART = ".tmp"  # ends the names of files that are being written
 
 
 @dataclass(frozen=True)

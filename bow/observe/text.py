@@ -7,22 +7,12 @@ UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def count_text(value: float) -> str:
-    """A count with its thousands apart.
-
-    Example:
-        >>> count_text(1234567)
-        '1,234,567'
-    """
+    """A count with its thousands apart."""
     return f"{value:,.0f}"
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """A metric: accuracies in percent, anything else with four significant digits, a dash where it is none.
-
-    Example:
-        >>> metric_text("accuracy", 0.97222), metric_text("loss", 0.123456), metric_text("error", 12345.6)
-        ('97.22 %', '0.1235', '12,346')
-    """
+    """A metric: accuracies in percent, anything else with four significant digits, a dash where it is none."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
@@ -40,24 +30,14 @@ def is_share(name: str) -> bool:
 
 
 def rate_text(value: float | None) -> str:
-    """A throughput.
-
-    Example:
-        >>> rate_text(12345.6), rate_text(1.23)
-        ('12,346 samples/s', '1.2 samples/s')
-    """
+    """A throughput."""
     if value is None or not math.isfinite(value):
         return f"{MISSING} samples/s"
     return f"{value:,.0f} samples/s" if value >= 10 else f"{value:.1f} samples/s"
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in at most two units.
-
-    Example:
-        >>> [duration_text(seconds) for seconds in (0.0123, 4.56, 75, 3700, 180000)]
-        ['12 ms', '4.6 s', '1 min 15 s', '1 h 1 min', '2 d 2 h']
-    """
+    """A duration in at most two units."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
@@ -72,10 +52,5 @@ def duration_text(seconds: float) -> str:
 
 
 def learners_text(learners: float) -> str:
-    """A number of learners.
-
-    Example:
-        >>> learners_text(1), learners_text(4)
-        ('1 learner', '4 learners')
-    """
+    """A number of learners."""
     return "1 learner" if learners == 1 else f"{learners:g} learners"

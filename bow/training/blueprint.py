@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bow.cluster import ALONE, StandIn, World
+from bow.cluster import ALONE, TrialWorld, World
 from bow.devices import StreamDevice
 from bow.engines import Batch, EngineName, OnNan, Step
 from bow.engines.memory import is_cpu
@@ -92,7 +92,7 @@ class Blueprint:
             seed=self.seed,
             expected_rounds=expected_rounds,
             example=self.example,
-            world=world or (StandIn() if self.is_several else ALONE),
+            world=world or (TrialWorld() if self.is_several else ALONE),
         )
 
     def most_learners(self, engine: str, wanted: int) -> int:

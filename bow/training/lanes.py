@@ -15,7 +15,7 @@ from bow.replicas import num_trainable
 from bow.runtime import is_built
 from bow.training.blueprint import Blueprint
 from bow.training.trials import COMPILED, Trials
-from bow.tuner import Lane, Setting, doubling
+from bow.tuner import Candidate, EngineSetting, doubling
 
 ENGINES_CPU: tuple[EngineName, ...] = ("graph", "streams", "eager", "fused")
 ENGINES_CUDA: tuple[EngineName, ...] = ("graph", "whole_round", "streams", "fused", "eager")
@@ -69,7 +69,7 @@ class Request:
         return self.engine == "auto" or self.learners == "auto"
 
 
-def lanes(request: Request, blueprint: Blueprint, trials: Trials, rule: int | None = None) -> list[Lane]:
+def lanes(request: Request, blueprint: Blueprint, trials: Trials, rule: int | None = None) -> list[Candidate]:
     """Everything that may be tried; a learning task is captured to know whether it has been compiled before."""
     if blueprint.on_cpu:
         engines = ENGINES_CPU
@@ -77,7 +77,7 @@ def lanes(request: Request, blueprint: Blueprint, trials: Trials, rule: int | No
         engines = tuple(name for name in ENGINES_CUDA if blueprint.memory == "device" or name in SWAPPING)
     if request.engine != "auto":
         engines = (request.engine,)
-    found: list[Lane] = []
+    found: list[Candidate] = []
     for engine in engines:
         counts = _counts(request, blueprint, engine)
         if counts:
@@ -107,31 +107,31 @@ def _of_engine(
     blueprint: Blueprint,
     trials: Trials,
     rule: int | None,
-) -> Iterator[Lane]:
+) -> Iterator[Candidate]:
     threads = torch.get_num_threads() if blueprint.on_cpu else 1
-    compiled = Lane(f"{engine}{COMPILED}", counts=counts, compile_s=COMPILE_S)
+    compiled = Candidate(f"{engine}{COMPILED}", counts=counts, compile_s=COMPILE_S)
     if engine == "fused":
         fits = request.engine != "auto" or not blueprint.on_cpu or _is_fusible(blueprint.model)
         if fits:
             gain = FUSED_GAIN if num_trainable(blueprint.model) <= FUSED_PARAMETERS else 1.0
-            lane = Lane(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
+            lane = Candidate(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
             yield replace(lane, start=rule)
     elif engine == "graph" and blueprint.on_cpu:
         build_s = 0.0 if is_built() else BUILD_S
         if not request.compile:
-            yield Lane(engine, counts=counts, compile_s=build_s)
+            yield Candidate(engine, counts=counts, compile_s=build_s)
             several = tuple(count for count in counts if _threads_each(count, threads) > 1)
             if several:
-                yield Lane(engine, threads, several, compile_s=build_s)
+                yield Candidate(engine, threads, several, compile_s=build_s)
         # Capturing builds the runtime, so that without it nothing is captured to find out.
-        compile_s = build_s + COMPILE_S if build_s else trials.compile_s(Setting(engine, counts[0]))
+        compile_s = build_s + COMPILE_S if build_s else trials.compile_s(EngineSetting(engine, counts[0]))
         if compile_s is not None:
             yield replace(compiled, compile_s=compile_s)
     elif request.compile:
         yield replace(compiled, threads=threads)
     else:
         numbers = {1, threads} if engine == "eager" else {1}
-        yield from (Lane(engine, number, counts) for number in sorted(numbers, reverse=True))
+        yield from (Candidate(engine, number, counts) for number in sorted(numbers, reverse=True))
 
 
 def _threads_each(learners: int, threads: int) -> int:

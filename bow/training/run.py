@@ -18,7 +18,7 @@ from bow.engines import OnNan, Outcome, Stacked
 from bow.engines.base import MAX_ROUNDS_TOGETHER, REMEDY
 from bow.engines.place import num_threads
 from bow.errors import BowError, DataError, DeviceMemoryError, DivergenceError, SettingError, reason
-from bow.observe import JsonLinesLogger, Logger, Progress, RunDirectory, SafeLogger, write_report
+from bow.observe import JsonLinesLogger, Logger, ProgressBar, RunDirectory, SafeLogger, write_report
 from bow.observe.records import SYNTHETIC
 from bow.seeds import derive_seed
 from bow.training.agreement import Agreement
@@ -110,7 +110,7 @@ class Run:
         scheduler: LRScheduler | None,
         plan: Plan,
         loggers: Sequence[Logger],
-        progress: Progress,
+        progress: ProgressBar,
         hooks: Hooks,
     ) -> None:
         self.replicas = replicas

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from bow.cluster import (
     Bucket,
-    Parcel,
+    WorkerJob,
     World,
     check_bucket,
     is_leader,
@@ -32,7 +32,7 @@ from bow.engines.swap import Memory
 from bow.errors import RunDirectoryError
 from bow.files import save_text
 from bow.forking import begin_to_compute
-from bow.observe import Logger, Progress, RunDirectory, RunLock
+from bow.observe import Logger, ProgressBar, RunDirectory, RunLock
 from bow.planning.problem.partition import Partition
 from bow.planning.search.search import Found
 from bow.planning.tiles import ProcessGroup, registered_rules, take_over_rules
@@ -296,7 +296,7 @@ def train(
         example=None if loss is None else opened.example,
     )
     tiled = None if placed is None else placed_step(placed, blueprint, opened, None if is_member() else count or 1)
-    say = Progress(enabled=progress and is_leader()).say
+    say = ProgressBar(enabled=progress and is_leader()).say
     schedule = decide(asked, blueprint, opened.example, say, 1 if learners == "auto" else learners)
     if schedule is not None:
         blueprint = dataclasses.replace(blueprint, schedule=schedule)
@@ -325,7 +325,7 @@ def train(
         world = at_the_end.enter_context(joined)
         threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)
-        shown = Progress(enabled=progress and world.leads)
+        shown = ProgressBar(enabled=progress and world.leads)
         state, learned, epoch_losses = _divided(state, world)
         if not world.is_one:
             blueprint = dataclasses.replace(blueprint, is_several=True)
@@ -403,12 +403,12 @@ def train(
     return dataclasses.replace(result, interrupted_by=signal.Signals(number))
 
 
-def _packed(count: int | None, settings: Mapping[str, Any]) -> Parcel | None:
+def _packed(count: int | None, settings: Mapping[str, Any]) -> WorkerJob | None:
     """The same call for the other processes; None where this one starts none."""
     if count in (None, 1) or is_member():
         return None
     call = functools.partial(train, **{**settings, "loggers": (), "progress": False})
-    return Parcel(functools.partial(_train_elsewhere, registered_rules(), call))
+    return WorkerJob(functools.partial(_train_elsewhere, registered_rules(), call))
 
 
 def _train_elsewhere(rules: Registered, call: Callable[[], object]) -> None:

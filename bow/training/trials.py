@@ -17,7 +17,7 @@ from bow.training.blueprint import Blueprint
 from bow.training.opened import TrialFeed
 from bow.training.replicas import Replicas
 from bow.training.signals import Signals
-from bow.tuner import Measurement, Setting, Trial
+from bow.tuner import EngineSetting, Trial, TrialResult
 
 COMPILED = "+compiled"
 """Behind the name of an engine that is asked to compile the learning task."""
@@ -62,7 +62,7 @@ class Trials:
         self._made: dict[tuple[str, int], Replicas] = {}
         self._current: Replicas | None = None
 
-    def run(self, trial: Trial) -> Measurement:
+    def run(self, trial: Trial) -> TrialResult:
         """Measure a setting; what goes wrong is part of the answer."""
         setting, began = trial.setting, self._clock()
         compile_s = 0.0
@@ -84,16 +84,16 @@ class Trials:
             rates.clear()
             self._forget(setting)
         seconds = max(0.0, self._clock() - began - compile_s)
-        return Measurement(setting, rates, seconds, compile_s, failure, out_of_memory, no_room)
+        return TrialResult(setting, rates, seconds, compile_s, failure, out_of_memory, no_room)
 
-    def probe(self, setting: Setting, seconds: float = PROBE_S) -> float:
+    def probe(self, setting: EngineSetting, seconds: float = PROBE_S) -> float:
         """Samples per second, roughly: the first round is left out."""
         with self._apart(setting.threads):
             replicas = self._replicas(setting)
             self._stretch(replicas, 0.0)
             return self._stretch(replicas, seconds)
 
-    def compile_s(self, setting: Setting) -> float | None:
+    def compile_s(self, setting: EngineSetting) -> float | None:
         """Seconds that compiling the learning task of engine `graph` may take; None where it cannot be.
 
         Captures the learning task, if that was not done yet.
@@ -115,7 +115,7 @@ class Trials:
         self._made.clear()
         self._current = None
 
-    def _ready(self, setting: Setting) -> tuple[Replicas, float]:
+    def _ready(self, setting: EngineSetting) -> tuple[Replicas, float]:
         """Learners of a setting, warm, and the seconds that compiling took."""
         engine, compiles = split(setting.engine)
         is_new = _key(setting) not in self._made
@@ -131,7 +131,7 @@ class Trials:
         self._stretch(replicas, WARM_UP_S)
         return replicas, compile_s
 
-    def _replicas(self, setting: Setting) -> Replicas:
+    def _replicas(self, setting: EngineSetting) -> Replicas:
         engine, compiles = split(setting.engine)
         key = _key(setting)
         replicas = self._made.get(key)
@@ -173,7 +173,7 @@ class Trials:
         replicas.catch_up()
         return samples / max(self._clock() - began, 1e-9)
 
-    def _forget(self, setting: Setting) -> None:
+    def _forget(self, setting: EngineSetting) -> None:
         replicas = self._made.pop(_key(setting), None)
         if replicas is not None:
             replicas.close()
@@ -223,5 +223,5 @@ def _stand_still(replicas: Replicas) -> None:
             group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
 
 
-def _key(setting: Setting) -> tuple[str, int]:
+def _key(setting: EngineSetting) -> tuple[str, int]:
     return setting.engine, setting.threads

@@ -24,7 +24,7 @@ from bow.training.opened import Opened
 from bow.training.replicas import Replicas
 from bow.training.signals import Signals
 from bow.training.trials import COMPILED, Trials, split
-from bow.tuner import Calibration, Choice, ChoiceCache, Setting, Tuner, balance
+from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance, decision_text
 
 FEWEST_ROUNDS = 100
 """A training of fewer rounds is not measured at all."""
@@ -126,9 +126,9 @@ def tune(
 
 def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tuner: Tuner) -> None:
     """Keep a choice for later trainings; one that a short budget has cut off only if it is to be pinned."""
-    setting = Setting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
+    setting = EngineSetting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
     if tuned.is_complete:
-        cache.store(description, Choice(setting, tuned.rows))
+        cache.store(description, CachedChoice(setting, tuned.rows))
     if tuner.pin:
         cache.pin(description, setting)
 
@@ -145,7 +145,7 @@ def _measured(
     began = time.perf_counter()
     first = request.engine if request.engine in ("graph", "whole_round") else "eager"
     count = 1 if request.learners == "auto" else request.learners
-    rate = trials.probe(Setting(first, count, torch.get_num_threads() if blueprint.on_cpu else 1))
+    rate = trials.probe(EngineSetting(first, count, torch.get_num_threads() if blueprint.on_cpu else 1))
     expected = None if request.samples is None else request.samples / rate
     budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, PLANNED * tuner.share * expected)
     if budget < LEAST_BUDGET_S and expected is not None:
@@ -154,7 +154,7 @@ def _measured(
         return _by_rule(request, blueprint, rule, why, signals)
     possible = lanes(request, blueprint, trials, rule)
     if not possible:
-        has_room = request.engine != "auto" and _fits(Setting(request.engine, count), blueprint)
+        has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), blueprint)
         why = "its learning task cannot be compiled" if has_room else "there is no room for any engine"
         return _by_rule(request, blueprint, rule, why, signals)
     calibration = Calibration(
@@ -170,29 +170,29 @@ def _measured(
     while (trial := calibration.next_trial()) is not None:
         calibration.report(trials.run(trial))
     if calibration.choice is None:
-        tried = any(row.status == "failed" for row in calibration.table.rows)
+        tried = any(row.status == "failed" for row in calibration.rows)
         why = "no setting ran" if tried else f"no trial fits into {duration_text(budget)}"
         by_rule = _by_rule(request, blueprint, rule, why, signals)
-        return dataclasses.replace(by_rule, rows=calibration.table.as_dicts())
-    table = calibration.table
-    say(str(table))
+        return dataclasses.replace(by_rule, rows=list(map(dataclasses.asdict, calibration.rows)))
+    rows = calibration.rows
+    say(decision_text(rows))
     found = _from_setting(calibration.choice, "calibration", calibration.summary, signals)
-    return dataclasses.replace(found, rows=table.as_dicts(), is_complete=calibration.is_complete)
+    return dataclasses.replace(found, rows=list(map(dataclasses.asdict, rows)), is_complete=calibration.is_complete)
 
 
-def _from_setting(setting: Setting, source: Source, summary: str, signals: Signals | None) -> Tuned:
+def _from_setting(setting: EngineSetting, source: Source, summary: str, signals: Signals | None) -> Tuned:
     name, compiles = split(setting.engine)
     return Tuned(cast(EngineName, name), setting.learners, setting.threads, compiles, source, summary, signals=signals)
 
 
-def _from_choice(found: Choice, signals: Signals | None) -> Tuned:
+def _from_choice(found: CachedChoice, signals: Signals | None) -> Tuned:
     source: Source = "pinned" if found.pinned else "cache"
     how = "pinned earlier" if found.pinned else "measured for an earlier training"
     summary = f"{found.setting} ({how}; tuner.cache=false measures anew)"
     return dataclasses.replace(_from_setting(found.setting, source, summary, signals), rows=found.rows)
 
 
-def _fits(setting: Setting, blueprint: Blueprint) -> bool:
+def _fits(setting: EngineSetting, blueprint: Blueprint) -> bool:
     """Whether there is room for a choice of an earlier training, now that others may be using the device."""
     engine, _ = split(setting.engine)
     return blueprint.most_learners(engine, setting.learners) == setting.learners

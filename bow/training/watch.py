@@ -3,7 +3,7 @@
 from bow.errors import DeviceMemoryError, SettingError, reason
 from bow.training.replicas import Replicas
 from bow.training.signals import Signals
-from bow.tuner import OnlineTuner, Tuner, Window
+from bow.tuner import MeasurementWindow, OnlineTuner, Tuner
 
 
 class Watch:
@@ -41,7 +41,7 @@ class Watch:
         if seconds - since < self._window_s:
             return None
         self._began = seconds, samples
-        decision = self._tuner.hear(Window(samples - before, seconds - since, replicas.learners))
+        decision = self._tuner.update(MeasurementWindow(samples - before, seconds - since, replicas.learners))
         if not decision.step:
             return None
         self._began = None  # what changing takes belongs to no window

@@ -35,7 +35,7 @@ class WatchDevices:
         if seconds - since < self._window_s:
             return None
         self._began = seconds, samples
-        decisions = self._devices.hear(float(samples - before), seconds - since)
+        decisions = self._devices.update(float(samples - before), seconds - since)
         device = next((index for index, decision in enumerate(decisions) if decision.step), None)
         if device is None:
             return None

@@ -7,11 +7,11 @@ take turns. `StatisticalEfficiency` turns the objective into goodput, `ChoiceCac
 is what a user can set.
 """
 
-from bow.tuner.cache import Choice as Choice
+from bow.tuner.cache import CachedChoice as CachedChoice
 from bow.tuner.cache import ChoiceCache as ChoiceCache
 from bow.tuner.calibration import Calibration as Calibration
-from bow.tuner.calibration import DecisionTable as DecisionTable
-from bow.tuner.calibration import Row as Row
+from bow.tuner.calibration import DecisionRow as DecisionRow
+from bow.tuner.calibration import decision_text as decision_text
 from bow.tuner.config import Objective as Objective
 from bow.tuner.config import Tuner as Tuner
 from bow.tuner.devices import DeviceTuners as DeviceTuners
@@ -21,12 +21,12 @@ from bow.tuner.efficiency import RunningMoments as RunningMoments
 from bow.tuner.efficiency import StatisticalEfficiency as StatisticalEfficiency
 from bow.tuner.efficiency import moments as moments
 from bow.tuner.efficiency import repulsion as repulsion
-from bow.tuner.online import Change as Change
-from bow.tuner.online import Decision as Decision
+from bow.tuner.online import LearnerChange as LearnerChange
+from bow.tuner.online import MeasurementWindow as MeasurementWindow
 from bow.tuner.online import OnlineTuner as OnlineTuner
-from bow.tuner.online import Window as Window
-from bow.tuner.trial import Lane as Lane
-from bow.tuner.trial import Measurement as Measurement
-from bow.tuner.trial import Setting as Setting
+from bow.tuner.online import TunerDecision as TunerDecision
+from bow.tuner.trial import Candidate as Candidate
+from bow.tuner.trial import EngineSetting as EngineSetting
 from bow.tuner.trial import Trial as Trial
+from bow.tuner.trial import TrialResult as TrialResult
 from bow.tuner.trial import doubling as doubling

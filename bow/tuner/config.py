@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from bow.errors import SettingError
-from bow.tuner.trial import Setting
+from bow.tuner.trial import EngineSetting
 from bow.values import number
 
+# What is to be high: samples per second, or samples per second times what a sample is worth
 Objective: TypeAlias = Literal["throughput", "goodput"]
-"""What is to be high: samples per second, or samples per second times what a sample is worth."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Tuner:
     online: bool = True
     cache: bool = True
     pin: bool = False
-    pinned: Setting | None = None
+    pinned: EngineSetting | None = None
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -56,5 +56,7 @@ class Tuner:
                 raise SettingError(f"{name} must be True or False, got {value!r}")
         if self.pin and not self.cache:
             raise SettingError("pin=True keeps the choice on disk, which cache=False forbids; leave one of them out")
-        if self.pinned is not None and not isinstance(self.pinned, Setting):
-            raise SettingError(f'pinned must be a Setting such as Setting("graph", learners=4), got {self.pinned!r}')
+        if self.pinned is not None and not isinstance(self.pinned, EngineSetting):
+            raise SettingError(
+                f'pinned must be an EngineSetting such as EngineSetting("graph", learners=4), got {self.pinned!r}'
+            )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from bow.errors import SettingError
-from bow.tuner.online import STAY, Decision, OnlineTuner, Window
+from bow.tuner.online import STAY, MeasurementWindow, OnlineTuner, TunerDecision
 from bow.tuner.record import Efficiency, full_efficiency
 
 
@@ -12,11 +12,6 @@ def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = ful
 
     A round takes as long as its slowest device. For each time that a round may take, every device takes as many
     learners as it has done with by then; the time with the most samples per second is the best of all combinations.
-
-    Example:
-        >>> fast, slow = {1: 1.0, 2: 1.1, 3: 1.3, 4: 2.2}, {1: 1.2, 2: 2.4}
-        >>> balance([fast, slow])
-        (3, 1)
 
     References:
         Koliousis et al., CROSSBOW, 2019, tunes devices that are alike, each for itself.
@@ -49,18 +44,6 @@ class DeviceTuners:
     `alpha = 1/k` over all learners of all devices, and that all ranks know k before the next synchronisation task, is
     the engines' business: a decision here says only how many learners a device is to have. Every rank that hears the
     same windows comes to the same decisions, so that nothing has to be agreed on besides the windows.
-
-    Args:
-        tuners: by device.
-
-    Example:
-        >>> fast, slow = OnlineTuner(1, most=8), OnlineTuner(1, most=8)
-        >>> devices = DeviceTuners([fast, slow])
-        >>> for _ in range(100):  # a learner takes the fast device 1 s and the slow one 3 s
-        ...     round_s = max(1.0 * fast.learners, 3.0 * slow.learners)
-        ...     decisions = devices.hear(samples=16.0 * (fast.learners + slow.learners), seconds=round_s)
-        >>> fast.learners, slow.learners
-        (3, 1)
     """
 
     def __init__(self, tuners: Sequence[OnlineTuner]) -> None:
@@ -81,10 +64,10 @@ class DeviceTuners:
         """Whether every device has settled, all others being as they are."""
         return not self._others and self.tuners[self._turn].settled
 
-    def hear(self, samples: float, seconds: float) -> list[Decision]:
+    def update(self, samples: float, seconds: float) -> list[TunerDecision]:
         """Take in a window."""
         tuner = self.tuners[self._turn]
-        decision = tuner.hear(Window(samples, seconds, tuner.learners))
+        decision = tuner.update(MeasurementWindow(samples, seconds, tuner.learners))
         decisions = [decision if device == self._turn else STAY for device in range(len(self.tuners))]
         if tuner.settled:
             self._pass_on()

@@ -43,23 +43,14 @@ from bow.values import whole
 
 @dataclass(frozen=True)
 class Moments:
-    """What random vectors of the same distribution have in common and what they have not.
+    """What random vectors of the same distribution have in common and what they have not."""
 
-    Attributes:
-        signal: squared norm of their mean, `|E v|^2`; estimates can be below 0.
-        noise: trace of their covariance, `E |v - E v|^2`.
-    """
-
-    signal: float
-    noise: float
+    signal: float  # squared norm of their mean, `|E v|^2`; estimates can be below 0
+    noise: float  # trace of their covariance, `E |v - E v|^2`
 
 
 def moments(mean_square: float, square_of_mean: float, vectors: int) -> Moments:
     """Unbiased estimates from k independent vectors: gradients of the learners, or their distances from z.
-
-    Example:
-        >>> moments(mean_square=5.0, square_of_mean=3.0, vectors=2)
-        Moments(signal=1.0, noise=4.0)
 
     References:
         McCandlish et al., appendix A.1, with B_small one learner's batch and B_big that of all.
@@ -75,15 +66,6 @@ class RunningMoments:
 
     Numerator and denominator of the noise scale are averaged apart: their ratio in a single round is far too noisy, and
     the mean of ratios is biased. A round counts by its degrees of freedom, learners - 1.
-
-    Args:
-        memory: rounds after which one counts 1/e of the newest.
-
-    Example:
-        >>> gradients = RunningMoments()
-        >>> gradients.add(mean_square=5.0, square_of_mean=3.0, vectors=2)
-        >>> gradients.noise_scale(batch_size=16)
-        64.0
     """
 
     def __init__(self, memory: float = 100.0) -> None:
@@ -115,14 +97,7 @@ class RunningMoments:
 
 
 def noise_efficiency(noise_scale: float, batch_size: int, learners: int) -> float:
-    """What a sample is worth with so many learners, as far as gradient noise goes.
-
-    Example:
-        >>> noise_efficiency(noise_scale=48.0, batch_size=16, learners=4)
-        0.5714285714285714
-        >>> noise_efficiency(noise_scale=float("inf"), batch_size=16, learners=64)
-        1.0
-    """
+    """What a sample is worth with so many learners, as far as gradient noise goes."""
     if math.isinf(noise_scale):
         return 1.0
     return (noise_scale + batch_size) / (noise_scale + learners * batch_size)
@@ -137,13 +112,7 @@ def spread_factor(root: float, momentum: float) -> float:
 
 
 def repulsion(spread: float, noise: float, lr: float, alpha: float, momentum: float = 0.0) -> float:
-    """Lambda of the module's text: by what part learners move apart in a round, below 0 where they approach each other.
-
-    Example:
-        >>> spread = 0.01 * 2.0 * spread_factor(1 - 0.25 + 0.05, momentum=0.9)
-        >>> round(repulsion(spread, noise=2.0, lr=0.1, alpha=0.25, momentum=0.9), 6)
-        0.05
-    """
+    """Lambda of the module's text: by what part learners move apart in a round; below 0 they approach each other."""
     if not noise > 0 or not lr > 0:
         return 0.0
     wanted = spread / (lr**2 * noise)
@@ -155,14 +124,7 @@ def repulsion(spread: float, noise: float, lr: float, alpha: float, momentum: fl
 
 
 def coherence(repulsion: float, alpha: float, momentum: float = 0.0) -> float:
-    """What part of the spread is gradient noise, which averaging takes out.
-
-    Example:
-        >>> coherence(repulsion=-0.1, alpha=0.25), coherence(repulsion=0.25, alpha=0.25)
-        (1.0, 0.0)
-        >>> round(coherence(repulsion=0.05, alpha=0.25), 3)
-        0.823
-    """
+    """What part of the spread is gradient noise, which averaging takes out."""
     if repulsion <= 0:
         return 1.0
     return spread_factor(1 - alpha, momentum) / spread_factor(1 - alpha + repulsion, momentum)

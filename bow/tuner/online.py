@@ -10,7 +10,7 @@ from bow.errors import SettingError
 from bow.tuner.record import (
     SURENESS,
     Efficiency,
-    Estimate,
+    LogEstimate,
     estimate,
     full_efficiency,
     log_efficiency,
@@ -19,82 +19,47 @@ from bow.tuner.record import (
 )
 from bow.values import whole
 
-Step: TypeAlias = Literal[-1, 1]
-"""One learner more or one fewer."""
+Step: TypeAlias = Literal[-1, 1]  # one learner more or one fewer
 
 UP: Step = 1
 DOWN: Step = -1
 
 
 @dataclass(frozen=True)
-class Window:
-    """What a device did in a stretch of training time, such as a second.
+class MeasurementWindow:
+    """What a device did in a stretch of training time, such as a second."""
 
-    Attributes:
-        samples: that its learners saw.
-        seconds: training time, evaluation and checkpoints left out.
-        learners: how many there were, all the time.
-    """
-
-    samples: float
-    seconds: float
-    learners: int
+    samples: float  # that its learners saw
+    seconds: float  # training time, evaluation and checkpoints left out
+    learners: int  # how many there were, all the time
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What to do now.
+class TunerDecision:
+    """What to do now."""
 
-    Attributes:
-        step: 1 adds a learner, -1 removes one, 0 leaves them as they are.
-        why: for logs; empty where nothing changes.
-    """
-
-    step: Literal[-1, 0, 1] = 0
-    why: str = ""
+    step: Literal[-1, 0, 1] = 0  # 1 adds a learner, -1 removes one, 0 leaves them as they are
+    why: str = ""  # for logs; empty where nothing changes
 
 
 @dataclass(frozen=True)
-class Change:
-    """A decision that changed the number of learners.
+class LearnerChange:
+    """A decision that changed the number of learners."""
 
-    Attributes:
-        window: how many windows had been heard.
-        learners: how many there were from then on.
-        why: the reason.
-    """
-
-    window: int
-    learners: int
-    why: str
+    window: int  # how many windows had been heard
+    learners: int  # how many there were from then on
+    why: str  # the reason
 
 
-STAY = Decision()
-"""Nothing changes."""
+STAY = TunerDecision()  # nothing changes
 
 
-FIRST_WAIT = 64
-"""Windows until what failed is tried again; twice as many after each further failure."""
-
-LONGEST_WAIT = 1024
+FIRST_BACK_OFF = 64  # windows until what failed is tried again; twice as many after each further failure
+LONGEST_BACK_OFF = 1024
 
 
-class Wait:
-    """How long not to try something again.
-
-    Example:
-        >>> wait = Wait()
-        >>> wait.begin(now=0)
-        >>> wait.is_over(now=63), wait.is_over(now=64)
-        (False, True)
-        >>> wait.begin(now=64)
-        >>> wait.is_over(now=191), wait.is_over(now=192)
-        (False, True)
-        >>> wait.relax(now=1000)
-        >>> wait.begin(now=1000)
-        >>> wait.is_over(now=1064)
-        True
-    """
+class BackOff:
+    """How long not to try something again."""
 
     def __init__(self) -> None:
         self.reset()
@@ -102,12 +67,12 @@ class Wait:
     def reset(self) -> None:
         """Nothing has failed."""
         self._began = self._until = 0
-        self._next = FIRST_WAIT
+        self._next = FIRST_BACK_OFF
 
     def begin(self, now: int) -> None:
         """It has failed now; the wait after this one is twice as long."""
         self._began, self._until = now, now + self._next
-        self._next = min(2 * self._next, LONGEST_WAIT)
+        self._next = min(2 * self._next, LONGEST_BACK_OFF)
 
     def relax(self, now: int) -> None:
         """Begin with the shortest wait again, if this one has been over for as long as it was."""
@@ -119,71 +84,60 @@ class Wait:
         return now >= self._until
 
 
-KEPT_STEPS = 64
-"""Differences between neighbouring windows from which their noise is known."""
+KEPT_STEPS = 64  # differences between neighbouring windows from which their noise is known
 
 
 @dataclass
-class Visit:
-    """Samples per second of windows with the same number of learners.
+class Probe:
+    """Samples per second of windows with the same number of learners."""
 
-    Attributes:
-        learners: how many.
-        rates: in order.
-    """
+    learners: int  # how many
+    rates: list[float] = field(default_factory=list)  # in order
 
-    learners: int
-    rates: list[float] = field(default_factory=list)
-
-    def last(self, count: int) -> "Visit":
+    def last(self, count: int) -> "Probe":
         """The newest windows of it."""
-        return Visit(self.learners, self.rates[-count:])
+        return Probe(self.learners, self.rates[-count:])
 
-    def after(self, earlier: "Visit", most: int) -> "Visit":
+    def after(self, earlier: "Probe", most: int) -> "Probe":
         """This one and an earlier one together, the newest windows of both."""
-        return Visit(self.learners, (earlier.rates + self.rates)[-most:])
+        return Probe(self.learners, (earlier.rates + self.rates)[-most:])
 
 
-class Visits:
-    """Compares visits by score, throughput times statistical efficiency.
-
-    Args:
-        efficiency: of a number of learners.
-    """
+class ProbeScores:
+    """Compares probes by score, throughput times statistical efficiency."""
 
     def __init__(self, efficiency: Efficiency) -> None:
         self._efficiency = efficiency
         self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
         self._noise = noise_from(self._steps)
-        self.best = -math.inf
-        """Logarithm of the highest score, as far as it is known of the machine as it is now."""
+        self.best = -math.inf  # Logarithm of the highest score, as far as it is known of the machine as it is now
 
-    def add(self, visit: Visit, rate: float) -> None:
-        """Add a window to a visit."""
-        self._steps.extend(steps_of([*visit.rates[-1:], rate]))
+    def add(self, probe: Probe, rate: float) -> None:
+        """Add a window to a probe."""
+        self._steps.extend(steps_of([*probe.rates[-1:], rate]))
         self._noise = noise_from(self._steps)
-        visit.rates.append(rate)
+        probe.rates.append(rate)
 
-    def remember(self, visit: Visit) -> None:
-        """Take a visit into account for the best."""
-        self.best = max(self.best, self.score(visit).log)
+    def remember(self, probe: Probe) -> None:
+        """Take a probe into account for the best."""
+        self.best = max(self.best, self.score(probe).log)
 
     def forget(self) -> None:
         """The machine is another one: what was the best is of no use any more."""
         self.best = -math.inf
 
-    def shift(self, newest: Visit, before: Visit) -> None:
-        """Let the best follow the machine, which two visits to the same number of learners saw at different times."""
+    def shift(self, newest: Probe, before: Probe) -> None:
+        """Let the best follow the machine, which two probes to the same number of learners saw at different times."""
         self.best += self.gain(newest, before).log
 
-    def score(self, visit: Visit) -> Estimate:
+    def score(self, probe: Probe) -> LogEstimate:
         """Throughput times efficiency."""
-        found = estimate(visit.rates, self._noise)
-        return Estimate(found.log + self.log_efficiency(visit.learners), found.error)
+        found = estimate(probe.rates, self._noise)
+        return LogEstimate(found.log + self.log_efficiency(probe.learners), found.error)
 
-    def gain(self, visit: Visit, over: Visit) -> Estimate:
-        """How many times another visit's score one has."""
-        return self.score(visit).over(self.score(over))
+    def gain(self, probe: Probe, over: Probe) -> LogEstimate:
+        """How many times another probe's score one has."""
+        return self.score(probe).over(self.score(over))
 
     def most_gain(self, more: int, over: int) -> float:
         """The logarithm of what more learners can bring at most, all of them bringing their full share."""
@@ -194,50 +148,36 @@ class Visits:
         return log_efficiency(self._efficiency, learners)
 
 
-WARM_UP = 1
-"""Windows that do not count behind a change: allocation, capture, caches."""
+WARM_UP = 1  # windows that do not count behind a change: allocation, capture, caches
 
+# Windows of a probe to a number of learners, at least: three slow ones among them do not move their median far
 FEWEST = 7
-"""Windows of a visit to a number of learners, at least: three slow ones among them do not move their median far."""
+MOST = 48  # and at most, where it is too close to call: a number that is nearly as good is no bad place to stay
+HYSTERESIS = 1 / 3  # a learner is removed if that costs at most this part of what adding one has to bring
+PRECISION = 1 / 4  # a gain is known well enough when its standard error is this part of the threshold
+DRIFT = 0.08  # throughput that stays this part away from what it was asks for attempts in both directions
 
-MOST = 48
-"""And at most, where it is too close to call: a number that is nearly as good is no bad place to stay."""
-
-HYSTERESIS = 1 / 3
-"""A learner is removed if that costs at most this part of what adding one has to bring."""
-
-PRECISION = 1 / 4
-"""A gain is known well enough when its standard error is this part of the threshold."""
-
-DRIFT = 0.08
-"""Throughput that stays this part away from what it was asks for attempts in both directions."""
-
+# So many standard errors make a drift: every window is looked at, so that chance has many occasions
 DRIFT_SURENESS = 3.0
-"""So many standard errors make a drift: every window is looked at, so that chance has many occasions."""
 
+# The part of the learners that one attempt adds besides the first, where one alone is too little to be seen
 REACH = 1 / 4
-"""The part of the learners that one attempt adds besides the first, where one alone is too little to be seen."""
-
-RECENT = 15
-"""Windows whose median tells of a drift: half of them have to be slow at once before it seems to be one."""
-
-MOST_CHANGES = 10
-"""Behind so many changes in `SPAN` windows no further attempt begins; one that has begun is finished."""
-
+RECENT = 15  # windows whose median tells of a drift: half of them have to be slow at once before it seems to be one
+MOST_CHANGES = 10  # behind so many changes in `SPAN` windows no further attempt begins; one that has begun is finished
 SPAN = 60
 
 _Result = TypeVar("_Result")
 
 
-_Rule: TypeAlias = Generator[Decision, Window, _Result]
-"""A part of the rule: it is sent windows and answers each with a decision."""
+# A part of the rule: it is sent windows and answers each with a decision
+_Rule: TypeAlias = Generator[TunerDecision, MeasurementWindow, _Result]
 
 
 class OnlineTuner:
     """CROSSBOW's rule, made robust: a learner is added if throughput then rises by more than a threshold.
 
     The paper's rule compares two windows, adds a learner as long as throughput rises, and removes one when it falls.
-    Here every number of learners is visited for several windows, of which the first is left out, and medians are
+    Here every number of learners is probed for several windows, of which the first is left out, and medians are
     compared with what is known of their noise:
 
     * up: one learner more is kept if throughput exceeds the present one by more than `threshold`. Where there are many,
@@ -254,34 +194,6 @@ class OnlineTuner:
 
     All waits count windows, so that nothing here needs a clock. Each device has its own; see `DeviceTuners` for several
     that train one model.
-
-    Args:
-        learners: how many there are.
-        most: how many there may be.
-        threshold: what a learner has to bring, as a part of the throughput.
-        fits: whether there is memory for so many learners.
-        efficiency: of a number of learners, asked anew in every comparison; None is the objective `throughput`.
-        calibrated: whether measurements have found this number of learners just now: its neighbours are then tried
-            behind the first wait, or a drift, and not at once.
-
-    Attributes:
-        learners: how many there are, or will be when the last decision is carried out.
-        most: how many there may be.
-        wall: the fewest learners that ran out of memory; None where that did not happen.
-        changes: all of them, in order.
-        drifts: how many were noticed.
-        num_windows: how many were heard.
-
-    Raises:
-        SettingError: a value outside its range.
-
-    Example:
-        >>> tuner = OnlineTuner(learners=1, most=8)
-        >>> for _ in range(70):
-        ...     samples = 100.0 * min(tuner.learners, 3)
-        ...     decision = tuner.hear(Window(samples, seconds=1.0, learners=tuner.learners))
-        >>> tuner.learners, tuner.settled
-        (3, True)
 
     References:
         Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
@@ -306,14 +218,14 @@ class OnlineTuner:
         self.most = max(most, learners)
         self.threshold = threshold
         self.wall: int | None = None
-        self.changes: list[Change] = []
+        self.changes: list[LearnerChange] = []
         self.drifts = 0
         self.num_windows = 0
         self._fits = fits or (lambda learners: True)
-        self._visits = Visits(efficiency or full_efficiency)
+        self._scores = ProbeScores(efficiency or full_efficiency)
         self.restart()
         if calibrated:
-            for wait in self._waits.values():
+            for wait in self._back_offs.values():
                 wait.begin(now=0)
 
     @property
@@ -321,7 +233,7 @@ class OnlineTuner:
         """Whether both directions were tried, or need not be, and the present number of learners is kept."""
         return self._watching and not any(self._is_pending(direction) for direction in (UP, DOWN))
 
-    def hear(self, window: Window) -> Decision:
+    def update(self, window: MeasurementWindow) -> TunerDecision:
         """Take in a window."""
         if not (window.samples > 0 and window.seconds > 0):
             return STAY
@@ -341,9 +253,9 @@ class OnlineTuner:
 
     def restart(self) -> None:
         """Forget what was measured and what was tried, as after a change from outside; the wall stays."""
-        self._waits: dict[Step, Wait] = {UP: Wait(), DOWN: Wait()}
-        self._drift_wait = Wait()
-        self._visits.forget()
+        self._back_offs: dict[Step, BackOff] = {UP: BackOff(), DOWN: BackOff()}
+        self._drift_back_off = BackOff()
+        self._scores.forget()
         self._watching = False
         self._rule = self._tune()
         next(self._rule)
@@ -352,7 +264,7 @@ class OnlineTuner:
         """The rule, for as long as there are windows; the first of them arrives at the first `yield`."""
         for _ in range(WARM_UP):
             yield STAY
-        here = yield from self._visit(FEWEST)
+        here = yield from self._probe(FEWEST)
         while True:
             if self._may_attempt(UP):
                 here = yield from self._go_up(here)
@@ -361,19 +273,19 @@ class OnlineTuner:
             else:
                 here = yield from self._watch(here)
 
-    def _go_up(self, here: Visit) -> _Rule[Visit]:
-        """Add learners until they pay or will not; the visit to the number that is kept."""
+    def _go_up(self, here: Probe) -> _Rule[Probe]:
+        """Add learners until they pay or will not; the probe to the number that is kept."""
         base = here.learners
         while True:
             yield from self._change(UP, f"whether {self.learners + 1} pay more than {base}")
-            there = yield from self._visit(FEWEST, over=here, bar=self.threshold)
-            gain = self._visits.gain(there, over=here)
+            there = yield from self._probe(FEWEST, over=here, bar=self.threshold)
+            gain = self._scores.gain(there, over=here)
             if gain.log > math.log1p(self.threshold):
-                self._waits[UP].reset()
-                most = self._visits.most_gain(there.learners, base) + SURENESS * gain.error
+                self._back_offs[UP].reset()
+                most = self._scores.most_gain(there.learners, base) + SURENESS * gain.error
                 if there.learners == base + 1 and gain.log <= most:  # else it was not the learner that brought it
-                    self._waits[DOWN].reset()
-                    self._waits[DOWN].begin(self.num_windows)
+                    self._back_offs[DOWN].reset()
+                    self._back_offs[DOWN].begin(self.num_windows)
                 return there
             costs = gain.exceeds(-self.threshold) is False
             if costs or self.learners == base + self._reach or not self._is_allowed(self.learners + 1):
@@ -383,30 +295,30 @@ class OnlineTuner:
             yield from self._change(DOWN, outcome)
         return (yield from self._return_to(here, failed=UP))
 
-    def _go_down(self, here: Visit) -> _Rule[Visit]:
-        """Remove a learner; the visit to the number that is kept."""
+    def _go_down(self, here: Probe) -> _Rule[Probe]:
+        """Remove a learner; the probe to the number that is kept."""
         bar = -HYSTERESIS * self.threshold
         yield from self._change(DOWN, f"whether {here.learners - 1} do as well as {here.learners}")
-        there = yield from self._visit(FEWEST, over=here, bar=bar)
-        gain = self._visits.gain(there, over=here)
-        gap = self._visits.score(there).log - self._visits.best
+        there = yield from self._probe(FEWEST, over=here, bar=bar)
+        gain = self._scores.gain(there, over=here)
+        gap = self._scores.score(there).log - self._scores.best
         if gain.log + gain.error > math.log1p(bar) and gap + gain.error > -math.log1p(self.threshold):
-            self._waits[DOWN].reset()
-            self._waits[UP].begin(self.num_windows)
+            self._back_offs[DOWN].reset()
+            self._back_offs[UP].begin(self.num_windows)
             return there
         yield from self._change(UP, f"{there.learners} bring {gain.value - 1:+.1%} over {here.learners}")
         return (yield from self._return_to(here, failed=DOWN))
 
-    def _return_to(self, before: Visit, failed: Step) -> _Rule[Visit]:
-        """Visit again the number where an attempt began: on a machine that changed meanwhile it proved nothing."""
-        self._waits[failed].begin(self.num_windows)
-        here = yield from self._visit(FEWEST)
+    def _return_to(self, before: Probe, failed: Step) -> _Rule[Probe]:
+        """Probe again the number where an attempt began: on a machine that changed meanwhile it proved nothing."""
+        self._back_offs[failed].begin(self.num_windows)
+        here = yield from self._probe(FEWEST)
         return here if self._notices_drift(here, before) else here.after(before, MOST)
 
-    def _watch(self, here: Visit) -> _Rule[Visit]:
-        """Wait for a drift or for the next attempt; a visit of the newest windows."""
+    def _watch(self, here: Probe) -> _Rule[Probe]:
+        """BackOff for a drift or for the next attempt; a probe of the newest windows."""
         self._watching = True
-        newest = Visit(here.learners)
+        newest = Probe(here.learners)
         drifted = False
         while not drifted and not (len(newest.rates) >= RECENT and any(map(self._may_attempt, (UP, DOWN)))):
             yield from self._collect(newest)
@@ -417,46 +329,46 @@ class OnlineTuner:
         self._watching = False
         if drifted:
             return newest.last(RECENT)
-        self._visits.shift(newest, here)
+        self._scores.shift(newest, here)
         return newest
 
-    def _visit(self, fewest: int, over: Visit | None = None, bar: float = 0.0) -> _Rule[Visit]:
-        """Collect windows until it is clear whether this exceeds another visit by a bar, within limits."""
-        visit = Visit(self.learners)
-        while len(visit.rates) < fewest or (over is not None and self._is_open(visit, over, bar)):
-            yield from self._collect(visit)
-        self._visits.remember(visit)
-        return visit
+    def _probe(self, fewest: int, over: Probe | None = None, bar: float = 0.0) -> _Rule[Probe]:
+        """Collect windows until it is clear whether this exceeds another probe by a bar, within limits."""
+        probe = Probe(self.learners)
+        while len(probe.rates) < fewest or (over is not None and self._is_open(probe, over, bar)):
+            yield from self._collect(probe)
+        self._scores.remember(probe)
+        return probe
 
-    def _is_open(self, visit: Visit, over: Visit, bar: float) -> bool:
-        gain = self._visits.gain(visit, over)
+    def _is_open(self, probe: Probe, over: Probe, bar: float) -> bool:
+        gain = self._scores.gain(probe, over)
         is_vague = gain.exceeds(bar) is None and gain.error > PRECISION * self.threshold
-        return is_vague and len(visit.rates) < MOST
+        return is_vague and len(probe.rates) < MOST
 
-    def _collect(self, visit: Visit) -> _Rule[None]:
+    def _collect(self, probe: Probe) -> _Rule[None]:
         window = yield STAY
-        self._visits.add(visit, window.samples / window.seconds)
+        self._scores.add(probe, window.samples / window.seconds)
 
     def _change(self, step: Step, why: str) -> _Rule[None]:
-        """Change the number of learners, and let the windows pass that do not count."""
+        """LearnerChange the number of learners, and let the windows pass that do not count."""
         self._note(self.learners + step, why)
-        yield Decision(step, why)
+        yield TunerDecision(step, why)
         for _ in range(WARM_UP - 1):
             yield STAY
 
-    def _notices_drift(self, newest: Visit, before: Visit) -> bool:
+    def _notices_drift(self, newest: Probe, before: Probe) -> bool:
         """Whether throughput has left what it was; then everything may be tried again."""
-        gap = self._visits.gain(newest, over=before)
+        gap = self._scores.gain(newest, over=before)
         if abs(gap.log) <= max(math.log1p(DRIFT), DRIFT_SURENESS * gap.error):
             return False
-        if not self._drift_wait.is_over(self.num_windows):
+        if not self._drift_back_off.is_over(self.num_windows):
             return False
-        self._drift_wait.relax(self.num_windows)
-        self._drift_wait.begin(self.num_windows)
+        self._drift_back_off.relax(self.num_windows)
+        self._drift_back_off.begin(self.num_windows)
         self.drifts += 1
-        for wait in self._waits.values():
+        for wait in self._back_offs.values():
             wait.reset()
-        self._visits.forget()
+        self._scores.forget()
         return True
 
     def _may_attempt(self, direction: Step) -> bool:
@@ -468,12 +380,12 @@ class OnlineTuner:
 
     def _is_pending(self, direction: Step) -> bool:
         """Whether there is an attempt to be made, now or when it may begin."""
-        if not self._waits[direction].is_over(self.num_windows) or not self._is_allowed(self.learners + direction):
+        if not self._back_offs[direction].is_over(self.num_windows) or not self._is_allowed(self.learners + direction):
             return False
         if direction == DOWN:
             return True
         reached = range(self.learners + 1, self.learners + self._reach + 1)
-        return any(self._visits.most_gain(more, self.learners) > math.log1p(self.threshold) for more in reached)
+        return any(self._scores.most_gain(more, self.learners) > math.log1p(self.threshold) for more in reached)
 
     def _is_allowed(self, learners: int) -> bool:
         is_below_wall = self.wall is None or learners < self.wall
@@ -486,4 +398,4 @@ class OnlineTuner:
 
     def _note(self, learners: int, why: str) -> None:
         self.learners = learners
-        self.changes.append(Change(self.num_windows, learners, why))
+        self.changes.append(LearnerChange(self.num_windows, learners, why))

@@ -6,41 +6,34 @@ import statistics
 from collections.abc import Generator, Sequence
 from typing import TypeAlias, TypeVar
 
-from bow.tuner.record import Record
-from bow.tuner.trial import Lane, Measurement, Setting, Trial
+from bow.tuner.record import TrialRecord
+from bow.tuner.trial import Candidate, EngineSetting, Trial, TrialResult
 
-TRIAL_SHARE = 1 / 60
-"""A trial measures for this part of the budget, within the two limits below."""
-
+TRIAL_SHARE = 1 / 60  # a trial measures for this part of the budget, within the two limits below
 SHORTEST_TRIAL_S = 0.1
 LONGEST_TRIAL_S = 2.0
-
-COMPILING_SHARE = 2 / 3
-"""Compilation may take up to this part of the budget; the rest is for measuring."""
+COMPILING_SHARE = 2 / 3  # compilation may take up to this part of the budget; the rest is for measuring
 
 
-class Budget:
-    """Seconds for all trials together, compilation included.
-
-    Args:
-        record: what was measured, and what was spent before.
-        lanes: what can be tried.
-        most_s: the budget at the beginning.
-        samples: how many samples the training will see; None where that is unknown.
-        share: the largest part of the expected training time.
-    """
+class TrialBudget:
+    """Seconds for all trials together, compilation included."""
 
     def __init__(
-        self, record: Record, lanes: Sequence[Lane], most_s: float, samples: float | None, share: float | None
+        self,
+        record: TrialRecord,
+        candidates: Sequence[Candidate],
+        most_s: float,
+        samples: float | None,
+        share: float | None,
     ) -> None:
         self._record = record
         self._most_s = most_s
         self._samples = samples
         self._share = share
-        self._setup_s = {lane.engine: lane.setup_s for lane in lanes}
-        self._compiled: set[str | Setting] = set()
+        self._setup_s = {candidate.engine: candidate.setup_s for candidate in candidates}
+        self._compiled: set[str | EngineSetting] = set()
         self._set_aside_s = 0.0
-        self._refused: set[Setting] = set()
+        self._refused: set[EngineSetting] = set()
 
     @property
     def total_s(self) -> float:
@@ -68,13 +61,13 @@ class Budget:
         """How long a trial measures."""
         return min(max(TRIAL_SHARE * self._measuring_s, SHORTEST_TRIAL_S), LONGEST_TRIAL_S)
 
-    def note(self, measurement: Measurement, trial: Trial) -> None:
+    def note(self, result: TrialResult, trial: Trial) -> None:
         """Learn from a trial what the next one of its engine will cost."""
-        setting = measurement.setting
+        setting = result.setting
         self._compiled |= {setting.engine, setting}
         self._refused.discard(setting)
-        if measurement.failure is None:
-            self._setup_s[setting.engine] = max(0.0, measurement.seconds - trial.measured_s(measurement.rates))
+        if result.failure is None:
+            self._setup_s[setting.engine] = max(0.0, result.seconds - trial.measured_s(result.rates))
 
     def part_of_rest_s(self, trials: int) -> float:
         """How long each of so many further trials may measure, if all that is left goes to them."""
@@ -82,42 +75,43 @@ class Budget:
         most_setup_s = max(self._setup_s.values())
         return min(max(each - most_setup_s, self.trial_s), LONGEST_TRIAL_S)
 
-    def refusal(self, lane: Lane, learners: int, reserve: float, seconds: float | None = None) -> str | None:
+    def refusal(self, candidate: Candidate, learners: int, reserve: float, seconds: float | None = None) -> str | None:
         """Why a trial must not begin, if it is expected to exceed the budget."""
         left = self.total_s - self._record.spent_s
         if not self._record.trials and left > 0:
             return None  # without one trial there would be no choice
         longer_s = 0.0 if seconds is None else seconds - self.trial_s
-        cost, measuring_s = self.cost_s(lane, learners) + longer_s, self._measuring_s - self.compile_s(lane, learners)
+        cost = self.cost_s(candidate, learners) + longer_s
+        measuring_s = self._measuring_s - self.compile_s(candidate, learners)
         if cost > left - self._set_aside_s - reserve * max(measuring_s, 0.0):
-            self._refused.add(lane.at(learners))
+            self._refused.add(candidate.at(learners))
             return f"expected to take {cost:.1f} s, more than the budget leaves"
         return None
 
-    def cost_s(self, lane: Lane, learners: int) -> float:
+    def cost_s(self, candidate: Candidate, learners: int) -> float:
         """What a trial is expected to take in all."""
-        return self.trial_s + self._setup_s[lane.engine] + self.compile_s(lane, learners)
+        return self.trial_s + self._setup_s[candidate.engine] + self.compile_s(candidate, learners)
 
-    def compile_s(self, lane: Lane, learners: int) -> float:
+    def compile_s(self, candidate: Candidate, learners: int) -> float:
         """What compiling for a trial is expected to take."""
-        was_compiled = (lane.at(learners) if lane.compiles_each else lane.engine) in self._compiled
-        return 0.0 if was_compiled else lane.compile_s
+        was_compiled = (candidate.at(learners) if candidate.compiles_each else candidate.engine) in self._compiled
+        return 0.0 if was_compiled else candidate.compile_s
 
-    def saved_s(self, lane: Lane) -> float:
-        """What a lane is expected to save of the training; any time where the length of that is unknown."""
-        return math.inf if self.training_s is None else self.training_s * (1 - 1 / lane.expected_gain)
+    def saved_s(self, candidate: Candidate) -> float:
+        """What a candidate is expected to save of the training; any time where the length of that is unknown."""
+        return math.inf if self.training_s is None else self.training_s * (1 - 1 / candidate.expected_gain)
 
-    def not_worth_compiling(self, lane: Lane, learners: int) -> str | None:
-        """Why a lane is not compiled for so many learners; None where nothing speaks against it."""
-        compiling, saved = self.compile_s(lane, learners), self.saved_s(lane)
+    def not_worth_compiling(self, candidate: Candidate, learners: int) -> str | None:
+        """Why a candidate is not compiled for so many learners; None where nothing speaks against it."""
+        compiling, saved = self.compile_s(candidate, learners), self.saved_s(candidate)
         if not compiling:
             return None
-        if lane.engine in self._compiled:
-            return f"{lane.engine} was compiled once, and compiles for every number of learners"
+        if candidate.engine in self._compiled:
+            return f"{candidate.engine} was compiled once, and compiles for every number of learners"
         most_s = COMPILING_SHARE * (self.total_s - self._record.before_s)
         if compiling > most_s - self._set_aside_s - self._record.compile_s:
             return f"compiling takes {compiling:.1f} s, more than the budget leaves for it"
-        cost = self.cost_s(lane, learners)
+        cost = self.cost_s(candidate, learners)
         return None if saved > cost else f"compiling takes {cost:.1f} s to save {max(saved, 0.0):.1f} s"
 
     def plan(self, seconds: Sequence[float]) -> None:
@@ -130,130 +124,125 @@ class Budget:
         return max(0.0, self.total_s - self._record.before_s - self._set_aside_s - self._record.compile_s)
 
 
-REPEATS = 5
-"""Repeats of a trial: their median stays where it is when two of them are disturbed."""
+REPEATS = 5  # repeats of a trial: their median stays where it is when two of them are disturbed
+RESERVE = 0.2  # this part of the budget is left for the last comparison of the best two
 
-RESERVE = 0.2
-"""This part of the budget is left for the last comparison of the best two."""
-
+# This part is left for climbing when candidates are first measured: most often more learners pay more than an engine
 CLIMBING = 0.6
-"""This part is left for climbing when lanes are measured for the first time: most often more learners bring more than
-another engine does."""
 
+# A trial ends after its first repeats where the score stays below this part of the best: time is better spent
 HOPELESS = 1 / 4
-"""A trial ends after its first repeats where the score stays below this part of the best: time is better spent."""
-
-FINEST = 1 / 8
-"""Numbers of learners that differ by less than this part are not told apart."""
-
+FINEST = 1 / 8  # numbers of learners that differ by less than this part are not told apart
 REMATCHES = 6
-MOST_RIVALS = 3
-"""So often at most the best and so many others are measured again in the end."""
+MOST_RIVALS = 3  # so often at most the best and so many others are measured again in the end
 
+# A candidate is left when so many numbers of learners in a row did not pay. One is not enough: averaging begins with
+# the second learner, and a number that does not divide the work evenly can be slower than the next
 PATIENCE = 2
-"""A lane is left when so many numbers of learners in a row did not pay. One is not enough: averaging begins with the
-second learner, and a number that does not divide the work evenly can be slower than the next."""
 
 _Result = TypeVar("_Result")
-_Search: TypeAlias = Generator[Trial, Measurement, _Result]
-"""A part of the search: it asks for trials, is sent what came of them, and returns what it found out."""
+# A part of the search: it asks for trials, is sent what came of them, and returns what it found out
+_Search: TypeAlias = Generator[Trial, TrialResult, _Result]
 
 
 class Search:
-    """The search of `Calibration`, whose docstring says in which order it goes.
+    """The search of `Calibration`, whose docstring says in which order it goes."""
 
-    Args:
-        lanes: what can be tried.
-        record: what is known; settings that are not tried are noted there.
-        budget: what may be spent.
-        threshold: what more learners have to bring, as a part of the score.
-    """
-
-    def __init__(self, lanes: Sequence[Lane], record: Record, budget: Budget, threshold: float) -> None:
-        self._lanes = lanes
+    def __init__(
+        self, candidates: Sequence[Candidate], record: TrialRecord, budget: TrialBudget, threshold: float
+    ) -> None:
+        self._candidates = candidates
         self._record = record
         self._budget = budget
         self._threshold = threshold
-        self._to_compile: list[Lane] = []
+        self._to_compile: list[Candidate] = []
 
     def trials(self) -> _Search[None]:
         """All trials, one after another; what came of one is sent before the next is asked for."""
-        direct = [lane for lane in self._lanes if not lane.compile_s]
-        self._to_compile = [lane for lane in self._lanes if lane.compile_s]
+        direct = [candidate for candidate in self._candidates if not candidate.compile_s]
+        self._to_compile = [candidate for candidate in self._candidates if candidate.compile_s]
         self._plan_compilation()
-        direct.sort(key=lambda lane: lane.setup_s)
-        for lane in direct:
-            yield from self._try(lane, lane.counts[0], "what the engine brings with the fewest learners", CLIMBING)
-        runs = [lane for lane in direct if self._record.counts(lane)]
-        for lane in sorted(runs, key=self._best_of, reverse=True):
-            yield from self._climb(lane, lane.counts[0])
-        for lane in direct:  # those that there was no time for before
-            if lane not in runs and (yield from self._try(lane, lane.counts[0], "whether another engine does better")):
-                yield from self._climb(lane, lane.counts[0])
+        direct.sort(key=lambda candidate: candidate.setup_s)
+        for candidate in direct:
+            yield from self._try(
+                candidate, candidate.counts[0], "what the engine brings with the fewest learners", CLIMBING
+            )
+        runs = [candidate for candidate in direct if self._record.counts(candidate)]
+        for candidate in sorted(runs, key=self._best_of, reverse=True):
+            yield from self._climb(candidate, candidate.counts[0])
+        for candidate in direct:  # those that there was no time for before
+            if candidate not in runs and (
+                yield from self._try(candidate, candidate.counts[0], "whether another engine does better")
+            ):
+                yield from self._climb(candidate, candidate.counts[0])
         while planned := self._plan_compilation():
             self._to_compile.remove(planned[0])
             yield from self._compile(planned[0])
         yield from self._refine()
         yield from self._rematch()
 
-    def _plan_compilation(self) -> list[Lane]:
-        """The lanes still to compile, those that save most time first; their time is set aside.
+    def _plan_compilation(self) -> list[Candidate]:
+        """The candidates still to compile, those that save most time first; their time is set aside.
 
         The budget shrinks as faster settings are found, so that this is planned anew before every trial.
         """
-        planned: list[Lane] = []
+        planned: list[Candidate] = []
         costs: list[float] = []
         self._budget.plan(costs)
-        for lane in sorted(self._to_compile, key=lambda lane: (-self._budget.saved_s(lane), lane.compile_s)):
-            start = self._start_of(lane)
-            self._record.forget_refusals(lane)  # of another number of learners
-            refusal = self._budget.not_worth_compiling(lane, start)
+        for candidate in sorted(
+            self._to_compile, key=lambda candidate: (-self._budget.saved_s(candidate), candidate.compile_s)
+        ):
+            start = self._start_of(candidate)
+            self._record.forget_refusals(candidate)  # of another number of learners
+            refusal = self._budget.not_worth_compiling(candidate, start)
             if refusal is not None:
-                self._record.refused[lane.at(start)] = refusal
+                self._record.refused[candidate.at(start)] = refusal
                 continue
-            if all(lane.engine != other.engine for other in planned):  # an engine is compiled once
-                costs.append(self._budget.compile_s(lane, start))
-            planned.append(lane)
+            if all(candidate.engine != other.engine for other in planned):  # an engine is compiled once
+                costs.append(self._budget.compile_s(candidate, start))
+            planned.append(candidate)
             self._budget.plan(costs)
         return planned
 
     def _try(
-        self, lane: Lane, learners: int, why: str, reserve: float = RESERVE, seconds: float | None = None
+        self, candidate: Candidate, learners: int, why: str, reserve: float = RESERVE, seconds: float | None = None
     ) -> _Search[bool]:
         """Measure a setting once more, for so long if that is given, or note why not; whether it ran."""
-        setting = lane.at(learners)
-        if self._budget.compile_s(lane, learners):
+        setting = candidate.at(learners)
+        if self._budget.compile_s(candidate, learners):
             self._budget.plan([])  # what is left goes to this one; others have what it leaves
         else:
             self._plan_compilation()
-        refusal = self._record.obstacle(setting) or self._budget.refusal(lane, learners, reserve, seconds)
+        refusal = self._record.obstacle(setting) or self._budget.refusal(candidate, learners, reserve, seconds)
         if refusal is not None:
             if setting not in self._record.trials:
                 self._record.refused[setting] = refusal
             return False
         length = self._budget.trial_s if seconds is None else seconds
-        measurement = yield Trial(setting, length, REPEATS, why, self._hopeless(learners))
-        return measurement.failure is None
+        result = yield Trial(setting, length, REPEATS, why, self._hopeless(learners))
+        return result.failure is None
 
     def _hopeless(self, learners: int) -> float:
         """The samples per second with so many learners that make `HOPELESS` of the best score."""
         best = self._record.best()
         return 0.0 if best is None else HOPELESS * self._record.rate_for(self._record.score(best).log, learners)
 
-    def _best_of(self, lane: Lane) -> float:
-        """The logarithm of the highest score in a lane of which something was measured."""
-        return max(self._record.score(lane.at(count)).log for count in self._record.counts(lane))
+    def _best_of(self, candidate: Candidate) -> float:
+        """The logarithm of the highest score in a candidate of which something was measured."""
+        return max(self._record.score(candidate.at(count)).log for count in self._record.counts(candidate))
 
-    def _climb(self, lane: Lane, start: int) -> _Search[None]:
+    def _climb(self, candidate: Candidate, start: int) -> _Search[None]:
         """Add learners while that pays, beginning with a number that was measured; if it never does, remove some."""
         best, misses = start, 0
-        for count in (count for count in lane.counts if count > start):
-            if not self._can_lead(lane):
-                self._record.refused.setdefault(lane.at(count), "cannot reach the best, returns diminishing as they do")
+        for count in (count for count in candidate.counts if count > start):
+            if not self._can_lead(candidate):
+                self._record.refused.setdefault(
+                    candidate.at(count), "cannot reach the best, returns diminishing as they do"
+                )
                 break
-            if not (yield from self._try(lane, count, f"whether more than {best} learners pay")):
+            if not (yield from self._try(candidate, count, f"whether more than {best} learners pay")):
                 break
-            gain = self._record.gain(lane.at(count), over=lane.at(best))
+            gain = self._record.gain(candidate.at(count), over=candidate.at(best))
             costs = gain.exceeds(-self._threshold) is False
             if gain.log > math.log1p(self._threshold):
                 best, misses = count, 0
@@ -262,70 +251,74 @@ class Search:
             else:
                 misses += 1
         if best == start:
-            yield from self._descend(lane, start)
+            yield from self._descend(candidate, start)
 
-    def _descend(self, lane: Lane, start: int) -> _Search[None]:
+    def _descend(self, candidate: Candidate, start: int) -> _Search[None]:
         best = start
-        for count in (count for count in reversed(lane.counts) if count < start):
-            if not (yield from self._try(lane, count, f"whether fewer than {best} learners do as well")):
+        for count in (count for count in reversed(candidate.counts) if count < start):
+            if not (yield from self._try(candidate, count, f"whether fewer than {best} learners do as well")):
                 return
-            if self._record.gain(lane.at(count), over=lane.at(best)).log < -math.log1p(self._threshold):
+            if self._record.gain(candidate.at(count), over=candidate.at(best)).log < -math.log1p(self._threshold):
                 return
             best = count
 
-    def _can_lead(self, lane: Lane) -> bool:
-        """Whether more learners can bring a lane above the best so far, as returns diminish."""
+    def _can_lead(self, candidate: Candidate) -> bool:
+        """Whether more learners can bring a candidate above the best so far, as returns diminish."""
         best = self._record.best()
-        if best is None or not self._record.counts(lane):
+        if best is None or not self._record.counts(candidate):
             return False
         score = self._record.score(best)
-        return self._record.most_beyond(lane) + 2 * score.error > score.log
+        return self._record.most_beyond(candidate) + 2 * score.error > score.log
 
-    def _compile(self, lane: Lane) -> _Search[None]:
-        start = self._start_of(lane)
-        if lane.compiles_each:  # all others would have to be compiled as well
-            lane = dataclasses.replace(lane, counts=(start,))
-        if (yield from self._try(lane, start, "whether compiling pays")):
-            yield from self._climb(lane, start)
+    def _compile(self, candidate: Candidate) -> _Search[None]:
+        start = self._start_of(candidate)
+        if candidate.compiles_each:  # all others would have to be compiled as well
+            candidate = dataclasses.replace(candidate, counts=(start,))
+        if (yield from self._try(candidate, start, "whether compiling pays")):
+            yield from self._climb(candidate, start)
 
-    def _start_of(self, lane: Lane) -> int:
-        """The number of learners that a lane is first compiled for: the closest to the best so far."""
+    def _start_of(self, candidate: Candidate) -> int:
+        """The number of learners that a candidate is first compiled for: the closest to the best so far."""
         best = self._record.best()
-        wanted = (lane.start or lane.counts[0]) if best is None else best.learners
-        return min(lane.counts, key=lambda count: (abs(math.log(count / wanted)), count))
+        wanted = (candidate.start or candidate.counts[0]) if best is None else best.learners
+        return min(candidate.counts, key=lambda count: (abs(math.log(count / wanted)), count))
 
     def _refine(self) -> _Search[None]:
         """Look between the numbers of learners around the best, where there may be more."""
         while (found := self._best_between()) is not None:
-            lane, count = found
-            ran = yield from self._try(lane, count, "between those that were measured")
-            if not ran and self._record.obstacle(lane.at(count)) is None:
+            candidate, count = found
+            ran = yield from self._try(candidate, count, "between those that were measured")
+            if not ran and self._record.obstacle(candidate.at(count)) is None:
                 return  # the budget is used up; where memory is, there may be room below
 
-    def _best_between(self) -> tuple[Lane, int] | None:
+    def _best_between(self) -> tuple[Candidate, int] | None:
         """The number beside the best that may bring most, if one may bring more than the threshold."""
         best = self._record.best()
         if best is None:
             return None
-        lane = next(lane for lane in self._lanes if (lane.engine, lane.threads) == (best.engine, best.threads))
-        if lane.compiles_each and lane.compile_s:
+        candidate = next(
+            candidate
+            for candidate in self._candidates
+            if (candidate.engine, candidate.threads) == (best.engine, best.threads)
+        )
+        if candidate.compiles_each and candidate.compile_s:
             return None
         at = best.learners
-        below = max((count for count in self._record.counts(lane) if count < at), default=at)
-        above = min(self._ends_above(lane, at), default=at)
+        below = max((count for count in self._record.counts(candidate) if count < at), default=at)
+        above = min(self._ends_above(candidate, at), default=at)
         apart = max(1, int(FINEST * at))
         middles = {(at + other) // 2 for other in (below, above) if abs(other - at) > apart}
-        most = {middle: self._record.most_between(lane, middle) for middle in middles}
+        most = {middle: self._record.most_between(candidate, middle) for middle in middles}
         score = self._record.score(best)
         bar = score.log + math.log1p(self._threshold) - 2 * score.error
         promising = [middle for middle in middles if most[middle] > bar]
-        return (lane, max(promising, key=most.__getitem__)) if promising else None
+        return (candidate, max(promising, key=most.__getitem__)) if promising else None
 
-    def _ends_above(self, lane: Lane, at: int) -> list[int]:
+    def _ends_above(self, candidate: Candidate, at: int) -> list[int]:
         """Numbers of learners above one that were measured, or that there is no memory for."""
-        measured = [count for count in self._record.counts(lane) if count > at]
-        asked = {*lane.counts, *(setting.learners for setting in (*self._record.refused, *self._record.trials))}
-        unfit = [count for count in asked if count > at and self._record.obstacle(lane.at(count)) is not None]
+        measured = [count for count in self._record.counts(candidate) if count > at]
+        asked = {*candidate.counts, *(setting.learners for setting in (*self._record.refused, *self._record.trials))}
+        unfit = [count for count in asked if count > at and self._record.obstacle(candidate.at(count)) is not None]
         return measured + unfit
 
     def _rematch(self) -> _Search[None]:
@@ -335,12 +328,14 @@ class Search:
             rivals = self._rivals()
             seconds = self._budget.part_of_rest_s(left * max(1, len(rivals)))
             for setting in rivals:
-                lane = next(lane for lane in self._lanes if lane.at(setting.learners) == setting)
-                ran |= yield from self._try(lane, setting.learners, "too close to call", 0.0, seconds)
+                candidate = next(
+                    candidate for candidate in self._candidates if candidate.at(setting.learners) == setting
+                )
+                ran |= yield from self._try(candidate, setting.learners, "too close to call", 0.0, seconds)
             if not ran:
                 return
 
-    def _rivals(self) -> list[Setting]:
+    def _rivals(self) -> list[EngineSetting]:
         """The best, and those that it is too close to call from; nobody where everything is clear.
 
         It is to be known of every setting whether it is within the threshold of the best, and which is the best, unless
@@ -353,14 +348,14 @@ class Search:
         open_ = [setting for setting in others if setting != best and self._is_open(best, setting)]
         return [*open_[:MOST_RIVALS], best] if open_ else []
 
-    def _is_open(self, best: Setting, other: Setting) -> bool:
+    def _is_open(self, best: EngineSetting, other: EngineSetting) -> bool:
         """Whether it is too close to call if another setting is within the threshold of the best."""
         gain = self._record.gain(best, over=other)
         matters = gain.log > math.log1p(self._threshold) / 2  # otherwise either of the two will do
         return matters and gain.exceeds(self._threshold) is None
 
 
-def choose(record: Record, threshold: float) -> Setting | None:
+def choose(record: TrialRecord, threshold: float) -> EngineSetting | None:
     """The fewest learners, then threads, among the settings whose score is within a threshold of the highest."""
     best = record.best()
     if best is None:

@@ -8,27 +8,16 @@ from dataclasses import dataclass
 from bow.errors import SettingError
 from bow.values import whole
 
-ENOUGH_TO_GIVE_UP = 2
-"""So many repeats are made even where there is no hope."""
+ENOUGH_TO_GIVE_UP = 2  # so many repeats are made even where there is no hope
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One way of running a training on a device.
+class EngineSetting:
+    """One way of running a training on a device."""
 
-    Attributes:
-        engine: a name that the caller understands, such as `graph` or `graph+compiled`.
-        learners: how many the device trains.
-        threads: of each learning task.
-
-    Example:
-        >>> print(Setting("graph", learners=4))
-        graph, 4 learners
-    """
-
-    engine: str
-    learners: int = 1
-    threads: int = 1
+    engine: str  # a name that the caller understands, such as `graph` or `graph+compiled`
+    learners: int = 1  # how many the device trains
+    threads: int = 1  # of each learning task
 
     def __post_init__(self) -> None:
         whole("learners", self.learners)
@@ -41,31 +30,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """A measurement that is asked for.
+    """A measurement that is asked for."""
 
-    Attributes:
-        setting: what is to be measured, warm.
-        seconds: how long to measure in all, warm-up and whatever comes before apart; a repeat that a single round
-            exceeds takes that round.
-        repeats: into how many measurements the seconds are divided.
-        why: for logs.
-        hopeless: samples per second that leave the setting no hope; a trial whose first repeats stay below it ends.
-    """
-
-    setting: Setting
+    setting: EngineSetting  # what is to be measured, warm
+    # how long to measure in all, warm-up and whatever comes before apart; a repeat that a single round exceeds
+    # takes that round
     seconds: float
-    repeats: int
-    why: str
+    repeats: int  # into how many measurements the seconds are divided
+    why: str  # for logs
+    # samples per second that leave the setting no hope; a trial whose first repeats stay below it ends
     hopeless: float = 0.0
 
     def is_over(self, rates: Sequence[float]) -> bool:
-        """Whether no further repeat is needed behind these.
-
-        Example:
-            >>> trial = Trial(Setting("eager"), seconds=1.0, repeats=5, why="an example", hopeless=100.0)
-            >>> trial.is_over([90.0, 95.0]), trial.is_over([90.0, 120.0])
-            (True, False)
-        """
+        """Whether no further repeat is needed behind these."""
         no_hope = len(rates) == ENOUGH_TO_GIVE_UP and max(rates) < self.hopeless
         return no_hope or len(rates) >= self.repeats
 
@@ -75,29 +52,17 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """What came of a trial.
+class TrialResult:
+    """What came of a trial."""
 
-    Attributes:
-        setting: what was measured.
-        rates: samples per second in each repeat.
-        seconds: everything that the trial took, making the engine and warming it up included, compilation apart.
-        compile_s: what compilation took besides.
-        failure: why nothing was measured, in a few words; None where something was.
-        out_of_memory: whether that is the reason: a wall for more learners, and for nothing else.
-        no_room: whether it was refused before it ran, for want of room: a wall as well.
-
-    Raises:
-        SettingError: neither rates nor a failure, or numbers that cannot be.
-    """
-
-    setting: Setting
-    rates: Sequence[float] = ()
+    setting: EngineSetting  # what was measured
+    rates: Sequence[float] = ()  # samples per second in each repeat
+    # everything that the trial took, making the engine and warming it up included, compilation apart
     seconds: float = 0.0
-    compile_s: float = 0.0
-    failure: str | None = None
-    out_of_memory: bool = False
-    no_room: bool = False
+    compile_s: float = 0.0  # what compilation took besides
+    failure: str | None = None  # why nothing was measured, in a few words; None where something was
+    out_of_memory: bool = False  # whether that is the reason: a wall for more learners, and for nothing else
+    no_room: bool = False  # whether it was refused before it ran, for want of room: a wall as well
 
     def __post_init__(self) -> None:
         if (self.failure is None) != bool(self.rates):
@@ -117,44 +82,29 @@ def count_text(learners: int) -> str:
 
 
 def doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and the largest number itself.
-
-    Example:
-        >>> doubling(12)
-        (1, 2, 4, 8, 12)
-    """
+    """1, 2, 4, ... and the largest number itself."""
     whole("most", most)
     powers = itertools.takewhile(lambda count: count < most, (2**exponent for exponent in itertools.count()))
     return (*powers, most)
 
 
 @dataclass(frozen=True)
-class Lane:
-    """An engine with a number of threads, and the numbers of learners to climb through.
+class Candidate:
+    """An engine with a number of threads, and the numbers of learners to climb through."""
 
-    Args:
-        engine: as in `Setting`.
-        threads: as in `Setting`.
-        counts: numbers of learners, ascending; between two of them the calibration may refine.
-        setup_s: seconds that a trial is expected to take besides measuring; what trials take replaces it.
-        compile_s: seconds that compilation is expected to take; 0 where there is none or its result is in a cache.
-        compiles_each: every number of learners is compiled for itself, as in the fused engine.
-        start: the number of learners that it is compiled for where nothing is measured yet, or the closest of `counts`;
-            None: the fewest.
-        expected_gain: how many times the best throughput of the lanes without compilation this one is expected to have,
-            until it is measured: whether compiling is tried depends on it.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
-
-    engine: str
-    threads: int = 1
+    engine: str  # as in `EngineSetting`
+    threads: int = 1  # as in `EngineSetting`
+    # numbers of learners, ascending; between two of them the calibration may refine
     counts: tuple[int, ...] = doubling(64)
-    setup_s: float = 0.0
+    setup_s: float = 0.0  # seconds that a trial is expected to take besides measuring; what trials take replaces it
+    # seconds that compilation is expected to take; 0 where there is none or its result is in a cache
     compile_s: float = 0.0
-    compiles_each: bool = False
+    compiles_each: bool = False  # every number of learners is compiled for itself, as in the fused engine
+    # the number of learners that it is compiled for where nothing is measured yet, or the closest of `counts`;
+    # None: the fewest
     start: int | None = None
+    # how many times the best throughput of the candidates without compilation this one is expected to have, until it
+    # is measured: whether compiling is tried depends on it
     expected_gain: float = 1.2
 
     def __post_init__(self) -> None:
@@ -171,32 +121,24 @@ class Lane:
         if not (math.isfinite(self.expected_gain) and self.expected_gain > 0):
             raise SettingError(f"expected_gain must be finite and above 0, got {self.expected_gain}; 1.2 is 20% faster")
 
-    def at(self, learners: int) -> Setting:
+    def at(self, learners: int) -> EngineSetting:
         """The setting with so many learners."""
-        return Setting(self.engine, learners, self.threads)
+        return EngineSetting(self.engine, learners, self.threads)
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Throughput of a lane by learners, as far as it is measured.
+class ThroughputCurve:
+    """Throughput of a candidate by learners, as far as it is measured.
 
     Diminishing returns bound what is not: each doubling grows throughput by no more than the one before, and between
     two counts it lies below the extended neighbouring secants. The first learner is left out of that where there are
     others: with the second one averaging begins, which is a cost of its own.
-
-    Args:
-        points: (learners, throughput), ascending, at least one.
     """
 
-    points: tuple[tuple[int, float], ...]
+    points: tuple[tuple[int, float], ...]  # (learners, throughput), ascending, at least one
 
     def beyond(self, learners: int) -> float:
-        """At most so much is to be had with up to so many learners, more than were measured.
-
-        Example:
-            >>> round(Curve(((1, 100.0),)).beyond(8), 6), round(Curve(((2, 100.0), (4, 110.0))).beyond(8), 6)
-            (800.0, 121.0)
-        """
+        """At most so much is to be had with up to so many learners, more than were measured."""
         last, rate = self.points[-1]
         if learners <= last:
             return rate
@@ -206,14 +148,7 @@ class Curve:
         return rate * math.exp(exponent * math.log(learners / last))
 
     def between(self, learners: int) -> float:
-        """At most so much is to be had with a number of learners between two that were measured.
-
-        Example:
-            >>> Curve(((2, 100.0), (4, 190.0), (8, 200.0))).between(6)
-            280.0
-            >>> Curve(((2, 100.0), (4, 190.0), (8, 200.0), (16, 190.0))).between(6)
-            202.5
-        """
+        """At most so much is to be had with a number of learners between two that were measured."""
         below = [point for point in self.points if point[0] < learners]
         above = [point for point in self.points if point[0] > learners]
         secants = [pair for pair in (below[-2:], above[1::-1]) if len(pair) == 2]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks import main
 from benchmarks.allreduce import BASE, BUCKETS, DELAYED, LEADER, VARIABLES, WHOLE, Settings
 from benchmarks.leader import ByLeader
-from bow.cluster import Pending, StandIn
+from bow.cluster import PendingSum, TrialWorld
 from bow.engines import Eager, Engine, Stacked, TaskSettings, step_from_loss
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup
@@ -22,10 +22,10 @@ from bow.sync import SMA
 CPU = torch.device("cpu")
 
 
-class Counting(StandIn):
+class Counting(TrialWorld):
     """Counts what it is asked to sum."""
 
-    def sum(self, tensor: Tensor) -> Pending:
+    def sum(self, tensor: Tensor) -> PendingSum:
         self.sums += 1
         return super().sum(tensor)
 

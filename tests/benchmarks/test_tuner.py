@@ -15,9 +15,9 @@ from benchmarks.tuner.turns import median_interval, ratio, take_turns
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.training.tuning import Tuned
-from bow.tuner import Measurement, Setting, Trial
+from bow.tuner import EngineSetting, Trial, TrialResult
 
-ONE, TWO, THREE = Setting("graph", 1), Setting("graph", 2), Setting("graph", 3)
+ONE, TWO, THREE = EngineSetting("graph", 1), EngineSetting("graph", 2), EngineSetting("graph", 3)
 EQUAL = [100.0] * 10
 VALUES = {
     "command": "python -m benchmarks tuner",
@@ -40,20 +40,22 @@ VALUES = {
 class FakeTrials:
     """Settings have the throughput that a table says; those with none fail."""
 
-    def __init__(self, speeds: dict[Setting, float], compile_s: float = 0.0) -> None:
+    def __init__(self, speeds: dict[EngineSetting, float], compile_s: float = 0.0) -> None:
         self.speeds = speeds
         self.compile_s = compile_s
-        self.asked: list[Setting] = []
+        self.asked: list[EngineSetting] = []
 
-    def run(self, trial: Trial) -> Measurement:
+    def run(self, trial: Trial) -> TrialResult:
         self.asked.append(trial.setting)
         speed = self.speeds.get(trial.setting)
         if speed is None:
-            return Measurement(trial.setting, failure="it does not run")
-        return Measurement(trial.setting, [speed] * trial.repeats, compile_s=self.compile_s)
+            return TrialResult(trial.setting, failure="it does not run")
+        return TrialResult(trial.setting, [speed] * trial.repeats, compile_s=self.compile_s)
 
 
-def comparison(choice: Setting | None = TWO, speeds: list[float] | None = None, seconds: float = 20.0) -> Comparison:
+def comparison(
+    choice: EngineSetting | None = TWO, speeds: list[float] | None = None, seconds: float = 20.0
+) -> Comparison:
     """The choice ran at these speeds in turn with `TWO`, which ran at 100; or it is `TWO`."""
     rows = [
         {"engine": "graph", "learners": 1, "threads": 1, "status": "measured", "why": "50.0%", "repeats": 5},
@@ -63,7 +65,9 @@ def comparison(choice: Setting | None = TWO, speeds: list[float] | None = None, 
     turns = {ONE: [80.0] * 10, TWO: EQUAL}
     if choice is not None and speeds is not None:
         turns[choice] = speeds
-    tried = Tried(rates, {Setting("fused", 2): "it runs as eager"}, {Setting("fused", 8): "compiling took 50 s"})
+    tried = Tried(
+        rates, {EngineSetting("fused", 2): "it runs as eager"}, {EngineSetting("fused", 8): "compiling took 50 s"}
+    )
     return Comparison("lenet_16", 600.0, tried, Calibrated(choice, seconds, "took 20.0 s", rows), turns, {})
 
 
@@ -82,7 +86,7 @@ def test_everything_is_every_engine_with_every_number_of_learners_and_threads() 
     for engine in ("graph", "graph+compiled"):  # with two learners on two cores, each has one thread anyway
         learners = {(each.learners, each.threads) for each in found if each.engine == engine}
         assert learners == {(1, 2), *((count, 1) for count in (1, 2, 3, 4, 6, 8))}
-    assert Setting("streams", 5) in everything(most=5, threads=2, cores=2)
+    assert EngineSetting("streams", 5) in everything(most=5, threads=2, cores=2)
 
 
 def test_a_comparison_without_numbers_of_learners_is_refused() -> None:
@@ -92,15 +96,15 @@ def test_a_comparison_without_numbers_of_learners_is_refused() -> None:
 
 def test_only_what_comes_close_is_tried_again() -> None:
     trials = FakeTrials({ONE: 100.0, TWO: 130.0, THREE: 90.0})
-    settings = [ONE, TWO, THREE, Setting("eager")]
+    settings = [ONE, TWO, THREE, EngineSetting("eager")]
     tried = try_all(trials, settings, passes=3, first_s=0.1, stint_s=0.1, compile_s=1.0)  # type: ignore[arg-type]
     assert [len(tried.rates[setting]) for setting in (ONE, TWO, THREE)] == [4, 4, 2]
     assert tried.by_speed == [TWO, ONE, THREE]
-    assert tried.failures == {Setting("eager"): "it does not run"}
+    assert tried.failures == {EngineSetting("eager"): "it does not run"}
 
 
 def test_compiling_every_number_of_learners_has_a_limit_that_is_shown() -> None:
-    settings = [Setting("fused", count) for count in (1, 2, 3, 4)]
+    settings = [EngineSetting("fused", count) for count in (1, 2, 3, 4)]
     trials = FakeTrials(dict.fromkeys(settings, 1.0), compile_s=25.0)
     tried = try_all(trials, settings, passes=1, first_s=0.1, stint_s=0.1, compile_s=40.0)  # type: ignore[arg-type]
     assert list(tried.rates) == settings[:2]

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.cluster import Pending, StandIn
+from bow.cluster import PendingSum, TrialWorld
 from bow.engines.graph_round import GraphRound
 from bow.errors import ClusterError, DataError
 
 EVENTS: list[str] = []
 
 
-class Noted(Pending):
+class Noted(PendingSum):
     def wait(self) -> None:
         EVENTS.append("waited for the sum")
 
 
-class NotingWorld(StandIn):
+class NotingWorld(TrialWorld):
     """Notes what it is asked for."""
 
-    def sum(self, tensor: Tensor) -> Pending:
+    def sum(self, tensor: Tensor) -> PendingSum:
         self.sums += 1
         EVENTS.append(f"sum of {tensor.numel()} begun")
         return Noted()
@@ -87,7 +87,7 @@ def test_the_sum_travels_while_executors_learn(monkeypatch: pytest.MonkeyPatch) 
     assert EVENTS[-4:] == [sum_begun, "learning tasks begun", "waited for the sum", "stepped and averaged"]
 
 
-class Gone(Pending):
+class Gone(PendingSum):
     def wait(self) -> None:
         EVENTS.append("waited for the sum")
         raise ClusterError("another process has ended")

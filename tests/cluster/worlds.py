@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bow.cluster import Parcel, World, join, start
+from bow.cluster import WorkerJob, World, join, start
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ def in_world(size: int, function: Callable[[World], T], **options: Any) -> list[
         with join(CPU, **options) as world:
             world.gathered(function(world))
 
-    with start(size, CPU, Parcel(elsewhere), **options) as world:
+    with start(size, CPU, WorkerJob(elsewhere), **options) as world:
         results = world.gathered(function(world))
     assert results is not None
     return results

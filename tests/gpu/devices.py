@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bow
 from benchmarks.gpu.machine import Machine
-from bow.cluster import Pending, Processes, StandIn, World
+from bow.cluster import PendingSum, Processes, TrialWorld, World
 from tests.gpu.case import Case
 from tests.gpu.trainings import batches, exact, few, is_fake, training, weights
 
@@ -29,7 +29,7 @@ ENGINES = ("eager", "graph", "streams", "whole_round", "fused")
 class Slow(Processes):
     """Processes whose sums take a while on the stream that they are issued on."""
 
-    def sum(self, tensor: Tensor) -> Pending:
+    def sum(self, tensor: Tensor) -> PendingSum:
         pending = super().sum(tensor)
         torch.cuda._sleep(SLEEP_CYCLES)
         return pending
@@ -55,7 +55,7 @@ def cases(fake: bool) -> list[Case]:
 @contextlib.contextmanager
 def _world(machine: Machine, kind: type[Processes] = Processes) -> Iterator[World]:
     if is_fake(machine):
-        yield StandIn()
+        yield TrialWorld()
         return
     device = machine.device.torch_device
     own = kind(device, rank=0, size=1, local_rank=0, local_size=1, store=dist.HashStore())

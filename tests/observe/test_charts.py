@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from bow.observe.charts import MAX_POINTS, ORANGE, Axis, Chart, Series, charts, thin
+from bow.observe.charts import MAX_POINTS, ORANGE, Chart, ChartAxis, Series, charts, thin
 from bow.observe.records import continuous
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -18,41 +18,41 @@ def line(*values, **options):
 
 
 def test_shares_are_shown_in_percent():
-    chart = Chart("Accuracy", [line(0.4, 0.75, 1.0)], Axis("epochs"), Axis(percent=True))
+    chart = Chart("Accuracy", [line(0.4, 0.75, 1.0)], ChartAxis("epochs"), ChartAxis(percent=True))
     assert {"60 %", "100 %", "epochs"} <= set(texts(chart))
 
 
 def test_values_of_several_decades_get_a_logarithmic_axis():
-    assert {"0.01", "0.1", "1"} <= set(texts(Chart("Loss", [line(3.0, 0.1, 0.01)], Axis("epochs"))))
-    assert "0.01" not in texts(Chart("Loss", [line(3.0, 1.0, 0.5)], Axis("epochs")))
+    assert {"0.01", "0.1", "1"} <= set(texts(Chart("Loss", [line(3.0, 0.1, 0.01)], ChartAxis("epochs"))))
+    assert "0.01" not in texts(Chart("Loss", [line(3.0, 1.0, 0.5)], ChartAxis("epochs")))
 
 
 def test_values_below_zero_can_be_drawn():
-    assert texts(Chart("Reward", [line(-100.0, 0.0, 1000.0)], Axis("epochs")))
+    assert texts(Chart("Reward", [line(-100.0, 0.0, 1000.0)], ChartAxis("epochs")))
 
 
 def test_counts_have_whole_ticks_and_begin_at_zero():
     learners = Series("learners", [(10.0, 1.0), (11.0, 2.0)])
-    chart = Chart("Learners", [learners], Axis("time (s)"), Axis(whole=True, zero=True), steps=True)
+    chart = Chart("Learners", [learners], ChartAxis("time (s)"), ChartAxis(whole=True, zero=True), steps=True)
     assert [text for text in texts(chart) if text in ("0", "0.5", "1", "1.5", "2")] == ["0", "1", "2"]
 
 
 def test_one_point_and_equal_points_can_be_drawn():
-    assert texts(Chart("Accuracy", [line(0.5)], Axis("epochs", whole=True, zero=True), Axis(percent=True)))
-    assert texts(Chart("Loss", [line(0.0, 0.0)], Axis("epochs"), Axis(zero=True)))
+    assert texts(Chart("Accuracy", [line(0.5)], ChartAxis("epochs", whole=True, zero=True), ChartAxis(percent=True)))
+    assert texts(Chart("Loss", [line(0.0, 0.0)], ChartAxis("epochs"), ChartAxis(zero=True)))
 
 
 def test_a_title_is_escaped():
-    ElementTree.fromstring(Chart('a "<b>" & c', [line(1.0)], Axis()).svg())
+    ElementTree.fromstring(Chart('a "<b>" & c', [line(1.0)], ChartAxis()).svg())
 
 
 def test_the_same_chart_is_the_same_text():
-    chart = Chart("Loss", [line(1.0, 2.0)], Axis())
+    chart = Chart("Loss", [line(1.0, 2.0)], ChartAxis())
     assert chart.svg() == chart.svg()
 
 
 def test_charts_of_one_page_share_no_clip_path():
-    one, other = (Chart(title, [line(1.0, 2.0)], Axis()).svg() for title in ("one", "other"))
+    one, other = (Chart(title, [line(1.0, 2.0)], ChartAxis()).svg() for title in ("one", "other"))
     ids = [{path.get("id") for path in ElementTree.fromstring(svg).iter(f"{SVG}clipPath")} for svg in (one, other)]
     assert ids[0]
     assert not ids[0] & ids[1]
@@ -60,8 +60,8 @@ def test_charts_of_one_page_share_no_clip_path():
 
 def test_a_legend_tells_series_apart_and_is_left_out_otherwise():
     rounds, mean, validation = line(2.0, faint=True), line(1.0), Series("validation", [(1, 1.0)], ORANGE)
-    assert Chart("Loss", [rounds, mean, validation], Axis()).legend == [mean, validation]
-    assert Chart("Loss", [rounds, mean, Series("validation", [])], Axis()).legend == []
+    assert Chart("Loss", [rounds, mean, validation], ChartAxis()).legend == [mean, validation]
+    assert Chart("Loss", [rounds, mean, Series("validation", [])], ChartAxis()).legend == []
 
 
 def test_long_series_are_thinned_and_keep_their_mean():

@@ -1,4 +1,4 @@
-"""Progress of trainings and searches."""
+"""ProgressBar of trainings and searches."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 import pytest
 from rich.console import Console
 
-from bow.observe import Progress, progress
+from bow.observe import ProgressBar, progress
 from bow.observe.progress import SHOWN_EVENTS, watched
 
 
 def shown(records, *, terminal=False, enabled=True, width=200):
     text = io.StringIO()
-    progress = Progress(enabled, Console(file=text, force_terminal=terminal, width=width))
+    progress = ProgressBar(enabled, Console(file=text, force_terminal=terminal, width=width))
     for record in records:
         progress.update(record)
     progress.close()
@@ -50,7 +50,7 @@ def test_an_evaluation_within_an_epoch_is_shown(records, evaluation, terminal):
 def test_what_is_no_record_is_shown_as_it_is():
     text = io.StringIO()
     for enabled in (True, False):
-        Progress(enabled, Console(file=text, width=20)).say("engine  [1] a line that is longer than the terminal")
+        ProgressBar(enabled, Console(file=text, width=20)).say("engine  [1] a line that is longer than the terminal")
     assert text.getvalue() == "engine  [1] a line that is longer than the terminal\n"
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_shown_when_it_is_off(records):
 
 
 def test_closing_twice_and_before_the_start_is_harmless():
-    progress = Progress()
+    progress = ProgressBar()
     progress.close()
     progress.close()
 

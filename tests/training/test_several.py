@@ -10,14 +10,14 @@ import pytest
 from torch import nn
 
 import bow
-from bow.cluster import StandIn, World
+from bow.cluster import TrialWorld, World
 from bow.training.agreement import Agreement
 from bow.training.watch_devices import WatchDevices
 from bow.tuner import Tuner
 from tests.cluster.worlds import in_world
 
 
-class Two(StandIn):
+class Two(TrialWorld):
     """Two processes, of which the other one says what it is told to."""
 
     size = 2

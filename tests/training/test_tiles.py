@@ -398,7 +398,7 @@ def test_other_processes_get_the_rules_that_were_registered(monkeypatch: pytest.
     monkeypatch.setattr(module, "registered_rules", lambda: "rules")
     monkeypatch.setattr(module, "take_over_rules", taken.append)
     monkeypatch.setattr(module, "train", lambda **settings: taken.append(settings["seed"]))
-    monkeypatch.setattr(module, "Parcel", lambda job: job)
+    monkeypatch.setattr(module, "WorkerJob", lambda job: job)
     job: Any = module._packed(2, {"seed": 5})
     job()
     assert taken == ["rules", 5]

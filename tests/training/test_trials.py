@@ -21,7 +21,7 @@ from bow.errors import DeviceMemoryError, SettingError
 from bow.training.replicas import Replicas
 from bow.training.signals import Signals
 from bow.training.trials import Trials
-from bow.tuner import Measurement, Setting, Trial
+from bow.tuner import EngineSetting, Trial, TrialResult
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def trials(made: list[Trials], data: Any = None, signals: Signals | None = None,
     return made[-1]
 
 
-def measure(trials: Trials, engine: str = "eager", learners: int = 2, threads: int = 1) -> Measurement:
-    return trials.run(Trial(Setting(engine, learners, threads), seconds=0.02, repeats=4, why=""))
+def measure(trials: Trials, engine: str = "eager", learners: int = 2, threads: int = 1) -> TrialResult:
+    return trials.run(Trial(EngineSetting(engine, learners, threads), seconds=0.02, repeats=4, why=""))
 
 
 def test_a_trial_measures_every_repeat_and_what_it_took(made: list[Trials]) -> None:
@@ -156,7 +156,7 @@ def test_a_loader_is_not_read_by_trials(made: list[Trials]) -> None:
 def test_nothing_diverges_that_a_scheduler_would_have_begun_more_gently(made: list[Trials]) -> None:
     huge = functools.partial(torch.optim.SGD, lr=1e30)
     run = trials(made, optimizer=huge, on_nan="error")
-    assert run.probe(Setting("eager", 2), seconds=0.005) > 0
+    assert run.probe(EngineSetting("eager", 2), seconds=0.005) > 0
     assert measure(run).failure is None
 
 
@@ -212,7 +212,7 @@ def test_a_probe_lasts_for_a_while_behind_a_first_round(made: list[Trials]) -> N
         ran.append(torch.get_num_threads())
         return cross_entropy(model(batch[0]), batch[1])
 
-    rate = trials(made, step=step).probe(Setting("eager", threads=2))
+    rate = trials(made, step=step).probe(EngineSetting("eager", threads=2))
     assert rate == pytest.approx(4 / 0.001, rel=0.1)  # a clock that is looked at once a round
     assert len(ran) == pytest.approx(module.PROBE_S / 0.001, abs=5)
     assert set(ran) == {2}
@@ -233,7 +233,7 @@ def test_probing_raises_what_the_user_has_to_hear(made: list[Trials]) -> None:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(Exception, match="mine"):
-        trials(made, step=step).probe(Setting("eager", 1))
+        trials(made, step=step).probe(EngineSetting("eager", 1))
 
 
 @pytest.mark.parametrize("kind", ["tensors", "loader"])

@@ -26,7 +26,7 @@ from bow.training.description import describe
 from bow.training.lanes import Request, lanes
 from bow.training.trials import Trials
 from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before
-from bow.tuner import Measurement, Setting, Trial, Tuner
+from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
 
 Train = Callable[..., bow.Result]
 
@@ -41,8 +41,8 @@ class Machine:
         closed: how often learners were let go.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rate: Callable[[Setting], float | None]) -> None:
-        self.trials: list[Setting] = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rate: Callable[[EngineSetting], float | None]) -> None:
+        self.trials: list[EngineSetting] = []
         self.closed = 0
         self.rate = rate
         monkeypatch.setattr(Trials, "run", lambda _, trial: self._run(trial))
@@ -50,18 +50,18 @@ class Machine:
         monkeypatch.setattr(Trials, "compile_s", lambda *_: None)
         monkeypatch.setattr(Trials, "close", lambda _: self._close())
 
-    def _run(self, trial: Trial) -> Measurement:
+    def _run(self, trial: Trial) -> TrialResult:
         self.trials.append(trial.setting)
         rate = self.rate(trial.setting)
         if rate is None:
-            return Measurement(trial.setting, failure="does not run", seconds=0.01)
-        return Measurement(trial.setting, [rate] * trial.repeats, trial.seconds)
+            return TrialResult(trial.setting, failure="does not run", seconds=0.01)
+        return TrialResult(trial.setting, [rate] * trial.repeats, trial.seconds)
 
     def _close(self) -> None:
         self.closed += 1
 
 
-def streams_with_two(setting: Setting) -> float:
+def streams_with_two(setting: EngineSetting) -> float:
     return 1000.0 * min(setting.learners, 2) * (2 if setting.engine == "streams" else 1)
 
 
@@ -176,15 +176,15 @@ def test_what_came_before_the_first_trial_is_part_of_what_was_spent(
 
 @pytest.mark.parametrize("engine", ["auto", "streams", "fused", "graph"])
 def test_the_probe_uses_all_threads(machine: Machine, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
-    asked: list[Setting] = []
+    asked: list[EngineSetting] = []
 
-    def probe(_: Trials, setting: Setting) -> float:
+    def probe(_: Trials, setting: EngineSetting) -> float:
         asked.append(setting)
         return 1e12
 
     monkeypatch.setattr(Trials, "probe", probe)
     tuned(engine=engine)
-    assert asked == [Setting("graph" if engine == "graph" else "eager", 1, torch.get_num_threads())]
+    assert asked == [EngineSetting("graph" if engine == "graph" else "eager", 1, torch.get_num_threads())]
 
 
 def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_more_learners_than_the_synchroniser_is_stable_with_are_not_tried(machin
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_learners_of_trials_are_let_go_after_an_error(machine: Machine, error: type[BaseException]) -> None:
-    def fail(setting: Setting) -> float:
+    def fail(setting: EngineSetting) -> float:
         raise error
 
     machine.rate = fail
@@ -286,7 +286,7 @@ def test_a_calibration_that_was_cut_short_is_kept_only_where_it_is_pinned(
 
 
 def test_a_pinned_setting_is_taken_as_it_is(machine: Machine) -> None:
-    found = tuned(Tuner(pinned=Setting("graph+compiled", learners=7, threads=2)))
+    found = tuned(Tuner(pinned=EngineSetting("graph+compiled", learners=7, threads=2)))
     assert (found.engine, found.learners, found.threads, found.compile) == ("graph", 7, 2, True)
     assert (found.source, machine.trials) == ("pinned", [])
 
@@ -382,7 +382,7 @@ RESUMED: list[tuple[dict[str, Any], dict[str, Any], Tuner, tuple[Any, ...]]] = [
     (state(**GRAPH, source="calibration"), {"learners": 6}, Tuner(), ("graph", 6, 2, True, "checkpoint")),
     (state(**GRAPH, source="calibration"), {"engine": "eager"}, Tuner(), ("eager", 4, None, False, "given")),
     (state(**GRAPH), {"engine": "graph", "learners": 2}, Tuner(), ("graph", 2, None, False, "given")),
-    (state(**GRAPH), {}, Tuner(pinned=Setting("eager", 3)), ("eager", 3, 1, False, "pinned")),
+    (state(**GRAPH), {}, Tuner(pinned=EngineSetting("eager", 3)), ("eager", 3, 1, False, "pinned")),
     (state(engine="auto", threads=None, compile=False, source="rule"), {}, Tuner(), ("auto", 4, None, False, "rule")),
     (state(engine="whole_round", threads=1, compile=False), {}, Tuner(), ("auto", 4, None, False, "rule")),
     (state(), {}, Tuner(), ("auto", 4, None, False, "rule")),
@@ -426,7 +426,7 @@ def test_a_tuner_with_nothing_to_tune_is_warned_of() -> None:
 
 def test_a_pinned_setting_that_contradicts_is_refused() -> None:
     with pytest.raises(SettingError, match=r"learners=2 contradicts the tuner's pinned eager, 3 learners"):
-        check_tuner(Tuner(pinned=Setting("eager", 3)), request(learners=2))
+        check_tuner(Tuner(pinned=EngineSetting("eager", 3)), request(learners=2))
 
 
 def test_lanes_have_different_names_and_fit_the_request() -> None:
@@ -449,7 +449,11 @@ def test_threads_are_set_for_the_training_and_put_back(
         return cross_entropy(model(batch[0]), batch[1])
 
     before = torch.get_num_threads()
-    settings = {"engine": "auto", "learners": "auto", "tuner": Tuner(pinned=Setting("eager", 2, threads=before + 1))}
+    settings = {
+        "engine": "auto",
+        "learners": "auto",
+        "tuner": Tuner(pinned=EngineSetting("eager", 2, threads=before + 1)),
+    }
     result = train(model, data, step=step, validation=data, **settings)
     assert seen[0] == before + 1
     assert seen[-1] == before  # of the evaluation
@@ -511,7 +515,7 @@ def test_trials_leave_the_training_as_it_would_be_without(
 def test_checkpoints_are_gone_on_from(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], machine: Machine, before: str
 ) -> None:
-    tuner = Tuner(pinned=Setting("streams", 3))
+    tuner = Tuner(pinned=EngineSetting("streams", 3))
     settings = {"engine": "auto", "learners": "auto", "checkpoint_every": 2}
     result = train(model, data, tuner=tuner, **settings)
     if before != "now":
@@ -534,4 +538,4 @@ def test_builds_what_was_chosen() -> None:
     finally:
         torch.set_num_threads(threads)
     assert (replicas.engine, replicas.learners) == ("eager", 3)
-    assert dataclasses.asdict(Setting("eager", 2)) == {"engine": "eager", "learners": 2, "threads": 1}
+    assert dataclasses.asdict(EngineSetting("eager", 2)) == {"engine": "eager", "learners": 2, "threads": 1}

@@ -12,8 +12,8 @@ import bow
 from bow.errors import DeviceMemoryError, SettingError
 from bow.training.replicas import Replicas
 from bow.training.watch import Watch
-from bow.tuner import Setting, Tuner
-from bow.tuner.online import FIRST_WAIT
+from bow.tuner import EngineSetting, Tuner
+from bow.tuner.online import FIRST_BACK_OFF
 
 Train = Callable[..., bow.Result]
 
@@ -57,7 +57,7 @@ class Training:
 
 def test_learners_come_while_they_pay() -> None:
     training = Training(Learners(1))
-    assert training.run(2 * FIRST_WAIT) == []  # trials have found one learner, and its neighbours, just before
+    assert training.run(2 * FIRST_BACK_OFF) == []  # trials have found one learner, and its neighbours, just before
     said = training.run(150)
     assert training.learners.learners == 3
     assert said[0].startswith("learners: 1 to 2 (")
@@ -65,7 +65,7 @@ def test_learners_come_while_they_pay() -> None:
 
 def test_rounds_longer_than_a_window_are_windows() -> None:
     training = Training(Learners(1))
-    training.run(FIRST_WAIT + 40, round_s=20.0)
+    training.run(FIRST_BACK_OFF + 40, round_s=20.0)
     assert training.learners.learners == 3
 
 
@@ -153,7 +153,7 @@ def test_no_sample_is_lost_or_seen_twice_where_memory_runs_out(
         **{
             "learners": "auto",
             "engine": "auto",
-            "tuner": Tuner(pinned=Setting(engine, learners=4)),
+            "tuner": Tuner(pinned=EngineSetting(engine, learners=4)),
             "epochs": 2,
             "sync": bow.SMA(every=3),
             **{name: value for name, value in settings.items() if name != "engine"},
@@ -176,7 +176,7 @@ def test_a_checkpoint_that_further_rounds_have_passed_is_written(
         data,
         learners="auto",
         engine="auto",
-        tuner=Tuner(pinned=Setting("eager", learners=4)),
+        tuner=Tuner(pinned=EngineSetting("eager", learners=4)),
         epochs=1,
         checkpoint_every=2,
     )

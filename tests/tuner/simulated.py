@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bow.tuner import Calibration, Lane, Measurement, OnlineTuner, Setting, Trial, Window
+from bow.tuner import Calibration, Candidate, EngineSetting, MeasurementWindow, OnlineTuner, Trial, TrialResult
 
 Curve = Callable[[int], float]
 """Throughput by learners, relative to one learner."""
@@ -111,7 +111,7 @@ class Machine:
         self.clock_s = 0.0
         self._compiled: set[object] = set()
 
-    def truth(self, setting: Setting) -> float:
+    def truth(self, setting: EngineSetting) -> float:
         return self.rate * self.curves[setting.engine](setting.learners)
 
     def best(self, most: int) -> float:
@@ -129,23 +129,23 @@ class Machine:
             calibration.report(measurement)
         return calibration
 
-    def carry_out(self, trial: Trial) -> Measurement:
+    def carry_out(self, trial: Trial) -> TrialResult:
         setting = trial.setting
         self.asked.append(trial)
         setup_s = self.setup_s * self.disturbance.random.uniform(0.8, 1.3)
         if setting.learners >= self.broken.get(setting.engine, math.inf):
-            return Measurement(setting, seconds=setup_s, failure="the model cannot be captured")
+            return TrialResult(setting, seconds=setup_s, failure="the model cannot be captured")
         if setting.learners >= self.wall:
-            return Measurement(setting, seconds=setup_s, failure="out of memory", out_of_memory=True)
+            return TrialResult(setting, seconds=setup_s, failure="out of memory", out_of_memory=True)
         rates: list[float] = []
         while not trial.is_over(rates):
             rates.append(self.disturbance.of(self.truth(setting)))
-        return Measurement(setting, rates, setup_s + trial.measured_s(rates), self._compiling_s(setting))
+        return TrialResult(setting, rates, setup_s + trial.measured_s(rates), self._compiling_s(setting))
 
     def num_compilations(self, engine: str) -> int:
         return sum(key == engine or getattr(key, "engine", None) == engine for key in self._compiled)
 
-    def _compiling_s(self, setting: Setting) -> float:
+    def _compiling_s(self, setting: EngineSetting) -> float:
         key = setting if setting.engine == "fused" else setting.engine
         if setting.engine not in self.compile_s or key in self._compiled:
             return 0.0
@@ -179,7 +179,7 @@ class Training:
         for _ in range(windows):
             rate = self.disturbance.of(1000.0 * self.curve(self.learners))
             self.history.append(self.learners)
-            decision = self.tuner.hear(Window(rate, 1.0, self.learners))
+            decision = self.tuner.update(MeasurementWindow(rate, 1.0, self.learners))
             self.learners += decision.step
             if self.learners >= self.wall:
                 self.crossings.append(self.learners)
@@ -195,7 +195,7 @@ class Training:
         return sum(change.window > window for change in self.tuner.changes)
 
 
-def lanes_of(engines: Sequence[str], most: int, **settings: float) -> list[Lane]:
-    """One lane for each engine, with numbers of learners that double."""
+def lanes_of(engines: Sequence[str], most: int, **settings: float) -> list[Candidate]:
+    """One candidate for each engine, with numbers of learners that double."""
     counts = tuple(2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most)
-    return [Lane(engine, counts=counts, setup_s=0.2, **settings) for engine in engines]
+    return [Candidate(engine, counts=counts, setup_s=0.2, **settings) for engine in engines]

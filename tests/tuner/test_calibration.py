@@ -1,5 +1,6 @@
 """Calibration and its decision table."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bow.errors import SettingError
-from bow.tuner import Calibration, DecisionTable, Lane, Measurement, Row, Setting, StatisticalEfficiency
+from bow.tuner import (
+    Calibration,
+    Candidate,
+    DecisionRow,
+    EngineSetting,
+    StatisticalEfficiency,
+    TrialResult,
+    decision_text,
+)
 from tests.tuner.simulated import (
     FAMILIES,
     Curve,
@@ -59,7 +68,7 @@ def test_one_learner_is_chosen_where_more_cost_throughput(cost: float) -> None:
     for seed in RUNS:
         machine = Machine({"graph": falling(cost)}, Disturbance(seed=seed))
         chosen.append(machine.calibrate(Calibration(lanes_of(["graph"], MOST), 10.0)).choice)
-    assert chosen.count(Setting("graph")) >= 95
+    assert chosen.count(EngineSetting("graph")) >= 95
 
 
 def test_averaging_that_costs_something_is_not_mistaken_for_the_end() -> None:
@@ -80,8 +89,8 @@ def test_fewer_learners_are_chosen_among_equals() -> None:
     assert sum(learners == 4 for learners in chosen) >= 90
 
 
-def measured_once(machine: Machine, lanes: list[Lane], **settings: Any) -> Calibration:
-    return machine.calibrate(Calibration(lanes, 30.0, **settings))
+def measured_once(machine: Machine, candidates: list[Candidate], **settings: Any) -> Calibration:
+    return machine.calibrate(Calibration(candidates, 30.0, **settings))
 
 
 def test_what_is_clear_is_measured_once() -> None:
@@ -96,7 +105,9 @@ def test_what_is_too_close_to_call_is_measured_again_in_turn() -> None:
     measured_once(machine, lanes_of(["eager", "graph"], 16))
     again = [trial.setting for trial in machine.asked if trial.why == "too close to call"]
     assert len(again) >= 4
-    assert all({a, b} == {Setting("eager"), Setting("graph")} for a, b in zip(again[::2], again[1::2], strict=True))
+    assert all(
+        {a, b} == {EngineSetting("eager"), EngineSetting("graph")} for a, b in zip(again[::2], again[1::2], strict=True)
+    )
 
 
 def test_lanes_that_cannot_lead_are_left_early() -> None:
@@ -106,13 +117,13 @@ def test_lanes_that_cannot_lead_are_left_early() -> None:
     asked = [trial.setting.learners for trial in machine.asked if trial.setting.engine == "streams"]
     assert asked == sorted(asked)
     assert max(asked) <= 8
-    assert any("diminishing" in row.why for row in calibration.table.rows if row.engine == "streams")
+    assert any("diminishing" in row.why for row in calibration.rows if row.engine == "streams")
 
 
 def test_numbers_between_powers_of_two_are_found() -> None:
     for at in (3, 6, 12):
         machine = Machine({"graph": kneed(at, 0.1)}, Disturbance(0.01, 0.0, seed=at))
-        assert measured_once(machine, lanes_of(["graph"], 32)).choice == Setting("graph", at)
+        assert measured_once(machine, lanes_of(["graph"], 32)).choice == EngineSetting("graph", at)
 
 
 @pytest.mark.parametrize("wall", [2, 3, 6, 7, 13])
@@ -124,19 +135,19 @@ def test_a_wall_is_met_once_and_what_fits_below_it_is_used(wall: int) -> None:
     assert len(beyond) == len(set(beyond))
     assert calibration.choice is not None
     assert machine.truth(calibration.choice) >= 0.85 * machine.best(32)
-    assert "failed" in {row.status for row in calibration.table.rows}
+    assert "failed" in {row.status for row in calibration.rows}
 
 
 def test_an_engine_that_fails_with_more_learners_goes_on_with_fewer() -> None:
     curves = {"graph": lambda k: 3 * saturating(0.1)(k), "eager": falling(0.01)}
     machine = Machine(curves, Disturbance(0.01, 0.0), broken={"graph": 4})
-    lanes = [*lanes_of(curves, 32), Lane("graph", threads=2, counts=(4, 8), setup_s=0.3)]
-    calibration = measured_once(machine, lanes)
+    candidates = [*lanes_of(curves, 32), Candidate("graph", threads=2, counts=(4, 8), setup_s=0.3)]
+    calibration = measured_once(machine, candidates)
     asked = [trial.setting for trial in machine.asked if trial.setting.engine == "graph"]
     assert [setting.learners for setting in asked].count(4) == 1
     assert all(setting.learners <= 4 for setting in asked)
-    assert calibration.choice == Setting("graph", 3)
-    whys = {row.learners: row.why for row in calibration.table.rows if row.status == "not tried"}
+    assert calibration.choice == EngineSetting("graph", 3)
+    whys = {row.learners: row.why for row in calibration.rows if row.status == "not tried"}
     assert whys[4] == "graph failed with 4 learners: the model cannot be captured"
 
 
@@ -144,36 +155,36 @@ def test_an_engine_that_fails_with_more_learners_goes_on_with_fewer() -> None:
     ("kind", "why"), [("out_of_memory", "1 learner ran out of memory"), ("no_room", "there is no room for 1 learner")]
 )
 def test_one_learner_without_memory_is_a_wall_for_all(kind: str, why: str) -> None:
-    calibration = Calibration([Lane("graph"), Lane("graph", threads=2)], 10.0)
+    calibration = Calibration([Candidate("graph"), Candidate("graph", threads=2)], 10.0)
     assert calibration.next_trial() is not None
-    calibration.report(Measurement(Setting("graph"), failure="it needs 9 GiB", **{kind: True}))
+    calibration.report(TrialResult(EngineSetting("graph"), failure="it needs 9 GiB", **{kind: True}))
     assert calibration.next_trial() is None
-    assert [row.why for row in calibration.table.rows] == ["it needs 9 GiB", why]
+    assert [row.why for row in calibration.rows] == ["it needs 9 GiB", why]
 
 
 def test_an_engine_that_fails_is_not_tried_with_other_threads() -> None:
     machine = Machine({"graph": saturating(0.1), "eager": falling(0.1)}, broken={"graph": 1})
-    lanes = [Lane("graph"), Lane("graph", threads=2), Lane("eager")]
-    calibration = measured_once(machine, lanes)
+    candidates = [Candidate("graph"), Candidate("graph", threads=2), Candidate("eager")]
+    calibration = measured_once(machine, candidates)
     assert [trial.setting.engine for trial in machine.asked].count("graph") == 1
-    whys = [row.why for row in calibration.table.rows if row.engine == "graph"]
+    whys = [row.why for row in calibration.rows if row.engine == "graph"]
     assert whys == ["the model cannot be captured", "graph failed: the model cannot be captured"]
 
 
 def test_what_ran_out_of_memory_since_is_not_chosen() -> None:
-    one, two = Lane("graph", counts=(1, 2, 4)), Lane("graph", threads=2, counts=(1, 4, 8))
+    one, two = Candidate("graph", counts=(1, 2, 4)), Candidate("graph", threads=2, counts=(1, 4, 8))
     calibration, ran = Calibration([one, two], 30.0), []
     while (trial := calibration.next_trial()) is not None:
         setting = trial.setting
         if setting == two.at(4):
-            calibration.report(Measurement(setting, failure="out of memory", out_of_memory=True))
+            calibration.report(TrialResult(setting, failure="out of memory", out_of_memory=True))
         else:
             rate = 100.0 * setting.learners * (0.9 if setting.threads == 2 else 1.0)
-            calibration.report(Measurement(setting, [rate] * 5, seconds=0.5))
+            calibration.report(TrialResult(setting, [rate] * 5, seconds=0.5))
         ran.append(setting)
     assert ran.index(one.at(4)) < ran.index(two.at(4))
     assert calibration.choice == one.at(3)
-    whys = {row.learners: row.why for row in calibration.table.rows if row.threads == 1}
+    whys = {row.learners: row.why for row in calibration.rows if row.threads == 1}
     assert whys[4] == "4 learners ran out of memory"
 
 
@@ -181,14 +192,14 @@ def test_where_nothing_runs_there_is_no_choice() -> None:
     machine = Machine({"graph": falling(0.1), "eager": falling(0.1)}, broken={"graph": 1}, wall=1)
     calibration = measured_once(machine, lanes_of(["graph", "eager"], 8))
     assert calibration.choice is None
-    assert calibration.table.chosen is None
+    assert chosen_row(calibration) is None
     assert calibration.summary.endswith("nothing ran")
 
 
 def test_without_a_budget_nothing_is_tried_and_a_small_one_gives_a_choice() -> None:
     machine = Machine({"graph": saturating(0.1)})
     assert machine.calibrate(Calibration(lanes_of(["graph"], 8), 0.0)).choice is None
-    assert machine.calibrate(Calibration(lanes_of(["graph"], 8), 0.01)).choice == Setting("graph", 1)
+    assert machine.calibrate(Calibration(lanes_of(["graph"], 8), 0.01)).choice == EngineSetting("graph", 1)
     assert len(machine.asked) == 1
 
 
@@ -205,7 +216,7 @@ def compiling() -> dict[str, Curve]:
     return {"graph": saturating(0.1), "graph+compiled": slower(saturating(0.1), 1.5)}
 
 
-def compiled_lanes(**settings: Any) -> list[Lane]:
+def compiled_lanes(**settings: Any) -> list[Candidate]:
     return lanes_of(["graph"], 8) + lanes_of(["graph+compiled"], 8, compile_s=15.0, **settings)
 
 
@@ -219,13 +230,13 @@ def test_compiling_is_tried_where_the_rest_of_the_training_pays_for_it(minutes: 
     assert (calibration.choice.engine == "graph+compiled") is pays
     assert machine.truth(calibration.choice) >= 0.95 * machine.best(8) / (1 if pays else 1.5)
     if not pays:
-        assert any("compiling takes 15" in row.why for row in calibration.table.rows)
+        assert any("compiling takes 15" in row.why for row in calibration.rows)
 
 
 def test_compiling_that_brings_nothing_is_not_expected_to() -> None:
     machine = Machine(compiling(), compile_s={"graph+compiled": 15.0})
-    lanes = compiled_lanes(expected_gain=1.0)
-    machine.calibrate(Calibration(lanes, 30.0, samples=1e9))
+    candidates = compiled_lanes(expected_gain=1.0)
+    machine.calibrate(Calibration(candidates, 30.0, samples=1e9))
     assert machine.num_compilations("graph+compiled") == 0
 
 
@@ -233,25 +244,25 @@ def test_compiling_that_would_take_most_of_the_budget_is_not_tried() -> None:
     machine = Machine(compiling(), compile_s={"graph+compiled": 15.0})
     calibration = machine.calibrate(Calibration(compiled_lanes(), 20.0, samples=1e9))
     assert machine.num_compilations("graph+compiled") == 0
-    assert any("more than the budget leaves for it" in row.why for row in calibration.table.rows)
+    assert any("more than the budget leaves for it" in row.why for row in calibration.rows)
 
 
 def test_behind_compilation_the_number_of_learners_goes_both_ways() -> None:
     for at in (2, 16):
         curves = {"graph": kneed(4, 0.1), "graph+compiled": slower(kneed(at, 0.1), 4.0 if at == 2 else 1.0)}
         machine = Machine(curves, Disturbance(0.02, 0.0), compile_s={"graph+compiled": 15.0})
-        lanes = [*lanes_of(["graph"], 32), *lanes_of(["graph+compiled"], 32, compile_s=15.0)]
-        calibration = machine.calibrate(Calibration(lanes, 30.0, samples=1e9))
-        assert calibration.choice == Setting("graph+compiled", at)
+        candidates = [*lanes_of(["graph"], 32), *lanes_of(["graph+compiled"], 32, compile_s=15.0)]
+        calibration = machine.calibrate(Calibration(candidates, 30.0, samples=1e9))
+        assert calibration.choice == EngineSetting("graph+compiled", at)
         assert machine.num_compilations("graph+compiled") == 1
 
 
 def test_an_engine_is_compiled_once_whatever_its_threads() -> None:
     machine = Machine({"graph": kneed(4, 0.1), "fused": kneed(8)}, compile_s={"fused": 5.0})
-    fused = [Lane("fused", threads, compile_s=5.0, compiles_each=True) for threads in (1, 2)]
+    fused = [Candidate("fused", threads, compile_s=5.0, compiles_each=True) for threads in (1, 2)]
     calibration = machine.calibrate(Calibration([*lanes_of(["graph"], 8), *fused], 60.0, samples=1e9))
     assert machine.num_compilations("fused") == 1
-    assert any("compiled once" in row.why for row in calibration.table.rows)
+    assert any("compiled once" in row.why for row in calibration.rows)
 
 
 def test_what_trials_take_is_learned() -> None:
@@ -264,18 +275,18 @@ def test_what_trials_take_is_learned() -> None:
 
 def test_compiled_code_in_a_cache_costs_nothing() -> None:
     machine = Machine(compiling(), Disturbance(0.02, 0.0))
-    lanes = [Lane("graph", counts=(1, 2, 4, 8)), Lane("graph+compiled", counts=(1, 2, 4, 8))]
-    choice = machine.calibrate(Calibration(lanes, 10.0)).choice
-    assert choice == Setting("graph+compiled", 8)
+    candidates = [Candidate("graph", counts=(1, 2, 4, 8)), Candidate("graph+compiled", counts=(1, 2, 4, 8))]
+    choice = machine.calibrate(Calibration(candidates, 10.0)).choice
+    assert choice == EngineSetting("graph+compiled", 8)
 
 
 def test_an_engine_that_compiles_for_every_number_is_compiled_once_with_the_best_so_far() -> None:
     curves = {"graph": kneed(4, 0.1), "fused": lambda k: 2 * saturating(0.2)(k)}
     machine = Machine(curves, Disturbance(0.02, 0.0), compile_s={"fused": 12.0})
-    lanes = [*lanes_of(["graph"], 16), *lanes_of(["fused"], 16, compile_s=12.0, compiles_each=True)]
-    calibration = machine.calibrate(Calibration(lanes, 30.0, samples=1e7))
+    candidates = [*lanes_of(["graph"], 16), *lanes_of(["fused"], 16, compile_s=12.0, compiles_each=True)]
+    calibration = machine.calibrate(Calibration(candidates, 30.0, samples=1e7))
     assert machine.num_compilations("fused") == 1
-    assert calibration.choice == Setting("fused", 4)
+    assert calibration.choice == EngineSetting("fused", 4)
     assert calibration.spent_s <= 30.0
 
 
@@ -284,17 +295,17 @@ def test_without_a_measurement_an_engine_that_compiles_for_every_number_begins_w
     start: int | None, counts: tuple[int, ...], compiled: int
 ) -> None:
     machine = Machine({"fused": saturating(0.05)}, Disturbance(0.02, 0.0), compile_s={"fused": 12.0})
-    lane = Lane("fused", counts=counts, compile_s=12.0, compiles_each=True, start=start)
-    assert machine.calibrate(Calibration([lane], 30.0, samples=1e9)).choice == Setting("fused", compiled)
+    candidate = Candidate("fused", counts=counts, compile_s=12.0, compiles_each=True, start=start)
+    assert machine.calibrate(Calibration([candidate], 30.0, samples=1e9)).choice == EngineSetting("fused", compiled)
     assert machine.num_compilations("fused") == 1
 
 
 def test_what_is_built_for_an_engine_is_set_aside_once() -> None:
     machine = Machine({"eager": falling(0.1), "graph": kneed(4)}, Disturbance(0.02, 0.0), compile_s={"graph": 60.0})
-    graph = [Lane("graph", threads, (1, 2, 4), compile_s=60.0) for threads in (1, 2)]
+    graph = [Candidate("graph", threads, (1, 2, 4), compile_s=60.0) for threads in (1, 2)]
     calibration = machine.calibrate(Calibration([*lanes_of(["eager"], 1), *graph], 100.0, samples=1e9))
     assert {trial.setting.threads for trial in machine.asked if trial.setting.engine == "graph"} == {1, 2}
-    assert calibration.choice == Setting("graph", 4)
+    assert calibration.choice == EngineSetting("graph", 4)
     assert calibration.spent_s < 100.0
 
 
@@ -313,12 +324,12 @@ def test_what_was_spent_before_the_first_trial_counts() -> None:
 
 def test_a_rival_that_cannot_be_tried_again_does_not_end_the_comparison() -> None:
     """The best becomes too costly to be measured again; others that are close still can."""
-    calibration, asked = Calibration([Lane(name, counts=(1,)) for name in ("a", "b", "slow to set up")], 10.0), []
+    calibration, asked = Calibration([Candidate(name, counts=(1,)) for name in ("a", "b", "slow to set up")], 10.0), []
     rates = {"slow to set up": 108.0, "a": 103.0, "b": 103.0}
     while (trial := calibration.next_trial()) is not None:
         asked.append((trial.setting.engine, trial.why))
         seconds = trial.seconds + (4.0 if trial.setting.engine == "slow to set up" else 0.0)
-        calibration.report(Measurement(trial.setting, [rates[trial.setting.engine]] * 5, seconds))
+        calibration.report(TrialResult(trial.setting, [rates[trial.setting.engine]] * 5, seconds))
     again = [engine for engine, why in asked if why == "too close to call"]
     assert again.count("slow to set up") == 1
     assert again.count("a") > 2
@@ -329,10 +340,10 @@ def test_compilation_leaves_room_for_measuring() -> None:
     good = 0
     for seed in RUNS[:50]:
         machine = Machine(curves, Disturbance(seed=seed), compile_s={"graph+compiled": 18.0})
-        lanes = lanes_of(["eager", "graph", "streams"], 16) + lanes_of(["graph+compiled"], 16, compile_s=18.0)
+        candidates = lanes_of(["eager", "graph", "streams"], 16) + lanes_of(["graph+compiled"], 16, compile_s=18.0)
         samples = TEN_MINUTES_S * machine.best(16)
-        calibration = machine.calibrate(Calibration(lanes, 0.05 * TEN_MINUTES_S, samples=samples))
-        compiled_s = sum(row.compile_s for row in calibration.table.rows)
+        calibration = machine.calibrate(Calibration(candidates, 0.05 * TEN_MINUTES_S, samples=samples))
+        compiled_s = sum(row.compile_s for row in calibration.rows)
         assert calibration.spent_s <= calibration.budget_s + machine.longest_s - min(compiled_s, 18.0)
         assert calibration.choice is not None
         good += machine.truth(calibration.choice) >= 0.94 * machine.best(16)
@@ -345,12 +356,12 @@ def test_goodput_stops_where_learners_do_not_help_learning() -> None:
     clean = StatisticalEfficiency(noise_scale=16.0, batch_size=16)
     many = measured_once(machine, lanes_of(["graph"], 32), efficiency=noisy).choice
     few = measured_once(machine, lanes_of(["graph"], 32), efficiency=clean).choice
-    assert many == Setting("graph", 16)
+    assert many == EngineSetting("graph", 16)
     assert few is not None
     # k (phi + b) / (phi + k b) is 2 k / (1 + k): within 3% of its limit only from 32 on, and growing little from 8 on
     assert 8 <= few.learners <= 16
     harmful = measured_once(machine, lanes_of(["graph"], 32), efficiency=lambda k: k**-1.5).choice
-    assert harmful == Setting("graph", 1)
+    assert harmful == EngineSetting("graph", 1)
 
 
 @given(
@@ -366,8 +377,8 @@ def test_goodput_stops_where_learners_do_not_help_learning() -> None:
 def test_whatever_the_machine_the_promises_are_kept(peak, budget_s, wall, noise, compile_s, samples, seed):
     curves = {"eager": falling(0.01), "graph": kneed(peak, 0.05), "fused": kneed(peak)}
     machine = Machine(curves, Disturbance(noise, 0.1, seed), compile_s={"fused": compile_s}, wall=wall)
-    lanes = lanes_of(["eager", "graph"], 32) + lanes_of(["fused"], 32, compile_s=compile_s, compiles_each=True)
-    calibration = Calibration(lanes, budget_s, samples=samples)
+    candidates = lanes_of(["eager", "graph"], 32) + lanes_of(["fused"], 32, compile_s=compile_s, compiles_each=True)
+    calibration = Calibration(candidates, budget_s, samples=samples)
     machine.calibrate(calibration)
     asked = [trial.setting for trial in machine.asked]
     assert calibration.spent_s == pytest.approx(machine.clock_s)
@@ -379,8 +390,8 @@ def test_whatever_the_machine_the_promises_are_kept(peak, budget_s, wall, noise,
     ran = {setting for setting in asked if setting.learners < wall}
     choice = calibration.choice
     assert choice in ran if ran else choice is None
-    assert len(calibration.table.rows) >= len(set(asked))
-    assert sum(row.status == "chosen" for row in calibration.table.rows) == bool(ran)
+    assert len(calibration.rows) >= len(set(asked))
+    assert sum(row.status == "chosen" for row in calibration.rows) == bool(ran)
 
 
 def test_trials_say_how_long_to_measure() -> None:
@@ -394,17 +405,20 @@ def test_trials_say_how_long_to_measure() -> None:
 def test_a_measurement_of_something_else_is_refused() -> None:
     calibration = Calibration(lanes_of(["graph"], 8), 10.0)
     with pytest.raises(SettingError, match="the trial that was asked for is of nothing, got one of graph, 1 learner"):
-        calibration.report(Measurement(Setting("graph"), [1.0]))
+        calibration.report(TrialResult(EngineSetting("graph"), [1.0]))
     calibration.next_trial()
     with pytest.raises(SettingError, match="is of graph, 1 learner, got one of graph, 2 learners"):
-        calibration.report(Measurement(Setting("graph", 2), [1.0]))
+        calibration.report(TrialResult(EngineSetting("graph", 2), [1.0]))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lanes": []}, "lanes must not be empty"),
-        ({"lanes": [Lane("graph"), Lane("graph", counts=(1,))]}, r"got \('graph', 1\) twice; join their counts"),
+        ({"candidates": []}, "candidates must not be empty"),
+        (
+            {"candidates": [Candidate("graph"), Candidate("graph", counts=(1,))]},
+            r"got \('graph', 1\) twice; join their counts",
+        ),
         ({"budget_s": -1.0}, "budget_s must be at least 0, got -1.0"),
         ({"budget_s": math.nan}, "budget_s must be at least 0, got nan"),
         ({"samples": 0}, "samples must be above 0, or None where they are not known, got 0"),
@@ -415,7 +429,7 @@ def test_a_measurement_of_something_else_is_refused() -> None:
 )
 def test_settings_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Calibration(**{"lanes": [Lane("graph")], "budget_s": 1.0, **arguments})
+        Calibration(**{"candidates": [Candidate("graph")], "budget_s": 1.0, **arguments})
 
 
 def test_trials_that_agree_within_themselves_are_not_trusted_by_that_alone() -> None:
@@ -423,26 +437,30 @@ def test_trials_that_agree_within_themselves_are_not_trusted_by_that_alone() -> 
     machine = Machine({"eager": lambda k: 1.06 * falling(0.2)(k), "graph": falling(0.2)}, Disturbance(0.0, 0.0))
     measured_once(machine, lanes_of(["eager", "graph"], 16))
     again = {trial.setting for trial in machine.asked if trial.why == "too close to call"}
-    assert again == {Setting("eager"), Setting("graph")}
+    assert again == {EngineSetting("eager"), EngineSetting("graph")}
+
+
+def chosen_row(calibration: Calibration) -> DecisionRow | None:
+    return next((row for row in calibration.rows if row.status == "chosen"), None)
 
 
 def calibrated() -> Calibration:
     curves = {"eager": falling(0.1), "graph": kneed(4, 0.1), "streams": falling(0.1), "fused": kneed(8)}
     machine = Machine(curves, Disturbance(0.01, 0.0), wall=8, broken={"streams": 1}, compile_s={"fused": 60.0})
-    lanes = [*lanes_of(["eager", "graph", "streams"], 16), Lane("fused", compile_s=60.0, compiles_each=True)]
-    return machine.calibrate(Calibration(lanes, 30.0, samples=1e6))
+    candidates = [*lanes_of(["eager", "graph", "streams"], 16), Candidate("fused", compile_s=60.0, compiles_each=True)]
+    return machine.calibrate(Calibration(candidates, 30.0, samples=1e6))
 
 
-def rows() -> dict[tuple[str, int], Row]:
-    return {(row.engine, row.learners): row for row in calibrated().table.rows}
+def rows() -> dict[tuple[str, int], DecisionRow]:
+    return {(row.engine, row.learners): row for row in calibrated().rows}
 
 
 def test_every_setting_stands_there_once_with_its_reason() -> None:
-    table = calibrated().table
-    names = [(row.engine, row.threads, row.learners) for row in table.rows]
+    rows = calibrated().rows
+    names = [(row.engine, row.threads, row.learners) for row in rows]
     assert len(names) == len(set(names))
-    assert all(row.why for row in table.rows)
-    tried = [row.status != "not tried" for row in table.rows]
+    assert all(row.why for row in rows)
+    tried = [row.status != "not tried" for row in rows]
     assert tried == sorted(tried, reverse=True)
 
 
@@ -478,15 +496,16 @@ def test_what_did_not_run_has_no_throughput() -> None:
 
 
 def test_plain_values_survive_json() -> None:
-    table = calibrated().table
-    assert [Row(**values) for values in json.loads(json.dumps(table.as_dicts()))] == list(table.rows)
+    rows = calibrated().rows
+    dicts = json.loads(json.dumps([dataclasses.asdict(row) for row in rows]))
+    assert [DecisionRow(**values) for values in dicts] == list(rows)
 
 
 def test_the_text_is_a_table() -> None:
-    table = calibrated().table
-    heading, *lines = str(table).splitlines()
+    rows = calibrated().rows
+    heading, *lines = decision_text(rows).splitlines()
     assert heading.split()[:4] == ["engine", "learners", "threads", "samples/s"]
-    assert len(lines) == len(table.rows)
+    assert len(lines) == len(rows)
     at = heading.index("decision")
     assert [line[at:].split(":")[0] for line in lines if "chosen" in line] == ["chosen"]
     assert all(line[at - 2 : at] == "  " for line in lines)
@@ -494,7 +513,7 @@ def test_the_text_is_a_table() -> None:
 
 def test_fewer_learners_that_do_as_well_say_so() -> None:
     machine = Machine({"graph": lambda k: min(k, 4) * (1 + 0.01 * (k > 4))}, Disturbance(0.002, 0.0))
-    chosen = machine.calibrate(Calibration(lanes_of(["graph"], 8), 30.0)).table.chosen
+    chosen = chosen_row(machine.calibrate(Calibration(lanes_of(["graph"], 8), 30.0)))
     assert chosen is not None
     assert chosen.learners == 4
     assert chosen.why == "fewer learners or threads, 98.8% of the highest throughput"
@@ -502,24 +521,26 @@ def test_fewer_learners_that_do_as_well_say_so() -> None:
 
 def test_goodput_is_called_by_its_name() -> None:
     machine = Machine({"graph": kneed(4)}, Disturbance(0.002, 0.0))
-    table = machine.calibrate(Calibration(lanes_of(["graph"], 4), 30.0, efficiency=lambda k: k**-0.5)).table
-    assert table.chosen is not None
-    assert table.chosen.why == "the highest goodput"
-    assert table.chosen.efficiency == 0.5
+    calibration = machine.calibrate(Calibration(lanes_of(["graph"], 4), 30.0, efficiency=lambda k: k**-0.5))
+    chosen = chosen_row(calibration)
+    assert chosen is not None
+    assert chosen.why == "the highest goodput"
+    assert chosen.efficiency == 0.5
 
 
 def test_goodput_is_called_by_its_name_where_one_learner_is_best() -> None:
     machine = Machine({"graph": kneed(4)}, Disturbance(0.002, 0.0))
-    table = machine.calibrate(Calibration(lanes_of(["graph"], 4), 30.0, efficiency=lambda k: k**-1.5)).table
-    assert table.chosen is not None
-    assert (table.chosen.learners, table.chosen.efficiency) == (1, 1.0)
-    assert table.chosen.why == "the highest goodput"
-    assert all("throughput" not in row.why for row in table.rows)
+    calibration = machine.calibrate(Calibration(lanes_of(["graph"], 4), 30.0, efficiency=lambda k: k**-1.5))
+    chosen = chosen_row(calibration)
+    assert chosen is not None
+    assert (chosen.learners, chosen.efficiency) == (1, 1.0)
+    assert chosen.why == "the highest goodput"
+    assert all("throughput" not in row.why for row in calibration.rows)
 
 
 def test_small_rates_keep_their_digits() -> None:
-    row = Row("eager", 1, 1, "chosen", "the highest throughput", 1.2345, 1.2, 1.3, 5)
-    assert "1.23   1.2-1.3" in str(DecisionTable((row,)))
+    row = DecisionRow("eager", 1, 1, "chosen", "the highest throughput", 1.2345, 1.2, 1.3, 5)
+    assert "1.23   1.2-1.3" in decision_text([row])
 
 
 def test_the_summary_states_the_cost() -> None:

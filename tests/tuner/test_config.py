@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bow.errors import SettingError
-from bow.tuner import Setting, Tuner
+from bow.tuner import EngineSetting, Tuner
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -18,7 +18,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
 
 
 def test_a_choice_can_be_pinned() -> None:
-    assert Tuner(pinned=Setting("graph", learners=4)).pinned == Setting("graph", 4)
+    assert Tuner(pinned=EngineSetting("graph", learners=4)).pinned == EngineSetting("graph", 4)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,10 @@ def test_a_choice_can_be_pinned() -> None:
         ({"window_s": math.inf}, "window_s must be .*above 0, got inf"),
         ({"online": "yes"}, "online must be True or False, got 'yes'"),
         ({"cache": None}, "cache must be True or False, got None"),
-        ({"pinned": "graph"}, r"pinned must be a Setting such as Setting\(\"graph\", learners=4\), got 'graph'"),
+        (
+            {"pinned": "graph"},
+            r"pinned must be an EngineSetting such as EngineSetting\(\"graph\", learners=4\), got 'graph'",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:

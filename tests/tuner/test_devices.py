@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bow.errors import SettingError
-from bow.tuner import DeviceTuners, OnlineTuner, Window, balance
+from bow.tuner import DeviceTuners, MeasurementWindow, OnlineTuner, balance
 from tests.tuner.simulated import Disturbance, kneed, peaked, saturating
 
 MOST = 8
@@ -37,7 +37,7 @@ def train(devices: tuple[Round, ...], tuners: DeviceTuners, windows: int, noise:
     for _ in range(windows):
         learners = tuple(tuner.learners for tuner in tuners.tuners)
         history.append(learners)
-        decisions = tuners.hear(1000 * noise.of(throughput(devices, learners)), 1.0)
+        decisions = tuners.update(1000 * noise.of(throughput(devices, learners)), 1.0)
         assert sum(decision.step != 0 for decision in decisions) <= 1
         assert all(tuner.learners == n + d.step for tuner, n, d in zip(tuners.tuners, learners, decisions, strict=True))
     return history
@@ -102,7 +102,7 @@ def test_all_devices_settle_and_are_tried_again_in_turn() -> None:
     turns, settled = [], []
     for _ in range(1500):
         learners = tuple(tuner.learners for tuner in tuners.tuners)
-        tuners.hear(throughput(devices, learners), 1.0)
+        tuners.update(throughput(devices, learners), 1.0)
         turns.append(tuners.turn)
         settled.append(tuners.settled)
     assert any(settled)
@@ -151,7 +151,7 @@ def test_one_device_is_tuned_as_alone() -> None:
     history = train(device, together, 150, noise)
     for (learners,) in history:
         assert alone.learners == learners
-        alone.hear(Window(1000 * again.of(throughput(device, (learners,))), 1.0, learners))
+        alone.update(MeasurementWindow(1000 * again.of(throughput(device, (learners,))), 1.0, learners))
 
 
 def test_devices_are_needed() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bow.errors import SettingError
-from bow.tuner import Decision, OnlineTuner, StatisticalEfficiency, Window
-from bow.tuner.online import FEWEST, FIRST_WAIT, MOST_CHANGES, SPAN, WARM_UP
+from bow.tuner import MeasurementWindow, OnlineTuner, StatisticalEfficiency, TunerDecision
+from bow.tuner.online import FEWEST, FIRST_BACK_OFF, MOST_CHANGES, SPAN, WARM_UP
 from tests.tuner.simulated import FAMILIES, Disturbance, Training, falling, kneed, optima, peaked, saturating
 
 MOST = 16
@@ -193,18 +193,18 @@ def test_attempts_that_fail_become_rare() -> None:
     ups = [change.window for change in training.tuner.changes if change.learners == 5]
     waits = [later - earlier for earlier, later in itertools.pairwise(ups)]
     assert len(ups) <= 7
-    assert waits[0] >= FIRST_WAIT
+    assert waits[0] >= FIRST_BACK_OFF
     assert all(later > 1.7 * earlier for earlier, later in itertools.pairwise(waits[:4]))
 
 
 def test_what_a_calibration_has_found_is_not_tried_at_once() -> None:
     for seed in RUNS[:20]:
         tuner = OnlineTuner(4, MOST, calibrated=True)
-        training = Training(tuner, kneed(4, 0.1), Disturbance(0.02, 0.02, seed)).run(FIRST_WAIT - 1)
+        training = Training(tuner, kneed(4, 0.1), Disturbance(0.02, 0.02, seed)).run(FIRST_BACK_OFF - 1)
         assert tuner.changes == []
         assert tuner.settled
         training.run(400)
-        assert tuner.changes[0].window >= FIRST_WAIT
+        assert tuner.changes[0].window >= FIRST_BACK_OFF
         assert training.settled_with == 4
 
 
@@ -216,16 +216,16 @@ def test_a_calibrated_number_follows_a_drift_before_the_wait_is_over() -> None:
 
 
 def test_what_has_just_been_seen_to_be_worse_is_not_tried_again_at_once() -> None:
-    training = Training(OnlineTuner(1, MOST), kneed(4, 0.1), calm()).run(FIRST_WAIT)
+    training = Training(OnlineTuner(1, MOST), kneed(4, 0.1), calm()).run(FIRST_BACK_OFF)
     assert [change.learners for change in training.tuner.changes] == [2, 3, 4, 5, 4]
-    training.run(2 * FIRST_WAIT)
+    training.run(2 * FIRST_BACK_OFF)
     assert 3 in [change.learners for change in training.tuner.changes[5:]]  # by then it may be another machine
 
 
 def test_somebody_else_may_change_the_learners() -> None:
     training = Training(OnlineTuner(1, MOST), kneed(6, 0.05), Disturbance(0.01, 0.0)).run(200)
     training.learners = 3
-    training.tuner.hear(Window(3000.0, 1.0, 3))
+    training.tuner.update(MeasurementWindow(3000.0, 1.0, 3))
     assert training.tuner.learners == 3
     assert not training.tuner.settled
     assert training.run(300).settled_with == 6
@@ -233,15 +233,15 @@ def test_somebody_else_may_change_the_learners() -> None:
 
 def test_a_decision_that_was_not_carried_out_is_forgotten() -> None:
     tuner = OnlineTuner(1, MOST)
-    steps = [tuner.hear(Window(100.0, 1.0, 1)).step for _ in range(100)]
+    steps = [tuner.update(MeasurementWindow(100.0, 1.0, 1)).step for _ in range(100)]
     assert set(steps) == {0, 1}
     assert steps.count(1) < 15
 
 
 def test_windows_without_samples_say_nothing() -> None:
     tuner = OnlineTuner(1, MOST)
-    for window in (Window(0.0, 1.0, 1), Window(10.0, 0.0, 1)):
-        assert tuner.hear(window) == Decision()
+    for window in (MeasurementWindow(0.0, 1.0, 1), MeasurementWindow(10.0, 0.0, 1)):
+        assert tuner.update(window) == TunerDecision()
     assert tuner.num_windows == 0
 
 
@@ -252,7 +252,7 @@ def test_the_size_of_windows_does_not_matter() -> None:
         for _ in range(200):
             history.append(tuner.learners)
             rate = noise.of(kneed(5)(tuner.learners))
-            tuner.hear(Window(rate * seconds, seconds, tuner.learners))
+            tuner.update(MeasurementWindow(rate * seconds, seconds, tuner.learners))
         histories.append(history)
     assert histories[0] == histories[1]
 
@@ -335,4 +335,4 @@ def test_machines_of_one_learner_are_left_alone() -> None:
     training = Training(OnlineTuner(1, 1), falling(0.1)).run(50)
     assert training.settled_with == 1
     assert training.tuner.changes == []
-    assert dataclasses.asdict(Decision()) == {"step": 0, "why": ""}
+    assert dataclasses.asdict(TunerDecision()) == {"step": 0, "why": ""}

@@ -7,7 +7,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.tuner.record import NOISE_FLOOR, Estimate, estimate, noise_of
+from bow.tuner.record import NOISE_FLOOR, LogEstimate, estimate, noise_of
 
 RATES = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=9)
 
@@ -39,8 +39,8 @@ def test_gains_do_not_depend_on_units(rates: list[float], factor: float, noise: 
 
 @given(st.floats(-1, 1), st.floats(1e-4, 0.2), st.floats(-0.2, 0.2))
 def test_a_verdict_is_never_both(log: float, error: float, bar: float) -> None:
-    exceeds = Estimate(log, error).exceeds(bar)
-    assert Estimate(log + 5 * error + 2, error).exceeds(bar) is True
-    assert Estimate(log - 5 * error - 2, error).exceeds(bar) is False
+    exceeds = LogEstimate(log, error).exceeds(bar)
+    assert LogEstimate(log + 5 * error + 2, error).exceeds(bar) is True
+    assert LogEstimate(log - 5 * error - 2, error).exceeds(bar) is False
     if exceeds is not None:
         assert exceeds == (log > math.log1p(bar))

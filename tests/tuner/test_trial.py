@@ -9,35 +9,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bow.errors import SettingError
-from bow.tuner import Lane, Measurement, Setting, doubling
-from bow.tuner.trial import Curve
+from bow.tuner import Candidate, EngineSetting, TrialResult, doubling
+from bow.tuner.trial import ThroughputCurve
 from tests.tuner.simulated import dipping, kneed, peaked, saturating
 
-SETTING = Setting("graph", learners=2)
+SETTING = EngineSetting("graph", learners=2)
 
 
 def test_a_setting_says_what_it_is() -> None:
-    assert str(Setting("eager", threads=2)) == "eager, 1 learner, 2 threads"
+    assert str(EngineSetting("eager", threads=2)) == "eager, 1 learner, 2 threads"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Setting("graph", learners=0), "learners must be a whole number of at least 1, got 0"),
-        (lambda: Setting("graph", threads=True), "threads must be a whole number of at least 1, got True"),
-        (lambda: Measurement(SETTING), "either rates or a failure, got neither for graph, 2 learners"),
-        (lambda: Measurement(SETTING, [1.0], failure="lost"), "either rates or a failure, got both"),
-        (lambda: Measurement(SETTING, [1.0, 0.0]), "rates must be finite and above 0, got 0.0"),
-        (lambda: Measurement(SETTING, [math.nan]), "rates must be finite and above 0, got nan"),
-        (lambda: Measurement(SETTING, [1.0], seconds=-1.0), "seconds must be finite and at least 0, got -1.0"),
-        (lambda: Measurement(SETTING, [1.0], compile_s=math.inf), "compile_s must be finite and at least 0, got inf"),
-        (lambda: Lane("graph", threads=0), "threads must be a whole number of at least 1, got 0"),
-        (lambda: Lane("graph", counts=()), r"counts must ascend and not be empty, got \(\); use doubling"),
-        (lambda: Lane("graph", counts=(1, 4, 2)), r"counts must ascend and not be empty, got \(1, 4, 2\)"),
-        (lambda: Lane("graph", setup_s=-1.0), "setup_s must be finite and at least 0, got -1.0"),
-        (lambda: Lane("graph", compile_s=math.nan), "compile_s must be finite and at least 0, got nan"),
-        (lambda: Lane("graph", expected_gain=0.0), "expected_gain must be finite and above 0, got 0.0"),
-        (lambda: Lane("fused", start=0), "start must be a whole number of at least 1, got 0"),
+        (lambda: EngineSetting("graph", learners=0), "learners must be a whole number of at least 1, got 0"),
+        (lambda: EngineSetting("graph", threads=True), "threads must be a whole number of at least 1, got True"),
+        (lambda: TrialResult(SETTING), "either rates or a failure, got neither for graph, 2 learners"),
+        (lambda: TrialResult(SETTING, [1.0], failure="lost"), "either rates or a failure, got both"),
+        (lambda: TrialResult(SETTING, [1.0, 0.0]), "rates must be finite and above 0, got 0.0"),
+        (lambda: TrialResult(SETTING, [math.nan]), "rates must be finite and above 0, got nan"),
+        (lambda: TrialResult(SETTING, [1.0], seconds=-1.0), "seconds must be finite and at least 0, got -1.0"),
+        (lambda: TrialResult(SETTING, [1.0], compile_s=math.inf), "compile_s must be finite and at least 0, got inf"),
+        (lambda: Candidate("graph", threads=0), "threads must be a whole number of at least 1, got 0"),
+        (lambda: Candidate("graph", counts=()), r"counts must ascend and not be empty, got \(\); use doubling"),
+        (lambda: Candidate("graph", counts=(1, 4, 2)), r"counts must ascend and not be empty, got \(1, 4, 2\)"),
+        (lambda: Candidate("graph", setup_s=-1.0), "setup_s must be finite and at least 0, got -1.0"),
+        (lambda: Candidate("graph", compile_s=math.nan), "compile_s must be finite and at least 0, got nan"),
+        (lambda: Candidate("graph", expected_gain=0.0), "expected_gain must be finite and above 0, got 0.0"),
+        (lambda: Candidate("fused", start=0), "start must be a whole number of at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
@@ -63,14 +63,14 @@ MEASURED = st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True).map
 
 @given(CURVES, MEASURED, st.integers(1, 64))
 def test_more_learners_than_measured_bring_no_more_than_the_bound(curve, measured: list[int], learners: int) -> None:
-    known = Curve(tuple((k, curve(k)) for k in measured))
+    known = ThroughputCurve(tuple((k, curve(k)) for k in measured))
     if learners >= measured[-1]:
         assert curve(learners) <= known.beyond(learners) * (1 + 1e-9)
 
 
 @given(CURVES, MEASURED.filter(lambda counts: counts[-1] <= 12), st.integers(1, 64))
 def test_learners_between_measured_ones_bring_no_more_than_the_bound(curve, measured: list[int], learners) -> None:
-    known = Curve(tuple((k, curve(k)) for k in measured))
+    known = ThroughputCurve(tuple((k, curve(k)) for k in measured))
     concave = all(2 * curve(k) >= curve(k - 1) + curve(k + 1) - 1e-9 for k in range(2, measured[-1]))
     if concave and measured[0] < learners < measured[-1] and learners not in measured:
         assert curve(learners) <= known.between(learners) * (1 + 1e-9)
@@ -78,4 +78,4 @@ def test_learners_between_measured_ones_bring_no_more_than_the_bound(curve, meas
 
 def test_the_cost_of_averaging_does_not_look_like_diminishing_returns() -> None:
     curve = dipping(0.3, saturating(0.0))
-    assert Curve(((1, curve(1)), (2, curve(2)))).beyond(8) == pytest.approx(curve(8))
+    assert ThroughputCurve(((1, curve(1)), (2, curve(2)))).beyond(8) == pytest.approx(curve(8))

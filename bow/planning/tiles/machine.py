@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bow.cluster import Parcel, World, join, start
+from bow.cluster import WorkerJob, World, join, start
 from bow.devices import available_cores, processor
 from bow.devices.links import Connection, gpu_uuid, read_gpu_links
 from bow.errors import SettingError
@@ -111,7 +111,7 @@ def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTo
     if known.num_devices == 1:
         return known
     cuda = known.devices[0].name.startswith("gpu")
-    with start(known.num_devices, _device(cuda, 0), Parcel(functools.partial(_elsewhere, known, cuda))) as world:
+    with start(known.num_devices, _device(cuda, 0), WorkerJob(functools.partial(_elsewhere, known, cuda))) as world:
         return _measured(world, known, cuda)
 
 

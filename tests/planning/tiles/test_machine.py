@@ -102,9 +102,9 @@ def test_links_are_measured_by_one_process_a_device(monkeypatch: pytest.MonkeyPa
 
         def __exit__(self, *_: object) -> None: ...
 
-    def start(size: int, device: torch.device, parcel: Any) -> World:
+    def start(size: int, device: torch.device, job: Any) -> World:
         seen.append((size, str(device)))
-        parcel.discard()
+        job.discard()
         return World()
 
     monkeypatch.setattr(machine, "available_cores", lambda: range(2))

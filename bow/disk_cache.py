@@ -1,0 +1,60 @@
+"""What was measured before, kept on disk as JSON: one file for each description of what it depends on."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bow.errors import BowError, SettingError
+from bow.files import write_whole
+
+T = TypeVar("T")
+
+
+class JsonCache:
+    """JSON files in a folder, each found again by a key of plain values: texts, finite numbers, lists, dictionaries.
+
+    Several processes may use a folder at the same time: a file appears whole or not at all, and the last writer wins.
+    A file that is missing, damaged, of another version or of another key counts as none. What a key leaves out does not
+    matter, and whatever a key holds needlessly makes others measure anew.
+
+    Example:
+        >>> cache = JsonCache(getfixture("tmp_path"))
+        >>> cache.store({"model": "LeNet", "shape": (16, 1)}, {"learners": 4})
+        >>> cache.find({"shape": [16, 1], "model": "LeNet"})
+        {'learners': 4}
+    """
+
+    def __init__(self, folder: str | Path, version: int = 1) -> None:
+        self.folder = Path(folder)  # made when something is stored
+        self.version = version  # of the values; those of another version count as none
+
+    def find(self, key: Any, parse: Callable[[Any], T | None] = lambda value: value, suffix: str = "") -> T | None:
+        """What `parse` makes of the value of a key; None where there is none, or `parse` refuses it."""
+        path, plain = self.path(key, suffix), _plain(key)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return parse(content["value"]) if (content["version"], content["key"]) == (self.version, plain) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, BowError):
+            return None
+
+    def store(self, key: Any, value: Any, suffix: str = "") -> None:
+        """Keep a value; raises `OSError` where the folder cannot be written."""
+        content = {"version": self.version, "key": _plain(key), "value": value}
+        write_whole(self.path(key, suffix), json.dumps(content, indent=1) + "\n")
+
+    def path(self, key: Any, suffix: str = "") -> Path:
+        """The file of a key, the same for equal keys, whatever the order of a dictionary's entries."""
+        text = json.dumps(_plain(key), sort_keys=True, separators=(",", ":"))
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}.json"
+
+
+def _plain(key: Any) -> Any:
+    """A key as it is read again: tuples become lists."""
+    try:
+        return json.loads(json.dumps(key, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise SettingError(
+            f"a description takes plain values only ({error}); use texts, finite numbers, lists and dictionaries"
+        ) from error
