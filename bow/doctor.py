@@ -23,7 +23,7 @@ class Gpu:
 
     name: str  # as the driver calls it
     capability: str  # compute capability, such as `"9.0"`
-    free_bytes: int  # memory that nobody uses
+    free_bytes: int  # free memory
     total_bytes: int  # all of its memory
 
 

@@ -45,7 +45,7 @@ class Expendable:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it appears whole or not at all, whoever else writes it at the same time."""
+    """Write a file atomically: it appears whole or not at all, also with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # no other writer has the same
         part = Path(scratch) / path.name

@@ -112,7 +112,7 @@ def _run(words: list[str]) -> int:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     if os.environ.get("RANK", "0") != "0":
-        return  # what there is to warn of, rank 0 says
+        return  # rank 0 gives the same warnings
     print(f"bow: warning: {_one_line(message)}", file=sys.stderr)
 
 

@@ -1,6 +1,6 @@
 """`bow doctor`: what this machine can run, and whether a configuration would fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,25 +56,24 @@ def _machine_table(machine: MachineInfo) -> Table:
 
 
 def _engine_table(machine: MachineInfo) -> Table:
-    table = _table("Engines", "name", "runs", "")
-    for engine in check_engines(machine):
-        table.add_row(engine.name, GOOD if engine.runs else BAD, engine.note)
-    return table
+    rows = [(engine.name, GOOD if engine.runs else BAD, engine.note) for engine in check_engines(machine)]
+    return _table("Engines", "name", "runs", "", rows=rows)
 
 
 def _library_table() -> Table:
     table = _table("Libraries", "name", "there", "version", "for")
     for library in find_libraries():
-        absent = BAD if library.required else UNSURE
-        there = GOOD if library.version else absent
+        there = GOOD if library.version else BAD if library.required else UNSURE
         table.add_row(library.name, there, Text(library.version or library.remedy), library.purpose)
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, *columns: str, rows: Iterable[Sequence[str | Text]] = ()) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, header_style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -171,6 +171,6 @@ def _check_open_files(size: int) -> None:
 
 
 def failed(workers: Workers, error: BowError) -> BowError:
-    """The same error, with what the process that caused it has said, if it has said something."""
+    """The same error, or that of the worker that caused it, if it left a message."""
     why = workers.failure(within_s=GRACE_S)
     return error if why is None else ClusterError(why)

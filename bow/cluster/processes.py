@@ -38,7 +38,7 @@ def backend_for(device: torch.device) -> str:
 
 
 class GlooSum(PendingSum):
-    """Sums that Gloo computes in threads of its own."""
+    """Sums that Gloo computes in its threads."""
 
     def __init__(self, parts: Sequence[dist.Work], asked: Callable[..., Any]) -> None:
         self._parts = parts

@@ -19,7 +19,7 @@ def main(folder: Path, rank: str) -> int:
     """Call the job; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; rank 0 tells the others what to do
     threading.Thread(target=_end_with_rank_0, name="bow rank 0", daemon=True).start()
-    warnings.simplefilter("ignore")  # what there is to warn of, rank 0 hears
+    warnings.simplefilter("ignore")  # rank 0 gives the same warnings
     try:
         with (folder / JOB).open("rb") as file:
             sys.path[:] = pickle.load(file)
@@ -38,7 +38,7 @@ def main(folder: Path, rank: str) -> int:
 
 
 def _end_with_rank_0() -> None:
-    """End when rank 0 has gone, of which a training that is in the middle of something else would not hear."""
+    """End when rank 0 has gone, also between collectives."""
     os.read(sys.stdin.fileno(), 1)  # not by way of Python's file, whose lock would be held when this process ends
     os._exit(1)
 

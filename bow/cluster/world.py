@@ -19,7 +19,7 @@ DONE = PendingSum()
 
 
 class World:
-    """A training's processes. This class itself is a world of one: what it is asked for is there already.
+    """The processes of a training. This class itself is a world of one: every collective returns at once.
 
     All processes call the same methods in the same order, and from the main thread only.
 
@@ -49,7 +49,7 @@ class World:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is nobody else, and nobody to be asked."""
+        """Whether this process trains alone and needs no collectives."""
         return True
 
     @property
@@ -90,14 +90,14 @@ class World:
         """Overwrite tensors with those of rank 0."""
 
     def near(self) -> "World":
-        """The processes of this machine as a world of their own; all processes ask for it."""
+        """The processes of this machine as a world; all processes call this."""
         return self
 
     def abort(self) -> None:
         """End sums that would wait for ever for a process that has gone; from any thread."""
 
     def close(self) -> None:
-        """Leave the others; behind this nothing can be asked for."""
+        """Leave the process group."""
 
     def __enter__(self) -> "World":
         return self
@@ -110,7 +110,7 @@ ALONE = World()
 
 
 class TrialWorld(World):
-    """A world of one that goes the way of several, for trials beside which nobody else runs."""
+    """A world of one that takes the code paths of several, for trials of the tuner."""
 
     @property
     def is_one(self) -> bool:

@@ -17,7 +17,7 @@ class SampleOrder:
     """The concatenation, over epochs, of that epoch's permutation of the samples.
 
     Epoch e is `randperm(num_samples)` from a generator seeded with `derive_seed(seed, e)`: any position can
-    be computed directly, and neither learners nor batch size have a say in it.
+    be computed directly, and it depends on neither learners nor batch size.
     """
 
     def __init__(self, num_samples: int, seed: int, device: torch.device | str = "cpu") -> None:

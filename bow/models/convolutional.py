@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from bow.errors import DataError, SettingError
 
 _EPSILON = 0.001
+Kernel: TypeAlias = int | tuple[int, int]  # height and width in pixels, or one number for both
 
 
 class ConvNorm(nn.Module):
@@ -23,9 +25,9 @@ class ConvNorm(nn.Module):
         self,
         channels_in: int,
         channels_out: int,
-        kernel: int | tuple[int, int],
+        kernel: Kernel,
         stride: int = 1,
-        padding: int | tuple[int, int] = 0,
+        padding: Kernel = 0,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels_in, channels_out, kernel, stride=stride, padding=padding, bias=False)
@@ -71,17 +73,9 @@ _POOLED = 6
 class AlexNet(nn.Module):
     """Five convolutions and three linear layers, in one tower.
 
-    The one-tower form of "One weird trick", as torchvision has it: without the split over two devices and without
-    local response normalisation. Adaptive pooling to 6x6 pixels before the linear layers takes images of any size.
-
-    Args:
-        classes: number of classes.
-        channels: channels of the images.
-        width: multiplies filters and hidden units; 1 is the published network.
-        dropout: probability with which an input of a hidden linear layer is dropped; 0.5 in the paper.
-
-    Raises:
-        SettingError: the width is not positive.
+    The one-tower form of "One weird trick", as torchvision has it: without the split over two devices and without local
+    response normalisation. Adaptive pooling to 6x6 pixels before the linear layers takes images of 63x63 pixels or
+    more. `width` multiplies filters and hidden units: 1 is the published network, which has a dropout of 0.5.
 
     References:
         Krizhevsky, Sutskever, Hinton: ImageNet classification with deep convolutional neural networks, 2012.
@@ -95,27 +89,15 @@ class AlexNet(nn.Module):
         first, second, third, fourth = (scaled(filters, width) for filters in (64, 192, 384, 256))
         hidden = scaled(4096, width)
         self.features = nn.Sequential(
-            nn.Conv2d(channels, first, 11, stride=4, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2),
-            nn.Conv2d(first, second, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2),
-            nn.Conv2d(second, third, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(third, fourth, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(fourth, fourth, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2),
+            *(nn.Conv2d(channels, first, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
+            *(nn.Conv2d(first, second, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
+            *(nn.Conv2d(second, third, 3, padding=1), nn.ReLU()),
+            *(nn.Conv2d(third, fourth, 3, padding=1), nn.ReLU()),
+            *(nn.Conv2d(fourth, fourth, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
         )
         self.classifier = nn.Sequential(
-            nn.Dropout(dropout),
-            nn.Linear(fourth * _POOLED * _POOLED, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
+            *(nn.Dropout(dropout), nn.Linear(fourth * _POOLED * _POOLED, hidden), nn.ReLU()),
+            *(nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()),
             nn.Linear(hidden, classes),
         )
 
@@ -149,16 +131,7 @@ class GoogLeNet(nn.Module):
     Each module has four branches: a 1x1 convolution; two of a 1x1 before a wider one; and max-pooling before a 1x1.
     This is the network as TensorFlow ships it (`inception_v1`), which Tang et al. train: batch norm behind every
     convolution in place of local response normalisation, 3x3 filters where the paper has 5x5 ones, and no auxiliary
-    classifiers.
-
-    Args:
-        classes: number of classes.
-        channels: channels of the images.
-        width: multiplies the filters of every convolution; 1 is the published network.
-        dropout: probability with which a feature is dropped before the last layer; 0.4 in the paper.
-
-    Raises:
-        SettingError: the width is not positive.
+    classifiers. Images have at least 15x15 pixels; `width` multiplies filters, and the published dropout is 0.4.
 
     References:
         Szegedy et al.: Going deeper with convolutions, 2015.
@@ -223,17 +196,8 @@ _INCEPTION_SMALLEST = 75
 class InceptionV3(nn.Module):
     """Inception-v3: large filters written as several small or flat ones, in eleven modules of parallel branches.
 
-    The network of TensorFlow and torchvision, without the auxiliary classifier, which is no part of the model
-    that is evaluated.
-
-    Args:
-        classes: number of classes.
-        channels: channels of the images.
-        width: multiplies the filters of every convolution; 1 is the published network.
-        dropout: probability with which a feature is dropped before the last layer; 0.2 in the paper.
-
-    Raises:
-        SettingError: the width is not positive.
+    The network of TensorFlow and torchvision, without the auxiliary classifier, which is no part of the model that is
+    evaluated. Images have at least 75x75 pixels; `width` multiplies filters, and the published dropout is 0.2.
 
     References:
         Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception architecture for computer vision, 2016.
@@ -243,26 +207,22 @@ class InceptionV3(nn.Module):
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 0.125, dropout: float = 0.0) -> None:
         super().__init__()
-        make = _Builder(width)
+        make = _InceptionBuilder(width)
         self.stem = nn.Sequential(
             ConvNorm(channels, make.filters(32), 3, stride=2),
-            make.conv(32, 32, 3),
-            make.conv(32, 64, 3, padding=1),
+            ConvNorm(make.filters(32), make.filters(32), 3),
+            make.chain((32,), (64, 3)),
             nn.MaxPool2d(3, stride=2),
-            make.conv(64, 80, 1),
-            make.conv(80, 192, 3),
+            make.chain((64,), (80, 1)),
+            ConvNorm(make.filters(80), make.filters(192), 3),
             nn.MaxPool2d(3, stride=2),
         )
         self.modules35 = nn.Sequential(
             make.square((192,), 32), make.square(_SQUARE_32, 64), make.square(_SQUARE_64, 64)
         )
         self.reduction17 = make.reduction17(_SQUARE_64)
-        self.modules17 = nn.Sequential(
-            make.factorised(_REDUCED_17, 128),
-            make.factorised(_FACTORISED, 160),
-            make.factorised(_FACTORISED, 160),
-            make.factorised(_FACTORISED, 192),
-        )
+        inner = zip((_REDUCED_17, _FACTORISED, _FACTORISED, _FACTORISED), (128, 160, 160, 192), strict=True)
+        self.modules17 = nn.Sequential(*(make.factorised(*each) for each in inner))
         self.reduction8 = make.reduction8(_FACTORISED)
         self.modules8 = nn.Sequential(make.expanded(_REDUCED_8), make.expanded(_EXPANDED))
         self.dropout = nn.Dropout(dropout)
@@ -287,10 +247,10 @@ _REDUCED_8 = (320, 192, *_FACTORISED)
 _EXPANDED = (320, 384, 384, 384, 384, 192)
 
 
-class _Builder:
-    """Makes modules whose filters are `width` times the published ones.
+class _InceptionBuilder:
+    """Makes modules whose filters are `width` times the published ones, which are what its arguments are.
 
-    Its arguments are published numbers throughout; `before` lists the filters that the input is concatenated of.
+    `before` lists the filters that the input is concatenated of.
     """
 
     def __init__(self, width: float) -> None:
@@ -302,96 +262,53 @@ class _Builder:
     def channels(self, before: tuple[int, ...]) -> int:
         return sum(map(self.filters, before))
 
-    def conv(
-        self,
-        before: int | tuple[int, ...],
-        filters: int,
-        kernel: int | tuple[int, int],
-        stride: int = 1,
-        padding: int | tuple[int, int] = 0,
-    ) -> ConvNorm:
-        channels = self.channels(before if isinstance(before, tuple) else (before,))
-        return ConvNorm(channels, self.filters(filters), kernel, stride, padding)
+    def chain(self, before: tuple[int, ...], *convs: tuple[int, Kernel] | tuple[int, Kernel, int]) -> nn.Module:
+        """Convolutions of (filters, kernel), which keep the image's size, or of (filters, kernel, stride)."""
+        layers = []
+        for filters, kernel, *stride in convs:
+            high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+            sliding = (stride[0], 0) if stride else (1, (high // 2, wide // 2))
+            layers.append(ConvNorm(self.channels(before), self.filters(filters), kernel, *sliding))
+            before = (filters,)
+        return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
     def square(self, before: tuple[int, ...], pooled: int) -> Branches:
         """5x5 filters, and 5x5 ones written as two of 3x3 (figure 5)."""
-        return Branches(
-            [
-                self.conv(before, 64, 1),
-                nn.Sequential(self.conv(before, 48, 1), self.conv(48, 64, 5, padding=2)),
-                nn.Sequential(
-                    self.conv(before, 64, 1), self.conv(64, 96, 3, padding=1), self.conv(96, 96, 3, padding=1)
-                ),
-                self._pooled(before, pooled),
-            ]
-        )
+        convs = (((64, 1),), ((48, 1), (64, 5)), ((64, 1), (96, 3), (96, 3)))
+        return Branches([*(self.chain(before, *each) for each in convs), self._pooled(before, pooled)])
 
     def factorised(self, before: tuple[int, ...], inner: int) -> Branches:
         """7x7 filters written as 1x7 and 7x1, once and twice (figure 6)."""
+        wide, high = (inner, (1, 7)), (inner, (7, 1))
+        once = self.chain(before, (192, 1)), self.chain(before, (inner, 1), wide, (192, (7, 1)))
         return Branches(
-            [
-                self.conv(before, 192, 1),
-                nn.Sequential(self.conv(before, inner, 1), self._wide(inner, inner), self._high(inner, 192)),
-                nn.Sequential(
-                    self.conv(before, inner, 1),
-                    self._high(inner, inner),
-                    self._wide(inner, inner),
-                    self._high(inner, inner),
-                    self._wide(inner, 192),
-                ),
-                self._pooled(before, 192),
-            ]
+            [*once, self.chain(before, (inner, 1), high, wide, high, (192, (1, 7))), self._pooled(before, 192)]
         )
 
     def expanded(self, before: tuple[int, ...]) -> Branches:
         """3x3 filters written as 1x3 beside 3x1 (figure 7)."""
-        return Branches(
-            [
-                self.conv(before, 320, 1),
-                nn.Sequential(self.conv(before, 384, 1), self._crossed()),
-                nn.Sequential(self.conv(before, 448, 1), self.conv(448, 384, 3, padding=1), self._crossed()),
-                self._pooled(before, 192),
-            ]
+        once = self.chain(before, (320, 1)), nn.Sequential(self.chain(before, (384, 1)), self._crossed())
+        after = nn.Sequential(
+            *(self.chain(*each) for each in ((before, (448, 1)), ((448,), (384, 3)))), self._crossed()
         )
+        return Branches([*once, after, self._pooled(before, 192)])
 
     def reduction17(self, before: tuple[int, ...]) -> Branches:
         """Halves height and width: strided convolutions beside pooling (figure 10)."""
-        return Branches(
-            [
-                self.conv(before, 384, 3, stride=2),
-                nn.Sequential(
-                    self.conv(before, 64, 1), self.conv(64, 96, 3, padding=1), self.conv(96, 96, 3, stride=2)
-                ),
-                nn.MaxPool2d(3, stride=2),
-            ]
-        )
+        convs = self.chain(before, (384, 3, 2)), self.chain(before, (64, 1), (96, 3), (96, 3, 2))
+        return Branches([*convs, nn.MaxPool2d(3, stride=2)])
 
     def reduction8(self, before: tuple[int, ...]) -> Branches:
         """Halves height and width, with a factorised 7x7 in one branch."""
-        return Branches(
-            [
-                nn.Sequential(self.conv(before, 192, 1), self.conv(192, 320, 3, stride=2)),
-                nn.Sequential(
-                    self.conv(before, 192, 1),
-                    self._wide(192, 192),
-                    self._high(192, 192),
-                    self.conv(192, 192, 3, stride=2),
-                ),
-                nn.MaxPool2d(3, stride=2),
-            ]
-        )
-
-    def _wide(self, before: int, filters: int) -> ConvNorm:
-        return self.conv(before, filters, (1, 7), padding=(0, 3))
-
-    def _high(self, before: int, filters: int) -> ConvNorm:
-        return self.conv(before, filters, (7, 1), padding=(3, 0))
+        square = self.chain(before, (192, 1), (320, 3, 2))
+        factorised = self.chain(before, (192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3, 2))
+        return Branches([square, factorised, nn.MaxPool2d(3, stride=2)])
 
     def _crossed(self) -> Branches:
-        return Branches([self.conv(384, 384, (1, 3), padding=(0, 1)), self.conv(384, 384, (3, 1), padding=(1, 0))])
+        return Branches([self.chain((384,), (384, (1, 3))), self.chain((384,), (384, (3, 1)))])
 
     def _pooled(self, before: tuple[int, ...], filters: int) -> nn.Sequential:
-        return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), self.conv(before, filters, 1))
+        return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), self.chain(before, (filters, 1)))
 
 
 class PathNet(nn.Module):
@@ -400,17 +317,6 @@ class PathNet(nn.Module):
     The network that one path through a PathNet activates: each layer has `modules` active modules, each a 3x3
     convolution, ReLU and 2x2 max-pooling, and the sum of their outputs is the input of the next layer. The last layer
     is linear. What chooses the path is an evolution around the training, and no part of a training step.
-
-    Args:
-        classes: number of classes.
-        channels: channels of the images.
-        size: height and width of the images, in pixels.
-        filters: filters of each module.
-        layers: number of layers; each halves the images.
-        modules: active modules of each layer.
-
-    Raises:
-        SettingError: pooling leaves nothing of the images, or there is no layer or no module.
 
     References:
         Fernando et al.: PathNet: Evolution channels gradient descent in super neural networks, 2017.

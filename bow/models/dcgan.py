@@ -31,17 +31,9 @@ class DCGAN(nn.Module):
     one captured step, so has the gradients of both networks, at the same weights. The usual loop differs in that G
     already meets D's weights of after the step.
 
-    D sees the real images, the generated ones, and the generated ones once more: its batch norm takes the statistics
-    of each on its own, and updates the running ones three times, as in the usual loop.
-
-    Args:
-        channels: channels of the images.
-        size: height and width of the images, in pixels.
-        width: filters of the layer next to the images; each layer further in has twice as many.
-        latent: numbers that an image is generated from.
-
-    Raises:
-        SettingError: the size cannot be halved even once and stay at 4 pixels or more.
+    D sees the real images, the generated ones, and the generated ones once more: its batch norm takes the statistics of
+    each on its own, and updates the running ones three times, as in the usual loop. `width` counts the filters of the
+    layer next to the images, and doubles further in; `latent` is the length of the noise that an image is made from.
 
     References:
         Goodfellow et al.: Generative adversarial nets, 2014.
@@ -131,12 +123,7 @@ class Discriminator(nn.Module):
 
 
 def adversarial_loss(verdicts: Verdicts, targets: object = None) -> Tensor:
-    """The sum of the discriminator's and the generator's loss, in nats; see `DCGAN` for why a sum is enough.
-
-    Args:
-        verdicts: what `DCGAN` returns.
-        targets: not looked at, such as the classes of the images; here because a loss is given targets.
-    """
+    """The discriminator's plus the generator's loss, in nats, for `loss=`; targets are ignored."""
     return discriminator_loss(verdicts) + generator_loss(verdicts)
 
 

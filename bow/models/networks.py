@@ -1,4 +1,15 @@
-"""The networks of the papers on operator scheduling and placement, in the papers' sizes."""
+"""The networks of the papers on operator scheduling and placement, in the papers' sizes.
+
+LSTM, PhasedLSTM, PathNet and GoogLeNet are Graphi's (small, medium, large); ResNet-50, DCGAN, Inception-v3 and AlexNet
+are those of Liu et al. (paper); ResNet-101, RNNTC, RNNLM and NMT FlexFlow's (paper), which has Inception-v3 and AlexNet
+too (flexflow). Where a paper leaves a number open, a comment says where it is from.
+
+References:
+    Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 7.1, table 1.
+    Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training, 2019,
+    section IV.
+    Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 8.1, table 3.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,18 +73,15 @@ class Network:
 
 
 def _images(size: Size, samples: int) -> Batch:
-    """Images and their classes."""
-    return torch.randn(samples, *size.inputs), _classes(size.arguments["classes"], samples)
+    return torch.randn(samples, *size.inputs), torch.randint(size.arguments["classes"], (samples,))
 
 
 def _images_and_noise(size: Size, samples: int) -> Batch:
-    """Images with values from -1 to 1 and noise to generate as many from; their classes, which nobody needs."""
     pixels, noise = torch.rand(samples, *size.inputs), torch.rand(samples, size.arguments["latent"])
-    return (2 * pixels - 1, 2 * noise - 1), _classes(10, samples)
+    return (2 * pixels - 1, 2 * noise - 1), torch.randint(10, (samples,))  # classes, which the loss ignores
 
 
 def _texts(size: Size, samples: int) -> Batch:
-    """Texts, and the token that follows each of theirs."""
     tokens = _tokens(size.arguments["vocabulary"], samples, size.inputs[0] + 1)
     return tokens[:, :-1], tokens[:, 1:]
 
@@ -85,9 +93,8 @@ def _timed_texts(size: Size, samples: int) -> Batch:
 
 
 def _classified_texts(size: Size, samples: int) -> Batch:
-    """Texts and their classes."""
     tokens = _tokens(size.arguments["vocabulary"], samples, size.inputs[0])
-    return tokens, _classes(size.arguments["classes"], samples)
+    return tokens, torch.randint(size.arguments["classes"], (samples,))
 
 
 def _translations(size: Size, samples: int) -> Batch:
@@ -102,14 +109,10 @@ def _tokens(vocabulary: int, samples: int, length: int) -> Tensor:
     return torch.randint(vocabulary, (samples, length))
 
 
-def _classes(classes: int, samples: int) -> Tensor:
-    return torch.randint(classes, (samples,))
-
-
 _IMAGENET = {"classes": 1000, "channels": 3}
 _PENN_TREEBANK = 10_000
-_MOVIE_REVIEWS = 18_765  # kim 2014, table 1
-_WORDPIECES = 32_000  # wu et al. 2016, section 8.2: 8,000 to 32,000
+_MOVIE_REVIEWS = 18_765  # Kim 2014, table 1
+_WORDPIECES = 32_000  # Wu et al. 2016, section 8.2: 8,000 to 32,000
 
 
 def _graphi_text(length: int, hidden: int) -> Size:
@@ -126,6 +129,11 @@ def _graphi_image(image: int, width: int) -> Size:
     return Size({**_IMAGENET, "width": width, "dropout": 0.4}, (3, image, image), batch=32)
 
 
+def _flexflow_translator(vocabulary: int, hidden: int, length: int, batch: int) -> Size:
+    arguments = {"source_vocabulary": vocabulary, "target_vocabulary": vocabulary, "hidden": hidden, "layers": 2}
+    return Size(arguments, (length, length), batch)
+
+
 _TINY_TEXT = Size({"vocabulary": 100, "hidden": 128, "layers": 2}, (6,), batch=32)
 _GRAPHI_TEXTS = {
     "tiny": _TINY_TEXT,
@@ -135,121 +143,65 @@ _GRAPHI_TEXTS = {
 }
 
 # By the name that the command line has for a network
+_TINY_IMAGES = {"classes": 10, "channels": 3}
+_PATHNETS = {
+    "tiny": Size({**_TINY_IMAGES, "size": 16, "filters": 8}, (3, 16, 16), batch=16),
+    "small": _graphi_path(32, 16),
+    "medium": _graphi_path(48, 32),
+    "large": _graphi_path(64, 48),
+}
+_GOOGLENETS = {
+    "tiny": Size({**_TINY_IMAGES, "width": 0.25}, (3, 48, 48), batch=4),
+    "small": _graphi_image(128, 1),
+    "medium": _graphi_image(192, 2),
+    "large": _graphi_image(256, 4),
+}
+_RESNETS50 = {
+    "tiny": Size({**_TINY_IMAGES, "depth": 50, "width": 8}, (3, 16, 16), batch=4),
+    "paper": Size({**_TINY_IMAGES, "depth": 50, "width": 64}, (3, 32, 32), batch=64),
+    "imagenet": Size({**_IMAGENET, "depth": 50, "width": 64, "stem": "imagenet"}, (3, 224, 224), batch=64),
+}
+_RESNETS101 = {
+    "tiny": Size({**_TINY_IMAGES, "depth": 101, "width": 8}, (3, 16, 16), batch=4),
+    "paper": Size({**_IMAGENET, "depth": 101, "width": 64, "stem": "imagenet"}, (3, 224, 224), batch=64),
+}
+_DCGANS = {
+    "tiny": Size({"channels": 1, "size": 16, "width": 8, "latent": 16}, (1, 16, 16), batch=16),
+    # 64 filters and 100 numbers: the implementation that the paper names.
+    "paper": Size({"channels": 1, "size": 28, "width": 64, "latent": 100}, (1, 28, 28), batch=64),
+}
+_INCEPTIONS = {
+    "tiny": Size({**_TINY_IMAGES, "width": 0.125}, (3, 75, 75), batch=4),
+    "paper": Size({**_IMAGENET, "width": 1, "dropout": 0.2}, (3, 299, 299), batch=16),
+    "flexflow": Size({**_IMAGENET, "width": 1, "dropout": 0.2}, (3, 299, 299), batch=64),
+}
+_ALEXNETS = {
+    "tiny": Size({**_TINY_IMAGES, "width": 0.125}, (3, 63, 63), batch=8),
+    "paper": Size({**_IMAGENET, "width": 1, "dropout": 0.5}, (3, 224, 224), batch=16),
+    "flexflow": Size({**_IMAGENET, "width": 1, "dropout": 0.5}, (3, 224, 224), batch=256),
+}
+_CLASSIFIERS = {
+    "tiny": Size({"vocabulary": 100, "classes": 2, "hidden": 128, "layers": 4}, (5,), batch=32),
+    "paper": Size({"vocabulary": _MOVIE_REVIEWS, "classes": 2, "hidden": 1024, "layers": 4}, (40,), batch=64),
+}
+_LANGUAGE_MODELS = {
+    "tiny": _TINY_TEXT,
+    "paper": Size({"vocabulary": _PENN_TREEBANK, "hidden": 2048, "layers": 2}, (40,), batch=64),
+}
+_TRANSLATORS = {"tiny": _flexflow_translator(100, 128, 5, 32), "paper": _flexflow_translator(_WORDPIECES, 1024, 40, 64)}
+
+# By the name that the command line has for a network.
 NETWORKS: Mapping[str, Network] = {
     "lstm": Network("LSTM", RNNLanguageModel, sequence_cross_entropy, _texts, _GRAPHI_TEXTS),
     "phased_lstm": Network("PhasedLSTM", PhasedLSTM, sequence_cross_entropy, _timed_texts, _GRAPHI_TEXTS),
-    "pathnet": Network(
-        "PathNet",
-        PathNet,
-        F.cross_entropy,
-        _images,
-        {
-            "tiny": Size({"classes": 10, "channels": 3, "size": 16, "filters": 8}, (3, 16, 16), batch=16),
-            "small": _graphi_path(32, 16),
-            "medium": _graphi_path(48, 32),
-            "large": _graphi_path(64, 48),
-        },
-    ),
-    "googlenet": Network(
-        "GoogLeNet",
-        GoogLeNet,
-        F.cross_entropy,
-        _images,
-        {
-            "tiny": Size({"classes": 10, "channels": 3, "width": 0.25}, (3, 48, 48), batch=4),
-            "small": _graphi_image(128, 1),
-            "medium": _graphi_image(192, 2),
-            "large": _graphi_image(256, 4),
-        },
-    ),
-    "resnet50": Network(
-        "ResNet-50",
-        BottleneckResNet,
-        F.cross_entropy,
-        _images,
-        {
-            "tiny": Size({"depth": 50, "classes": 10, "channels": 3, "width": 8}, (3, 16, 16), batch=4),
-            "paper": Size({"depth": 50, "classes": 10, "channels": 3, "width": 64}, (3, 32, 32), batch=64),
-            "imagenet": Size({**_IMAGENET, "depth": 50, "width": 64, "stem": "imagenet"}, (3, 224, 224), batch=64),
-        },
-    ),
-    "dcgan": Network(
-        "DCGAN",
-        DCGAN,
-        adversarial_loss,
-        _images_and_noise,
-        {
-            "tiny": Size({"channels": 1, "size": 16, "width": 8, "latent": 16}, (1, 16, 16), batch=16),
-            # 64 filters and 100 numbers: the implementation that the paper names.
-            "paper": Size({"channels": 1, "size": 28, "width": 64, "latent": 100}, (1, 28, 28), batch=64),
-        },
-    ),
-    "inception": Network(
-        "Inception-v3",
-        InceptionV3,
-        F.cross_entropy,
-        _images,
-        {
-            "tiny": Size({"classes": 10, "channels": 3, "width": 0.125}, (3, 75, 75), batch=4),
-            "paper": Size({**_IMAGENET, "width": 1, "dropout": 0.2}, (3, 299, 299), batch=16),
-            "flexflow": Size({**_IMAGENET, "width": 1, "dropout": 0.2}, (3, 299, 299), batch=64),
-        },
-    ),
-    "alexnet": Network(
-        "AlexNet",
-        AlexNet,
-        F.cross_entropy,
-        _images,
-        {
-            "tiny": Size({"classes": 10, "channels": 3, "width": 0.125}, (3, 63, 63), batch=8),
-            "paper": Size({**_IMAGENET, "width": 1, "dropout": 0.5}, (3, 224, 224), batch=16),
-            "flexflow": Size({**_IMAGENET, "width": 1, "dropout": 0.5}, (3, 224, 224), batch=256),
-        },
-    ),
-    "resnet101": Network(
-        "ResNet-101",
-        BottleneckResNet,
-        F.cross_entropy,
-        _images,
-        {
-            "tiny": Size({"depth": 101, "classes": 10, "channels": 3, "width": 8}, (3, 16, 16), batch=4),
-            "paper": Size({**_IMAGENET, "depth": 101, "width": 64, "stem": "imagenet"}, (3, 224, 224), batch=64),
-        },
-    ),
-    "rnntc": Network(
-        "RNNTC",
-        RNNTextClassifier,
-        F.cross_entropy,
-        _classified_texts,
-        {
-            "tiny": Size({"vocabulary": 100, "classes": 2, "hidden": 128, "layers": 4}, (5,), batch=32),
-            "paper": Size({"vocabulary": _MOVIE_REVIEWS, "classes": 2, "hidden": 1024, "layers": 4}, (40,), batch=64),
-        },
-    ),
-    "rnnlm": Network(
-        "RNNLM",
-        RNNLanguageModel,
-        sequence_cross_entropy,
-        _texts,
-        {
-            "tiny": _TINY_TEXT,
-            "paper": Size({"vocabulary": _PENN_TREEBANK, "hidden": 2048, "layers": 2}, (40,), batch=64),
-        },
-    ),
-    "nmt": Network(
-        "NMT",
-        Translator,
-        sequence_cross_entropy,
-        _translations,
-        {
-            "tiny": Size(
-                {"source_vocabulary": 100, "target_vocabulary": 100, "hidden": 128, "layers": 2}, (5, 5), batch=32
-            ),
-            "paper": Size(
-                {"source_vocabulary": _WORDPIECES, "target_vocabulary": _WORDPIECES, "hidden": 1024, "layers": 2},
-                (40, 40),
-                batch=64,
-            ),
-        },
-    ),
+    "pathnet": Network("PathNet", PathNet, F.cross_entropy, _images, _PATHNETS),
+    "googlenet": Network("GoogLeNet", GoogLeNet, F.cross_entropy, _images, _GOOGLENETS),
+    "resnet50": Network("ResNet-50", BottleneckResNet, F.cross_entropy, _images, _RESNETS50),
+    "dcgan": Network("DCGAN", DCGAN, adversarial_loss, _images_and_noise, _DCGANS),
+    "inception": Network("Inception-v3", InceptionV3, F.cross_entropy, _images, _INCEPTIONS),
+    "alexnet": Network("AlexNet", AlexNet, F.cross_entropy, _images, _ALEXNETS),
+    "resnet101": Network("ResNet-101", BottleneckResNet, F.cross_entropy, _images, _RESNETS101),
+    "rnntc": Network("RNNTC", RNNTextClassifier, F.cross_entropy, _classified_texts, _CLASSIFIERS),
+    "rnnlm": Network("RNNLM", RNNLanguageModel, sequence_cross_entropy, _texts, _LANGUAGE_MODELS),
+    "nmt": Network("NMT", Translator, sequence_cross_entropy, _translations, _TRANSLATORS),
 }

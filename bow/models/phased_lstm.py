@@ -16,19 +16,9 @@ class PhasedLSTM(nn.Module):
     """Language model of LSTM layers whose units open and close with rhythms of their own.
 
     The counterpart of `RNNLanguageModel`: embedding, phased LSTM layers written out in time, and a softmax layer at
-    every step. The gates depend on times only, so those of all steps and layers can be computed at once.
-
-    Args:
-        vocabulary: number of different tokens.
-        hidden: units of each layer, and size of a token's embedding.
-        layers: number of layers.
-        periods: shortest and longest period that a unit starts with, in units of the times.
-        open_ratio: part of its period in which a unit is open, at the start of training.
-        leak: how much of the phase a closed unit lets through while training.
-
-    Raises:
-        SettingError: there are no layers, the periods are not positive and in order, or the ratio is not between 0
-            and 1.
+    every step. The gates depend on times only, so those of all steps and layers can be computed at once. `periods` are
+    the shortest and longest that a unit starts with, `open_ratio` the part of its period in which it is open at the
+    start, and `leak` how much of the phase a closed unit lets through while training.
 
     References:
         Neil, Pfeiffer, Liu: Phased LSTM: Accelerating recurrent network training for long or event-based sequences,
@@ -104,7 +94,8 @@ class PhasedLSTMCell(nn.Module):
 
     def forward(self, inputs: Tensor, times: Tensor, state: State | None = None) -> State:
         """The next hidden and cell state, each `[batch, hidden]`."""
-        hidden, memory = state = state or _zeros(inputs, self.period)
+        zeros = inputs.new_zeros(len(inputs), len(self.period))
+        hidden, memory = state = state or (zeros, zeros)
         new_hidden, new_memory = self.cell(inputs, state)
         gate = self.gate(times)
         return torch.lerp(hidden, new_hidden, gate), torch.lerp(memory, new_memory, gate)
@@ -116,11 +107,6 @@ def _unrolled(cell: nn.Module, inputs: Iterable[Tensor], times: Iterable[Tensor]
     for step, moment in zip(inputs, times, strict=True):
         state = cell(step, moment, state)
         yield state[0]
-
-
-def _zeros(inputs: Tensor, like: Tensor) -> State:
-    zeros = inputs.new_zeros(len(inputs), len(like))
-    return zeros, zeros
 
 
 def _positions(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:

@@ -24,13 +24,6 @@ class LSTMLanguageModel(nn.Module):
 
     Every sequence starts from a state of zeros.
 
-    Args:
-        vocabulary: number of different tokens.
-        embedding: size of a token's embedding.
-        hidden: units of each layer.
-        layers: number of LSTM layers.
-        dropout: probability with which an activation between layers is dropped.
-
     References:
         Zaremba, Sutskever, Vinyals: Recurrent neural network regularization, 2014.
     """
@@ -105,15 +98,7 @@ class RNNLanguageModel(nn.Module):
     """Embedding, LSTM layers written out in time, and a softmax layer at every step.
 
     What `LSTMLanguageModel` computes, as the graph that planners and schedulers are evaluated on: it is RNNLM, and the
-    LSTM of Graphi. Every sequence starts from a state of zeros.
-
-    Args:
-        vocabulary: number of different tokens.
-        hidden: units of each layer, and size of a token's embedding.
-        layers: number of LSTM layers.
-
-    Raises:
-        SettingError: there are no layers.
+    LSTM of Graphi. Every sequence starts from a state of zeros; `hidden` is also the size of embeddings.
 
     References:
         Zaremba, Sutskever, Vinyals: Recurrent neural network regularization, 2014.
@@ -142,15 +127,6 @@ def steps_of(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, ...]:
 class RNNTextClassifier(nn.Module):
     """RNNTC: embedding, LSTM layers written out in time, and a softmax layer behind the last step.
 
-    Args:
-        vocabulary: number of different tokens.
-        classes: number of classes.
-        hidden: units of each layer, and size of a token's embedding.
-        layers: number of LSTM layers.
-
-    Raises:
-        SettingError: there are no layers.
-
     References:
         Kim: Convolutional neural networks for sentence classification, 2014 (the task).
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, table 3, section 8.1.
@@ -175,15 +151,6 @@ class Translator(nn.Module):
     The decoder starts from the encoder's last states, layer by layer, and is given the true sentence (teacher forcing).
     Attention sits on top of the last decoder layer and is not fed back, so that no step's attention or softmax waits
     for another step's.
-
-    Args:
-        source_vocabulary: number of different tokens to translate from.
-        target_vocabulary: number of different tokens to translate to.
-        hidden: units of each layer, and size of a token's embedding.
-        layers: number of LSTM layers of the encoder, and of the decoder.
-
-    Raises:
-        SettingError: there are no layers.
 
     References:
         Bahdanau, Cho, Bengio: Neural machine translation by jointly learning to align and translate, 2014.

@@ -16,15 +16,6 @@ class ResNet(nn.Module):
     Where the shape changes the shortcut is the paper's option A, which has no parameters: every second
     pixel, and zeros for the new channels.
 
-    Args:
-        depth: layers with weights: 8, 14, 20, 26, 32, ...
-        classes: number of classes.
-        channels: channels of the images.
-        width: channels of the first stage.
-
-    Raises:
-        SettingError: the depth is not 6n + 2.
-
     References:
         He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2016, section 4.2.
     """

@@ -10,12 +10,7 @@ from bow.errors import SettingError
 
 
 class LogisticRegression(nn.Module):
-    """One linear layer over the flattened input: the smallest model there is to fill a machine with.
-
-    Args:
-        in_features: numbers in one sample, whatever its shape.
-        classes: number of classes.
-    """
+    """One linear layer over the flattened input: the smallest model there is to fill a machine with."""
 
     def __init__(self, in_features: int, classes: int) -> None:
         super().__init__()
@@ -28,13 +23,7 @@ class LogisticRegression(nn.Module):
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them, over the flattened input.
-
-    Args:
-        in_features: numbers in one sample, whatever its shape.
-        classes: number of classes.
-        hidden: units of each hidden layer.
-    """
+    """Fully connected layers with ReLU between them, over the flattened input."""
 
     def __init__(self, in_features: int, classes: int, hidden: Sequence[int] = (256,)) -> None:
         super().__init__()
@@ -60,14 +49,6 @@ class LeNet(nn.Module):
 
     Two convolutions, each followed by max-pooling, then two linear layers with a ReLU between them. Images
     smaller than 28x28 are padded by two pixels before each convolution, so that 8x8 digits have room.
-
-    Args:
-        classes: number of classes.
-        channels: channels of the images.
-        size: height and width of the images, in pixels.
-
-    Raises:
-        SettingError: the images are smaller than 4x4.
 
     References:
         LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998.

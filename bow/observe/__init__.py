@@ -1,4 +1,4 @@
-"""ProgressBar, loggers, the run directory and its report: everything that training says about itself."""
+"""Progress, loggers, the run directory and its report."""
 
 from bow.observe.loggers import JsonLinesLogger, Logger, SafeLogger, TensorBoardLogger
 from bow.observe.progress import ProgressBar

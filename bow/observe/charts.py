@@ -173,7 +173,7 @@ def _mean(points: Sequence[Point]) -> Point:
 
 
 def _inline(document: str, title: str) -> str:
-    """An SVG document without what only a file of its own needs."""
+    """The `<svg>` element of an SVG document, sized by its surroundings."""
     element = document[document.index("<svg") :]
     opening, rest = element.split(">", 1)
     view_box = opening[opening.index('viewBox="') :].split('"')[1]

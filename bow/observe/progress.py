@@ -1,4 +1,4 @@
-"""What the user sees while training runs, and while a search or a measurement is under way."""
+"""Progress bars: of a training, of a search, of measurements."""
 
 import contextlib
 import signal
@@ -38,7 +38,7 @@ class ProgressBar:
         self._events: Counter[str] = Counter()
 
     def update(self, record: Record) -> None:
-        """Show what a record says."""
+        """Show a record."""
         if not self.enabled:
             return
         if record["kind"] == "start":
@@ -147,11 +147,10 @@ def _end_line(record: Record) -> str:
 
 @contextlib.contextmanager
 def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
-    """A bar with the best time so far; what it gives is told how a search goes, and says whether it goes on.
+    """A bar with the best time so far; yields a callback that updates it and returns whether to go on.
 
-    Ctrl-C ends the search, which then keeps the best strategy so far. Pressed again before the search has ended, it is
-    a `KeyboardInterrupt`: a walk or a proof in this process keeps its best even so; who waits for walks in other
-    processes, or makes starts for them, does not.
+    Ctrl-C ends the search, which then keeps the best so far. A second Ctrl-C is a `KeyboardInterrupt`: a search in this
+    process keeps its best even so, one in worker processes does not.
     """
     with _bar("searching", "{task.description}", console) as bar, _interruptible() as is_interrupted:
         task = bar.add_task("", total=budget_s)
@@ -166,7 +165,7 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
 
 @contextlib.contextmanager
 def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar of tiles that are measured; what it gives is told how many are, and of how many."""
+    """A bar of measured tiles; yields a callback that takes how many are measured, and of how many."""
     how_far = "{task.completed:,.0f} of {task.total:,.0f} tiles"
     with _bar("measuring", how_far, console, auto_refresh=False) as bar:  # a thread that draws would be in their times
         task = bar.add_task("", total=0)
@@ -178,7 +177,7 @@ def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 def _bar(what: str, how_far: str, console: Console, auto_refresh: bool = True) -> Bar:
-    """A bar with the time that has passed, where somebody sees it; it goes away at its end."""
+    """A transient bar with the elapsed time, on terminals only."""
     return Bar(
         TextColumn(what),
         BarColumn(bar_width=30),

@@ -1,4 +1,4 @@
-"""What training says about itself: records, plain dictionaries that every logger understands.
+"""Records of a training: plain dictionaries that every logger understands.
 
 A record has a `kind` and the `time_s` since training began. The kinds, and what else they hold:
 
@@ -86,7 +86,7 @@ def plain(value: Any) -> Any:
         return f"{type(value).__name__}{list(shape)}" if shape else plain(value.item())
     if callable(value):
         return call_text(value)
-    # An address in memory says nothing to people and differs from run to run.
+    # An address in memory differs from run to run.
     text = str(value)
     return type(value).__qualname__ if " object at 0x" in text else text
 

@@ -125,13 +125,13 @@ class Report:
 
     @property
     def decisions(self) -> dict[str, str]:
-        """What the record of the start says: what was asked for and what bow chose."""
+        """The record of the start: what was asked for and what bow chose."""
         hidden = ("kind", "time_s", "run_dir", "rows")
         return {name: _fact_text(value) for name, value in self.start.items() if name not in hidden}
 
     @property
     def calibration(self) -> Record:
-        """The record that says how engine and learners were found; empty where they were given."""
+        """How engine and learners were found; empty where they were given."""
         return next((record for record in reversed(self.records) if record["kind"] == "calibration"), {})
 
     @property

@@ -1,4 +1,4 @@
-"""The directory in which a run leaves everything it has to say, and its lock."""
+"""The directory of a run, and its lock."""
 
 import contextlib
 import datetime
@@ -12,7 +12,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from errno import EACCES, EAGAIN
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
             time.sleep(0.1)
         _held.add(descriptor)
         self._descriptor, self._path = descriptor, path
-        with contextlib.suppress(OSError):  # on a full disk nobody is told the number
+        with contextlib.suppress(OSError):  # on a full disk the number is left out
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {socket.gethostname()}".encode())
 
@@ -126,11 +125,16 @@ def _let_go_in_children() -> None:
 PART = ".tmp"  # ends the names of files that are being written
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """Where the files of one run are. `create` makes one; the constructor only names one that exists."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_path = path / "config.yaml"  # the settings of the run
+        self.metrics_path = path / "metrics.jsonl"  # the records of the run, one JSON object a line
+        self.report_path = path / "report.html"  # one self-contained page
+        self.model_path = path / "model.safetensors"  # parameters and buffers of the central model
+        self.checkpoints = path / "checkpoints"  # made by the first checkpoint
 
     @classmethod
     def create(
@@ -171,31 +175,6 @@ class RunDirectory:
         (self.path / LOCK).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # there are other files in it, which are not ours to delete
             self.path.rmdir()
-
-    @property
-    def config_path(self) -> Path:
-        """The settings of the run, YAML."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_path(self) -> Path:
-        """The records of the run, one JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def report_path(self) -> Path:
-        """The report, one self-contained HTML page."""
-        return self.path / "report.html"
-
-    @property
-    def model_path(self) -> Path:
-        """The parameters and buffers of the central model."""
-        return self.path / "model.safetensors"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The directory of the checkpoints. It is made by the first checkpoint."""
-        return self.path / "checkpoints"
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
         """Write the settings; what YAML has no word for, such as a function, is written as readable text."""

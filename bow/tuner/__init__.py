@@ -1,8 +1,8 @@
-"""How many learners, and which engine: measurements in, decisions out. Nothing here runs, times or waits.
+"""How many learners, and which engine: measurements in, decisions out. Nothing here runs or times anything.
 
 Before a training, `Calibration` asks for timed trials within a budget and ends with a choice and a decision table.
-While it goes on, `OnlineTuner` hears windows of throughput and adds or removes a learner. With several devices, each
-is calibrated by itself, `balance` says how many learners each begins with, and `DeviceTuners` lets their online tuners
+During it, `OnlineTuner` takes in windows of throughput and adds or removes a learner. With several devices, each is
+calibrated by itself, `balance` computes how many learners each begins with, and `DeviceTuners` lets their online tuners
 take turns. `StatisticalEfficiency` turns the objective into goodput, `ChoiceCache` keeps choices on disk, and `Tuner`
 is what a user can set.
 """

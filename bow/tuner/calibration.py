@@ -121,8 +121,8 @@ class Calibration:
        candidate is left when learners did not pay twice in a row or cost throughput, and when diminishing returns leave
        it no way to reach the best so far;
     3. a candidate that has to be compiled is tried with the best number of learners so far, or with its `start` where
-       nothing is measured yet, if the time that it is expected to save in the training exceeds what compiling takes: once
-       per engine;
+       nothing is measured yet, if the time that it is expected to save in the training exceeds what compiling takes;
+       once per engine;
     4. between the measured numbers of learners around the best, where a better one may be;
     5. the best and those that are too close to call are measured again, in turn, a few times at most.
 

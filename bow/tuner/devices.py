@@ -34,16 +34,12 @@ def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = ful
 class DeviceTuners:
     """One `OnlineTuner` for each device; devices may differ, and so may their numbers of learners.
 
-    Where devices average in every round, a round takes as long as its slowest device. What a device does by itself is
-    then the wrong thing to look at: a fast one that waits for the others should take more learners although its own
-    learning tasks get no faster, and a slow one fewer although its own throughput falls. So every tuner hears the
-    samples of all devices by the wall clock, and since that number changes with what any of them does, only one tunes
-    at a time: it keeps the turn until it has settled. When its number of learners has changed, or it has noticed a
-    drift, all others get a turn again.
-
-    `alpha = 1/k` over all learners of all devices, and that all ranks know k before the next synchronisation task, is
-    the engines' business: a decision here says only how many learners a device is to have. Every rank that hears the
-    same windows comes to the same decisions, so that nothing has to be agreed on besides the windows.
+    Where devices average in every round, a round takes as long as its slowest device, and a device's own throughput is
+    the wrong measure: a fast one that waits for the others should take more learners although its own learning tasks
+    get no faster, and a slow one fewer although its own throughput falls. So every tuner gets the samples of all
+    devices by the wall clock, and since that number depends on all of them, only one tunes at a time: it keeps the turn
+    until it has settled. When its number of learners has changed, or it has noticed a drift, all others get a turn
+    again. Every rank that is given the same windows makes the same decisions.
     """
 
     def __init__(self, tuners: Sequence[OnlineTuner]) -> None:

@@ -27,7 +27,7 @@ DOWN: Step = -1
 
 @dataclass(frozen=True)
 class MeasurementWindow:
-    """What a device did in a stretch of training time, such as a second."""
+    """A measurement window: what a device did in a stretch of training time, such as a second."""
 
     samples: float  # that its learners saw
     seconds: float  # training time, evaluation and checkpoints left out
@@ -46,7 +46,7 @@ class TunerDecision:
 class LearnerChange:
     """A decision that changed the number of learners."""
 
-    window: int  # how many windows had been heard
+    window: int  # windows seen by then
     learners: int  # how many there were from then on
     why: str  # the reason
 
@@ -59,23 +59,23 @@ LONGEST_BACK_OFF = 1024
 
 
 class BackOff:
-    """How long not to try something again."""
+    """Exponential back-off, counted in windows."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing has failed."""
+        """No failures so far."""
         self._began = self._until = 0
         self._next = FIRST_BACK_OFF
 
     def begin(self, now: int) -> None:
-        """It has failed now; the wait after this one is twice as long."""
+        """An attempt failed now; the next back-off is twice as long."""
         self._began, self._until = now, now + self._next
         self._next = min(2 * self._next, LONGEST_BACK_OFF)
 
     def relax(self, now: int) -> None:
-        """Begin with the shortest wait again, if this one has been over for as long as it was."""
+        """Reset, if the last back-off has been over for as long as it took."""
         if now - self._until >= self._until - self._began:
             self.reset()
 
@@ -104,7 +104,7 @@ class Probe:
 
 
 class ProbeScores:
-    """Compares probes by score, throughput times statistical efficiency."""
+    """Scores of probes: throughput times statistical efficiency."""
 
     def __init__(self, efficiency: Efficiency) -> None:
         self._efficiency = efficiency
@@ -119,15 +119,15 @@ class ProbeScores:
         probe.rates.append(rate)
 
     def remember(self, probe: Probe) -> None:
-        """Take a probe into account for the best."""
+        """Update the best score."""
         self.best = max(self.best, self.score(probe).log)
 
     def forget(self) -> None:
-        """The machine is another one: what was the best is of no use any more."""
+        """Forget the best score: the machine has changed."""
         self.best = -math.inf
 
     def shift(self, newest: Probe, before: Probe) -> None:
-        """Let the best follow the machine, which two probes to the same number of learners saw at different times."""
+        """Scale the best by how the machine changed between two probes of the same number of learners."""
         self.best += self.gain(newest, before).log
 
     def score(self, probe: Probe) -> LogEstimate:
@@ -182,7 +182,7 @@ class OnlineTuner:
 
     * up: one learner more is kept if throughput exceeds the present one by more than `threshold`. Where there are many,
       one more is too little to be seen, so that up to a quarter of them are added, one by one, before giving up. What
-      did not pay is taken back, and tried again after a wait that doubles with each failure;
+      did not pay is taken back, and tried again after a back-off that doubles with each failure;
     * down: one learner fewer is kept if throughput falls by less than a third of `threshold`, and not below the best
       that is known by more than `threshold`; in doubt, fewer. The gap between the two thresholds keeps it from going to
       and fro;
@@ -192,8 +192,7 @@ class OnlineTuner:
     * there are never two changes without a window in between, and no attempt begins behind `MOST_CHANGES` changes in
       `SPAN` windows.
 
-    All waits count windows, so that nothing here needs a clock. Each device has its own; see `DeviceTuners` for several
-    that train one model.
+    Back-offs count windows, so that nothing here needs a clock. Each device has its own tuner; see `DeviceTuners`.
 
     References:
         Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
@@ -225,8 +224,8 @@ class OnlineTuner:
         self._scores = ProbeScores(efficiency or full_efficiency)
         self.restart()
         if calibrated:
-            for wait in self._back_offs.values():
-                wait.begin(now=0)
+            for back_off in self._back_offs.values():  # neighbours were measured just now
+                back_off.begin(now=0)
 
     @property
     def settled(self) -> bool:
@@ -244,7 +243,7 @@ class OnlineTuner:
         return self._rule.send(window)
 
     def failed(self, learners: int) -> None:
-        """Hear that so many learners ran out of memory, at once or later, and that there is one fewer by now."""
+        """So many learners ran out of memory, at once or later, and there is one fewer by now."""
         whole("learners", learners)
         self.wall = learners if self.wall is None else min(self.wall, learners)
         if self.learners >= learners > 1:
@@ -366,8 +365,8 @@ class OnlineTuner:
         self._drift_back_off.relax(self.num_windows)
         self._drift_back_off.begin(self.num_windows)
         self.drifts += 1
-        for wait in self._back_offs.values():
-            wait.reset()
+        for back_off in self._back_offs.values():
+            back_off.reset()
         self._scores.forget()
         return True
 

@@ -96,7 +96,7 @@ class TrialRecord:
         self._scores: dict[EngineSetting, LogEstimate] = {}
 
     def add(self, result: TrialResult) -> None:
-        """Take in what came of a trial."""
+        """Add the result of a trial."""
         setting = result.setting
         worked_before = any(known.engine == setting.engine and self.rates(known) for known in self.trials)
         self.trials.setdefault(setting, []).append(result)

@@ -141,12 +141,12 @@ MOST_RIVALS = 3  # so often at most the best and so many others are measured aga
 PATIENCE = 2
 
 _Result = TypeVar("_Result")
-# A part of the search: it asks for trials, is sent what came of them, and returns what it found out
+# part of the search: it yields trials and is sent their results
 _Search: TypeAlias = Generator[Trial, TrialResult, _Result]
 
 
 class Search:
-    """The search of `Calibration`, whose docstring says in which order it goes."""
+    """The search of `Calibration`, in the order of its docstring."""
 
     def __init__(
         self, candidates: Sequence[Candidate], record: TrialRecord, budget: TrialBudget, threshold: float
@@ -158,7 +158,7 @@ class Search:
         self._to_compile: list[Candidate] = []
 
     def trials(self) -> _Search[None]:
-        """All trials, one after another; what came of one is sent before the next is asked for."""
+        """All trials, one after another; each is answered with its result."""
         direct = [candidate for candidate in self._candidates if not candidate.compile_s]
         self._to_compile = [candidate for candidate in self._candidates if candidate.compile_s]
         self._plan_compilation()
@@ -336,11 +336,7 @@ class Search:
                 return
 
     def _rivals(self) -> list[EngineSetting]:
-        """The best, and those that it is too close to call from; nobody where everything is clear.
-
-        It is to be known of every setting whether it is within the threshold of the best, and which is the best, unless
-        that hardly matters.
-        """
+        """The best, and those too close to it to call; none where the order is clear."""
         best = self._record.best()
         if best is None:
             return []

@@ -1,4 +1,4 @@
-"""What can be tried, what is to be tried next, and what came of it."""
+"""What the tuner can try: settings, candidates of settings, trials and their results."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ class EngineSetting:
 
 @dataclass(frozen=True)
 class Trial:
-    """A measurement that is asked for."""
+    """A setting to measure, and for how long."""
 
     setting: EngineSetting  # what is to be measured, warm
     # how long to measure in all, warm-up and whatever comes before apart; a repeat that a single round exceeds
@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What came of a trial."""
+    """The result of a trial: rates, or why there are none."""
 
     setting: EngineSetting  # what was measured
     rates: Sequence[float] = ()  # samples per second in each repeat
