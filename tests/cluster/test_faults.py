@@ -78,7 +78,7 @@ def test_a_process_that_computes_is_not_silent_and_one_that_is_stopped_is(monkey
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             store.set("bow/heartbeat/1", f"1 {heartbeat._place()} {busy.pid}")
-            with heartbeat.Heart(lambda: store, 0, 2, on_silence=lambda rank, why: silent.put(rank)):
+            with heartbeat.Heartbeat(lambda: store, 0, 2, on_silence=lambda rank, why: silent.put(rank)):
                 while not (store.check(["bow/heartbeat/0"]) and int(store.get("bow/heart/0").split()[0]) > 100):
                     assert silent.empty()
                 busy.send_signal(signal.SIGSTOP)
@@ -99,7 +99,7 @@ def test_a_listener_whose_connection_fails_opens_another(monkeypatch: pytest.Mon
         opened.put(Broken())
         return opened.queue[-1]
 
-    with heartbeat.Heart(connect, 0, 2, on_silence=lambda rank, why: None):
+    with heartbeat.Heartbeat(connect, 0, 2, on_silence=lambda rank, why: None):
         assert opened.get(timeout=240) is not opened.get(timeout=240)
 
 
