@@ -49,7 +49,7 @@ def test_another_run_is_not_overwritten(run):
 def test_a_run_is_resumed_in_its_directory(run):
     directory = run()
     before = directory.metrics_path.read_text()
-    assert RunDirectory.create(directory.path, "run", resume=True) == directory
+    assert RunDirectory.create(directory.path, "run", resume=True).path == directory.path
     assert directory.metrics_path.read_text() == before
 
 
