@@ -33,7 +33,7 @@ class MachineInfo:
 
     python: str  # version and where it lies
     system: str  # operating system and architecture
-    processor: str  # its model name
+    processor: str
     cores: int  # cores that this process may use
     memory_bytes: int  # memory that this process may use in all
     available_bytes: int  # what of it is free

@@ -40,13 +40,13 @@ def backend_for(device: torch.device) -> str:
 class GlooSum(PendingSum):
     """Sums that Gloo computes in its threads."""
 
-    def __init__(self, parts: Sequence[dist.Work], asked: Callable[..., Any]) -> None:
+    def __init__(self, parts: Sequence[dist.Work], call: Callable[..., Any]) -> None:
         self._parts = parts
-        self._asked = asked
+        self._call = call
 
     def wait(self) -> None:  # noqa: D102
         for part in self._parts:
-            self._asked(part.wait)
+            self._call(part.wait)
 
 
 class Ranks(NamedTuple):
@@ -82,7 +82,7 @@ class Processes(World):
         self._device = device
         self._owns_group = store is not None
         if store is not None:
-            self._asked(
+            self._call(
                 dist.init_process_group,
                 backend_for(device),
                 store=store,
@@ -101,47 +101,47 @@ class Processes(World):
         self.sums += 1
         if tensor.is_cuda:  # on the current stream, which others need not wait for
             for part in self._buckets(tensor):
-                self._asked(dist.all_reduce, part, group=self._group)
+                self._call(dist.all_reduce, part, group=self._group)
             return DONE
-        works = [self._asked(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
-        return GlooSum(works, self._asked)
+        works = [self._call(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
+        return GlooSum(works, self._call)
 
     def sums_before(self, tensor: Tensor) -> Tensor | None:  # noqa: D102
         self.sums += 1
         all_of_them = tensor.new_empty(self.size, *tensor.shape)
-        self._asked(dist.all_gather, list(all_of_them), tensor, group=self._group)
+        self._call(dist.all_gather, list(all_of_them), tensor, group=self._group)
         torch.sum(all_of_them, 0, out=tensor)
         return all_of_them[: self.rank].sum(0) if self.rank else None
 
     def add_up(self, values: Sequence[float]) -> list[float]:  # noqa: D102
         tensor = torch.tensor(values, dtype=torch.float64)
-        self._asked(dist.all_reduce, tensor, group=self._group)
+        self._call(dist.all_reduce, tensor, group=self._group)
         return tensor.tolist()
 
     def everyone(self, value: T) -> list[T]:  # noqa: D102
         values: list[Any] = [None] * self.size
-        self._asked(dist.all_gather_object, values, value, group=self._group)
+        self._call(dist.all_gather_object, values, value, group=self._group)
         return values
 
     def leaders(self, value: T) -> T:  # noqa: D102
         values = [value]
-        self._asked(dist.broadcast_object_list, values, group=self._group, group_src=0, device=CPU)
+        self._call(dist.broadcast_object_list, values, group=self._group, group_src=0, device=CPU)
         return values[0]
 
     def gathered(self, value: T) -> list[T] | None:  # noqa: D102
         values: list[Any] | None = [None] * self.size if self.leads else None
-        self._asked(dist.gather_object, value, values, group=self._group, group_dst=0)
+        self._call(dist.gather_object, value, values, group=self._group, group_dst=0)
         return values
 
     def handed_out(self, values: Sequence[T] | None) -> T:  # noqa: D102
         got: list[Any] = [None]
         given = None if values is None else list(values)
-        self._asked(dist.scatter_object_list, got, given, group=self._group, group_src=0)
+        self._call(dist.scatter_object_list, got, given, group=self._group, group_src=0)
         return got[0]  # type: ignore[no-any-return]
 
     def copy_leaders(self, tensors: Sequence[Tensor]) -> None:  # noqa: D102
         for tensor in tensors:
-            self._asked(dist.broadcast, tensor, group=self._group, group_src=0)
+            self._call(dist.broadcast, tensor, group=self._group, group_src=0)
 
     def near(self) -> World:  # noqa: D102
         if self.nodes == 1:
@@ -150,7 +150,7 @@ class Processes(World):
         of_ranks = self.everyone(self.node)
         for node in sorted(set(of_ranks)):
             ranks = [rank for rank, of in enumerate(of_ranks) if of == node]
-            group = self._asked(dist.new_group, ranks, timeout=PATIENCE)  # by all, whether they are in it or not
+            group = self._call(dist.new_group, ranks, timeout=PATIENCE)  # by all, whether they are in it or not
             if node == self.node and len(ranks) > 1:
                 place = self._ranks._replace(rank=ranks.index(self.rank), size=len(ranks), node=0, nodes=1)
                 own = Processes(self._device, place, None, bucket_mb=self._bucket_mb, group=group, remedy=self._remedy)
@@ -161,7 +161,7 @@ class Processes(World):
         """Leave, but not before the others do, if all went well: rank 0 may still be writing."""
         try:
             if kind is None:
-                self._asked(dist.barrier)
+                self._call(dist.barrier)
         finally:
             self.close()
 
@@ -186,8 +186,8 @@ class Processes(World):
             return torch.split(tensor, [*others, last + tensor.numel() - sum(self.variables)])
         return torch.split(tensor, max(1, int(self._bucket_mb * BYTES_PER_MB) // tensor.element_size()))
 
-    def _asked(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Ask for something that needs the others."""
+    def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call what needs the other processes; an error says that one of them has gone."""
         try:
             return function(*args, **options)
         except (RuntimeError, ValueError) as error:  # dist.DistBackendError and its like are RuntimeErrors

@@ -22,29 +22,16 @@ class World:
     """The processes of a training. This class itself is a world of one: every collective returns at once.
 
     All processes call the same methods in the same order, and from the main thread only.
-
-    Attributes:
-        rank: this process among all, from 0.
-        size: how many there are.
-        local_rank: this process among those of its machine.
-        local_size: how many there are on its machine.
-        node: its machine among all, from 0.
-        nodes: how many machines there are.
-        sums: how often a sum over all was begun, of tensors of any length.
-        was_aborted: whether `abort` has ended sums: what they have left in tensors is no sum.
-        variables: how many numbers each variable has in a row, padding included, for sums of one variable at a time.
     """
 
-    rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
-    node = 0
-    nodes = 1
+    rank, size = 0, 1
+    local_rank, local_size = 0, 1  # among the processes of its machine
+    node, nodes = 0, 1  # its machine among all
 
     def __init__(self) -> None:
-        self.sums = 0
-        self.was_aborted = False
+        self.sums = 0  # begun so far, over all processes, of tensors of any length
+        self.was_aborted = False  # `abort` has ended sums: what they have left in tensors is no sum
+        # How many numbers each variable has in a row, padding included, for sums of one variable at a time
         self.variables: Sequence[int] = ()
 
     @property

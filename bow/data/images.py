@@ -107,9 +107,8 @@ def fashion_mnist(root: str | Path | None = None, limit: int | None = None) -> D
         "install Debian's package dataset-fashion-mnist, or set root to a directory with the four IDX files "
         "of https://github.com/zalandoresearch/fashion-mnist"
     )
-    return _load("fashion_mnist", FASHION_MNIST_ROOT if root is None else given_path("root", root), remedy).limited(
-        limit
-    )
+    directory = FASHION_MNIST_ROOT if root is None else given_path("root", root)
+    return _load("fashion_mnist", directory, remedy).limited(limit)
 
 
 def _load(name: str, root: Path, remedy: str) -> DataSplits:
@@ -145,7 +144,6 @@ def _find(root: Path, name: str, remedy: str) -> Path:
     raise DataError(f"{root / name} is missing, plain and with .gz; {remedy}")
 
 
-_CLASSES = 10
 _SHAPE = (3, 32, 32)
 _RECORD_BYTES = 1 + 3 * 32 * 32
 _REMEDY = (

@@ -19,15 +19,15 @@ Status: TypeAlias = Literal["chosen", "measured", "failed", "not tried"]
 class DecisionRow:
     """One setting."""
 
-    engine: str  # its name
-    learners: int  # how many
+    engine: str
+    learners: int
     threads: int  # of each learning task
-    status: Status  # what became of it
-    why: str  # the reason for that
+    status: Status
+    why: str
     samples_per_s: float | None = None  # median over the repeats; None where it did not run
     low: float | None = None  # the slowest repeat
     high: float | None = None  # the fastest repeat
-    repeats: int = 0  # how many there were
+    repeats: int = 0
     efficiency: float = 1.0  # what a sample is worth with so many learners, 1 for the objective `throughput`
     seconds: float = 0.0  # what its trials took, compilation apart
     compile_s: float = 0.0  # what compilation took

@@ -48,7 +48,7 @@ class LearnerChange:
 
     window: int  # windows seen by then
     learners: int  # how many there were from then on
-    why: str  # the reason
+    why: str
 
 
 STAY = TunerDecision()  # nothing changes
@@ -91,8 +91,8 @@ KEPT_STEPS = 64  # differences between neighbouring windows from which their noi
 class Probe:
     """Samples per second of windows with the same number of learners."""
 
-    learners: int  # how many
-    rates: list[float] = field(default_factory=list)  # in order
+    learners: int
+    rates: list[float] = field(default_factory=list)
 
     def last(self, count: int) -> "Probe":
         """The newest windows of it."""

@@ -25,8 +25,8 @@ _DIFFERENCE = 1 / (math.sqrt(2) * statistics.NormalDist().inv_cdf(0.75))
 class LogEstimate:
     """The logarithm of a throughput, or of the ratio of two."""
 
-    log: float  # the estimate
-    error: float  # its standard error
+    log: float
+    error: float
 
     @property
     def value(self) -> float:

@@ -164,17 +164,17 @@ class Search:
         self._plan_compilation()
         direct.sort(key=lambda candidate: candidate.setup_s)
         for candidate in direct:
-            yield from self._try(
-                candidate, candidate.counts[0], "what the engine brings with the fewest learners", CLIMBING
-            )
+            why = "what the engine brings with the fewest learners"
+            yield from self._try(candidate, candidate.counts[0], why, CLIMBING)
         runs = [candidate for candidate in direct if self._record.counts(candidate)]
         for candidate in sorted(runs, key=self._best_of, reverse=True):
             yield from self._climb(candidate, candidate.counts[0])
         for candidate in direct:  # those that there was no time for before
+            fewest = candidate.counts[0]
             if candidate not in runs and (
-                yield from self._try(candidate, candidate.counts[0], "whether another engine does better")
+                yield from self._try(candidate, fewest, "whether another engine does better")
             ):
-                yield from self._climb(candidate, candidate.counts[0])
+                yield from self._climb(candidate, fewest)
         while planned := self._plan_compilation():
             self._to_compile.remove(planned[0])
             yield from self._compile(planned[0])
@@ -189,9 +189,7 @@ class Search:
         planned: list[Candidate] = []
         costs: list[float] = []
         self._budget.plan(costs)
-        for candidate in sorted(
-            self._to_compile, key=lambda candidate: (-self._budget.saved_s(candidate), candidate.compile_s)
-        ):
+        for candidate in sorted(self._to_compile, key=lambda each: (-self._budget.saved_s(each), each.compile_s)):
             start = self._start_of(candidate)
             self._record.forget_refusals(candidate)  # of another number of learners
             refusal = self._budget.not_worth_compiling(candidate, start)
@@ -227,6 +225,9 @@ class Search:
         best = self._record.best()
         return 0.0 if best is None else HOPELESS * self._record.rate_for(self._record.score(best).log, learners)
 
+    def _candidate_of(self, setting: EngineSetting) -> Candidate:
+        return next(each for each in self._candidates if each.at(setting.learners) == setting)
+
     def _best_of(self, candidate: Candidate) -> float:
         """The logarithm of the highest score in a candidate of which something was measured."""
         return max(self._record.score(candidate.at(count)).log for count in self._record.counts(candidate))
@@ -236,9 +237,8 @@ class Search:
         best, misses = start, 0
         for count in (count for count in candidate.counts if count > start):
             if not self._can_lead(candidate):
-                self._record.refused.setdefault(
-                    candidate.at(count), "cannot reach the best, returns diminishing as they do"
-                )
+                why = "cannot reach the best, returns diminishing as they do"
+                self._record.refused.setdefault(candidate.at(count), why)
                 break
             if not (yield from self._try(candidate, count, f"whether more than {best} learners pay")):
                 break
@@ -296,11 +296,7 @@ class Search:
         best = self._record.best()
         if best is None:
             return None
-        candidate = next(
-            candidate
-            for candidate in self._candidates
-            if (candidate.engine, candidate.threads) == (best.engine, best.threads)
-        )
+        candidate = self._candidate_of(best)
         if candidate.compiles_each and candidate.compile_s:
             return None
         at = best.learners
@@ -328,9 +324,7 @@ class Search:
             rivals = self._rivals()
             seconds = self._budget.part_of_rest_s(left * max(1, len(rivals)))
             for setting in rivals:
-                candidate = next(
-                    candidate for candidate in self._candidates if candidate.at(setting.learners) == setting
-                )
+                candidate = self._candidate_of(setting)
                 ran |= yield from self._try(candidate, setting.learners, "too close to call", 0.0, seconds)
             if not ran:
                 return

@@ -37,7 +37,7 @@ class Trial:
     # takes that round
     seconds: float
     repeats: int  # into how many measurements the seconds are divided
-    why: str  # for logs
+    why: str
     # samples per second that leave the setting no hope; a trial whose first repeats stay below it ends
     hopeless: float = 0.0
 
@@ -55,7 +55,7 @@ class Trial:
 class TrialResult:
     """The result of a trial: rates, or why there are none."""
 
-    setting: EngineSetting  # what was measured
+    setting: EngineSetting
     rates: Sequence[float] = ()  # samples per second in each repeat
     # everything that the trial took, making the engine and warming it up included, compilation apart
     seconds: float = 0.0
@@ -92,8 +92,8 @@ def doubling(most: int) -> tuple[int, ...]:
 class Candidate:
     """An engine with a number of threads, and the numbers of learners to climb through."""
 
-    engine: str  # as in `EngineSetting`
-    threads: int = 1  # as in `EngineSetting`
+    engine: str
+    threads: int = 1
     # numbers of learners, ascending; between two of them the calibration may refine
     counts: tuple[int, ...] = doubling(64)
     setup_s: float = 0.0  # seconds that a trial is expected to take besides measuring; what trials take replaces it
