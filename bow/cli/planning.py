@@ -79,7 +79,6 @@ Ctrl-C ends a search, which keeps the best partition so far.
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out `bow plan`; `words` are what stands behind it."""
     if "-h" in words or "--help" in words:
         print(usage(), end="")
         return 0
@@ -101,7 +100,6 @@ def run(words: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    """What `bow plan --help` prints."""
     usual = SearchSettings()
     return USAGE.format(
         topologies=", ".join(shipped_topologies()),

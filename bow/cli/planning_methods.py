@@ -54,7 +54,6 @@ def placement_methods() -> dict[str, str]:
 
 
 def all_methods() -> tuple[str, ...]:
-    """The names of all methods."""
     return (*SEARCHES, *BASELINES, *placement_methods(), *ALIASES)
 
 
@@ -64,7 +63,6 @@ def compared_methods() -> tuple[str, ...]:
 
 
 def check_method(name: str) -> None:
-    """Refuse a method that does not exist."""
     if name not in (*SEARCHES, *BASELINES) and name not in all_methods():
         raise SettingError(f"method={name!r} does not exist; {suggestion(name, all_methods())}")
 
@@ -87,7 +85,6 @@ def check_used(method: str, settings: SearchSettings) -> None:
 
 
 def find(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
-    """Find a partition."""
     if method in LEARNING:
         return _searched(problem, settings, console)
     if method == "exhaustive":

@@ -11,12 +11,10 @@ Box: TypeAlias = tuple[Interval, ...]  # an interval of each dimension of a tens
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All of a tensor."""
     return tuple((0, size) for size in shape)
 
 
 def volume(box: Box) -> int:
-    """How many elements lie in it."""
     return math.prod(max(0, end - start) for start, end in box)
 
 
@@ -58,5 +56,4 @@ def cells(boxes: Sequence[Box]) -> list[Box]:
 
 
 def contains(box: Box, other: Box) -> bool:
-    """Whether one box lies wholly in another."""
     return all(start <= a and b <= end for (start, end), (a, b) in zip(box, other, strict=True))

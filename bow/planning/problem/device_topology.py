@@ -131,12 +131,10 @@ class DeviceTopology:
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
         return len(self.devices)
 
     @property
     def num_channels(self) -> int:
-        """How many channels there are."""
         return len(self.channels)
 
     @cached_property
@@ -149,11 +147,9 @@ class DeviceTopology:
         )
 
     def channel(self, number: int) -> Channel:
-        """A channel by its number."""
         return self.channels[number]
 
     def memory_bytes(self, device: int) -> int:
-        """How much memory a device has."""
         return int(self.devices[device].kind.memory_gib * GIB)
 
     def route(self, a: int, b: int) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ class Split:
 
     @property
     def num_tiles(self) -> int:
-        """How many tiles there are."""
         return math.prod(self.degrees)
 
 
@@ -110,7 +109,6 @@ class Partition:
                 raise ScheduleError(wrong)
 
     def devices_per_learner(self, num_devices: int) -> int:
-        """How many devices a learner has."""
         if self.learners < 1:
             raise ScheduleError(f"learners must be at least 1, got {self.learners}")
         size, rest = divmod(num_devices, self.learners)
@@ -122,12 +120,10 @@ class Partition:
         return size
 
     def to_json(self) -> str:
-        """The partition as JSON, with a version."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> "Partition":
-        """The partition that `to_json` wrote."""
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -29,7 +29,6 @@ class Tiling:
 
     @property
     def num_tiles(self) -> int:
-        """How many tiles there are."""
         return len(self.boxes)
 
 
@@ -48,7 +47,6 @@ class Tilings:
         self._found: dict[tuple[int, tuple[int, ...]], Tiling] = {}
 
     def of(self, operator: int, degrees: tuple[int, ...]) -> Tiling:
-        """The tiles of an operator."""
         key = self.alike[operator], degrees
         if key not in self._found:
             self._found[key] = _tiling(self._graph, self._graph.operators[operator], degrees, self._rules)

@@ -17,7 +17,7 @@ class ConvolutionRule(MappedRule):
     Attributes: `stride`, `padding` and `dilation` by position, and `groups`.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         kernel, groups = shapes.operands[1][2:], attributes["groups"]
         positions = windows(kernel, attributes["stride"], attributes["padding"], attributes["dilation"])
         channels = Whole() if groups == 1 else Grouped(1, groups, shapes.output[1])
@@ -25,14 +25,13 @@ class ConvolutionRule(MappedRule):
         weight: list[Side] = [Along(1), Whole(), *(Whole() for _ in kernel)]
         return [images, weight, *([Along(1)] for _ in shapes.operands[2:])]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return image_names(rank)
 
 
 def windows(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[SlidingWindow]:
-    """The windows of all positions of an image."""
     sizes = zip(kernel, stride, padding, dilation, strict=True)
     return [SlidingWindow(2 + position, *each) for position, each in enumerate(sizes)]
 
@@ -49,22 +48,22 @@ class PoolingRule(MappedRule):
     position; for averages `count_padding` and `divisor` (None: as many as there are).
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         given = (attributes[name] for name in ("kernel", "stride", "padding", "dilation"))
         return [[Along(0), Along(1), *windows(*given)]]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return image_names(rank)
 
 
 class AdaptivePoolingRule(MappedRule):
     """Maximum or average over windows that are as large as the output's size wants them."""
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         positions = (Adaptive(dim, shapes.output[dim]) for dim in range(2, len(shapes.output)))
         return [[Along(0), Along(1), *positions]]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return image_names(rank)
 
 
@@ -74,7 +73,7 @@ class PadRule(MappedRule):
     Attribute: `before`, by dimension how many elements are put before it; less than 0: that many are cut off.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [[SlidingWindow(dim, kernel=1, padding=before) for dim, before in enumerate(attributes["before"])]]
 
 
@@ -85,11 +84,11 @@ class FrozenBatchNormRule(MappedRule):
     and bias.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         samples: list[Side] = [Along(dim) for dim in range(len(shapes.output))]
         return [samples, *([Along(1)] for _ in shapes.operands[1:])]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return image_names(rank)
 
 
@@ -103,10 +102,10 @@ class BatchNormRule(FrozenBatchNormRule):
         Chan, Golub, LeVeque: Algorithms for computing the sample variance, 1983 (how the tiles' moments are summed).
     """
 
-    def sums(self, operator: PlanOperator) -> tuple[str, ...]:  # noqa: D102
+    def sums(self, operator: PlanOperator) -> tuple[str, ...]:
         return "mean", "variance"
 
-    def sum_box(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> Box:  # noqa: D102
+    def sum_box(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> Box:
         return (box[1],)
 
 
@@ -117,10 +116,10 @@ class LayerNormRule(MappedRule):
     normalised.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         free = len(shapes.output) - attributes["num_dims"]
         normalised: list[Side] = [Whole() for _ in shapes.output[free:]]
         return [[*(Along(dim) for dim in range(free)), *normalised], *(normalised for _ in shapes.operands[1:])]
 
-    def unsplit(self, attributes: Any, shapes: Shapes) -> Collection[int]:  # noqa: D102
+    def unsplit(self, attributes: Any, shapes: Shapes) -> Collection[int]:
         return range(len(shapes.output) - attributes["num_dims"], len(shapes.output))

@@ -26,7 +26,7 @@ class Whole(Side):
 
     dim: None = field(default=None, init=False)
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         return 0, size
 
 
@@ -36,7 +36,7 @@ class Along(Side):
 
     dim: int
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         return box[self.dim]
 
 
@@ -48,7 +48,7 @@ class Strided(Side):
     start: int
     step: int = 1
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         first, end = box[self.dim]
         return self.start + first * self.step, self.start + (end - 1) * self.step + 1
 
@@ -60,7 +60,7 @@ class Fixed(Side):
     index: int
     dim: None = field(default=None, init=False)
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         return self.index, self.index + 1
 
 
@@ -71,7 +71,7 @@ class Shifted(Side):
     dim: int
     offset: int
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         start, end = max(0, box[self.dim][0] - self.offset), min(size, box[self.dim][1] - self.offset)
         return (start, end) if start < end else None
 
@@ -92,7 +92,7 @@ class SlidingWindow(Side):
         start = first * self.stride - self.padding
         return start, (end - 1) * self.stride - self.padding + self.dilation * (self.kernel - 1) + 1
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         start, end = self.reach(box)
         # Windows that lie in the padding alone get one element: an operand that is not there has no gradient.
         start = min(max(start, 0), size - 1)
@@ -106,7 +106,7 @@ class Adaptive(Side):
     dim: int
     output: int
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         first, end = box[self.dim]
         return first * size // self.output, -(-end * size // self.output)
 
@@ -119,7 +119,7 @@ class Grouped(Side):
     groups: int
     output: int
 
-    def interval(self, box: Box, size: int) -> Interval | None:  # noqa: D102
+    def interval(self, box: Box, size: int) -> Interval | None:
         first, end = box[self.dim]
         outputs, inputs = self.output // self.groups, size // self.groups
         return first // outputs * inputs, -(-end // outputs) * inputs
@@ -175,10 +175,9 @@ class MappedRule(Rule):
         return ()
 
     def names(self, rank: int) -> Sequence[str]:
-        """What the output's dimensions are called."""
         return [f"dimension {number}" for number in range(rank)]
 
-    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:  # noqa: D102
+    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:
         shapes = shapes_of(operator, graph)
         unsplit, sample = self.unsplit(operator.attributes, shapes), operator.attributes.get("sample", 0)
         sides = self.sides(operator.attributes, shapes)
@@ -199,10 +198,10 @@ class MappedRule(Rule):
             for dim, size in enumerate(shapes.output)
         )
 
-    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:  # noqa: D102
+    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:
         return tuple(self._boxes(operator, graph, box, "input"))
 
-    def weight_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:  # noqa: D102
+    def weight_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:
         boxes = self._boxes(operator, graph, box, "weight")
         assert None not in boxes, "a weight that some tiles do not read has to be an input"
         return tuple(found for found in boxes if found is not None)

@@ -14,12 +14,12 @@ class LinearRule(MappedRule):
     Operands: inputs `[sample, ..., in]`, weight `[out, in]`, and a bias `[out]` or none.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         last = len(shapes.output) - 1
         inputs: list[Side] = [*(Along(dim) for dim in range(last)), Whole()]
         return [inputs, [Along(last), Whole()], *([Along(last)] for _ in shapes.operands[2:])]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return channel_last_names(rank)
 
 
@@ -29,7 +29,7 @@ class MatmulRule(MappedRule):
     Operands: `[..., rows, inner]` and `[..., inner, columns]`; the leading dimensions are stretched to each other.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         left, right = shapes.operands
         rank = len(shapes.output)
         return [
@@ -37,7 +37,7 @@ class MatmulRule(MappedRule):
             [*stacked(right, shapes.output), Whole(), Along(rank - 1)],
         ]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return [*(f"dimension {number}" for number in range(rank - 2)), "row", "column"]
 
 
@@ -59,7 +59,7 @@ class AttentionRule(MappedRule):
     PyTorch).
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         queries, keys, values, *masks = shapes.operands
         rank, output = len(shapes.output), shapes.output
         return [
@@ -69,7 +69,7 @@ class AttentionRule(MappedRule):
             *([*broadcast(mask, output)[:-1], Whole()] for mask in masks),
         ]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         between = {2: ["head"]}.get(rank - 2, [f"dimension {number}" for number in range(1, rank - 2)])
         return ["sample", *between, "query", "channel"][-rank:]
 
@@ -80,11 +80,11 @@ class EmbeddingRule(MappedRule):
     Operands: numbers of rows, of any shape, and the table `[row, channel]`.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         last = len(shapes.output) - 1
         return [[Along(dim) for dim in range(last)], [Whole(), Along(last)]]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return channel_last_names(rank)
 
 
@@ -96,27 +96,27 @@ class LSTMCellRule(MappedRule):
     states.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         read: list[Side] = [Along(0), Whole()]
         weight: list[Side] = [Whole(), Along(1), Whole()]
         biases: list[list[Side]] = [[Whole(), Along(1)] for _ in shapes.operands[5:]]
         return [read, read, [Along(0), Along(1)], weight, weight, *biases]
 
-    def names(self, rank: int) -> Sequence[str]:  # noqa: D102
+    def names(self, rank: int) -> Sequence[str]:
         return ["sample", "unit"]
 
-    def output_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:  # noqa: D102
+    def output_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:
         return box, box
 
 
 class SoftmaxRule(MappedRule):
     """Softmax or its logarithm: split by all dimensions but that which is summed, the attribute `dim`."""
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         dims = range(len(shapes.output))
         return [[Whole() if dim == attributes["dim"] else Along(dim) for dim in dims]]
 
-    def unsplit(self, attributes: Any, shapes: Shapes) -> Collection[int]:  # noqa: D102
+    def unsplit(self, attributes: Any, shapes: Shapes) -> Collection[int]:
         return (attributes["dim"],)
 
 
@@ -126,7 +126,7 @@ class CrossEntropyRule(MappedRule):
     The classes stay whole. Operands: scores `[sample, class, ...]` and classes `[sample, ...]`.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         positions = [Along(dim) for dim in range(1, len(shapes.output))]
         return [[Along(0), Whole(), *positions], [Along(0), *positions]]
 
@@ -137,5 +137,5 @@ class CountedMeanRule(MappedRule):
     Operands: losses and classes of the same shape. Attribute: `ignore_index`.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [all_of(shape) for shape in shapes.operands]

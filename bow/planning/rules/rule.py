@@ -76,13 +76,13 @@ class WholeRule(Rule):
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:  # noqa: D102
+    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:
         return tuple(Dimension(f"dimension {n}", size, None) for n, size in enumerate(graph.output_shape(operator)))
 
-    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:  # noqa: D102
+    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:
         return tuple(whole(graph.tensors[number].shape) for number in operator.inputs)
 
-    def output_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:  # noqa: D102
+    def output_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:
         return tuple(whole(graph.tensors[number].shape) for number in operator.outputs)
 
 
@@ -93,7 +93,6 @@ class Rules:
         self._rules: dict[str, Rule] = {}
 
     def register(self, rule: Rule) -> None:
-        """Add a rule, or put it in the place of another."""
         self._rules[rule.kind] = rule
 
     def __getitem__(self, kind: str) -> Rule:
@@ -105,7 +104,6 @@ class Rules:
         return kind in self._rules
 
     def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:
-        """The dimensions of an operator's first output; none can be split where there is no rule."""
         return self.of(operator).dimensions(operator, graph)
 
     def of(self, operator: PlanOperator) -> Rule:

@@ -15,7 +15,7 @@ from bow.planning.rules.rule import Dimension, Rule
 class PointwiseRule(MappedRule):
     """Each element is made of those at the same place, operands being stretched to each other: split by everything."""
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [broadcast(shape, shapes.output) for shape in shapes.operands]
 
 
@@ -25,7 +25,7 @@ class ReductionRule(MappedRule):
     Attribute: `keepdim`, whether the output has those dimensions, with one element each.
     """
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         sides: list[Side] = []
         kept = 0
         for dim in range(len(shapes.operands[0])):
@@ -38,7 +38,7 @@ class ReductionRule(MappedRule):
 class ConcatRule(MappedRule):
     """Tensors behind each other along the attribute `dim`: split by everything."""
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         joined, rank = attributes["dim"], len(shapes.output)
         offsets = itertools.accumulate((shape[joined] for shape in shapes.operands[:-1]), initial=0)
         return [[Shifted(joined, offset) if dim == joined else Along(dim) for dim in range(rank)] for offset in offsets]
@@ -47,12 +47,12 @@ class ConcatRule(MappedRule):
 class StackRule(MappedRule):
     """Tensors side by side along a new dimension, the attribute `dim`: split by everything."""
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         new = attributes["dim"]
         kept: list[Side] = [Along(dim) for dim in range(len(shapes.output)) if dim != new]
         return [kept for _ in shapes.operands]
 
-    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:  # noqa: D102
+    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:
         first, end = box[operator.attributes["dim"]]
         boxes = super().input_boxes(operator, graph, box)
         return tuple(each if first <= number < end else None for number, each in enumerate(boxes))
@@ -63,7 +63,7 @@ class PermuteRule(MappedRule):
 
     is_view = True
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         dims = list(attributes["dims"])
         return [[Along(dims.index(dim)) for dim in range(len(dims))]]
 
@@ -73,7 +73,7 @@ class ExpandRule(MappedRule):
 
     is_view = True
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [broadcast(shapes.operands[0], shapes.output)]
 
 
@@ -82,7 +82,7 @@ class SliceRule(MappedRule):
 
     is_view = True
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         cut = Strided(attributes["dim"], attributes["start"], attributes["step"])
         return [[cut if dim == cut.dim else Along(dim) for dim in range(len(shapes.output))]]
 
@@ -92,7 +92,7 @@ class SelectRule(MappedRule):
 
     is_view = True
 
-    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:  # noqa: D102
+    def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         sides: list[Side] = [Along(dim) for dim in range(len(shapes.output))]
         sides.insert(attributes["dim"], Fixed(attributes["index"]))
         return [sides]
@@ -163,19 +163,19 @@ class ReshapeRule(Rule):
     kind = "reshape"
     is_view = True
 
-    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:  # noqa: D102
+    def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:
         sample = operator.attributes.get("sample", 0)
         return tuple(
             Dimension("sample" if dim == sample else f"dimension {dim}", size, "S" if dim == sample else "A")
             for dim, size in enumerate(graph.output_shape(operator))
         )
 
-    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:  # noqa: D102
+    def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:
         return tuple(
             _read(graph.tensors[number].shape, graph.output_shape(operator), box) for number in operator.inputs
         )
 
-    def weight_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:  # noqa: D102
+    def weight_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:
         return tuple(_read(graph.weights[name].shape, graph.output_shape(operator), box) for name in operator.weights)
 
 

@@ -38,7 +38,6 @@ def split_along(
 
 
 def single_device(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
-    """Everything on one device."""
     return tuple(whole_on(graph, operator, device) for operator in graph.operators)
 
 
@@ -171,7 +170,6 @@ BASELINES: Mapping[str, Callable[[Problem], Partition]] = {
 
 
 def baseline(problem: Problem, name: str) -> Partition:
-    """A partition that needs no search."""
     if name not in BASELINES:
         raise SettingError(f"there is no baseline {name!r}; take one of {', '.join(BASELINES)}")
     return BASELINES[name](problem)

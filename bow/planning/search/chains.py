@@ -48,12 +48,10 @@ class Chain:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether it was ended from outside."""
         return self.best is not None and self.best.ending == "interrupted"
 
     @property
     def batch_ns(self) -> float:
-        """What a step takes for each learner's batch."""
         return math.inf if self.best is None else self.best.makespan_ns / self.start.learners
 
 
@@ -129,7 +127,6 @@ class _Walks:
         self.chains: list[Chain] = []
 
     def run(self) -> None:
-        """Walk; what was found so far is in `chains`, whatever is raised."""
         settings, budget_s = self._settings, self._settings.budget_s
         if budget_s is None or settings.proposals is not None or settings.trial == 0 or len(self._starts) == 1:
             self._begin(settings, budget_s)
@@ -147,7 +144,6 @@ class _Walks:
             self._go_on(number, settings, self._share_s(budget_s, 1), len(sizes))
 
     def _begin(self, settings: SearchSettings, end_s: float | None) -> None:
-        """Walk from every start, until so many seconds from the beginning."""
         for number, start in enumerate(self._starts):
             share_s = self._share_s(end_s, len(self._starts) - number)
             walked = run_chain(

@@ -30,7 +30,6 @@ def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
 
 
 def renamed(split: Split, renaming: Renaming) -> Split:
-    """The same split on other devices."""
     return Split(split.degrees, tuple(renaming[device] for device in split.devices))
 
 

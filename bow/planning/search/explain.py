@@ -119,7 +119,6 @@ def explain(
 
 
 def _choices(simulation: Simulation, space: SplitSpace, number: int, split: Split) -> Iterator[Alternative]:
-    """All other splits of an operator."""
     for other in space.splits(number):
         if other != split:
             makespan_ns = simulation.propose_changes({number: other})

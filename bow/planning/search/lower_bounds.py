@@ -48,7 +48,6 @@ class RemainingLoads:
     def extended(
         self, tables: PlaceTables, operator: int, split: int, makers: Mapping[int, tuple[int, int]]
     ) -> RemainingLoads:
-        """With one of the splits of the next operator."""
         passes, weights = tables.passes[operator][split], tables.weights[operator][split]
         tasks = np.concatenate([self.tasks, passes, weights])
         waiting = np.zeros((len(passes), len(tasks)), np.bool_)
@@ -225,7 +224,6 @@ class StepBounds:
         return Extensions(prefix, bounds, made, tails, loads)
 
     def extended(self, extensions: Extensions, option: int) -> Prefix:
-        """The prefix that is longer by one of the splits."""
         before = extensions.before
         operator = len(before.options)
         return Prefix(

@@ -86,7 +86,6 @@ class Walk:
 
     @property
     def makespan_ns(self) -> int:
-        """Of a step with the best partition."""
         return self.bests[-1].makespan_ns
 
     def followed_by(self, other: "Walk") -> "Walk":

@@ -28,7 +28,6 @@ class Problem:
     algorithm: Algorithm | Literal["python"] = "incremental"
 
     def partition(self, splits: Sequence[Split], learners: int = 1) -> Partition:
-        """Splits as a partition of the graph."""
         return Partition(self.graph.hash, tuple(splits), learners)
 
     def model(self, learners: int = 1) -> StepModel:
@@ -44,7 +43,6 @@ class Problem:
         )
 
     def simulation(self, splits: Sequence[Split], learners: int = 1) -> Simulation:
-        """A partition to be changed."""
         return Simulation(self.model(learners), self.partition(splits, learners), self.algorithm)
 
     def simulate(self, splits: Sequence[Split], learners: int = 1) -> SimulationResult:

@@ -186,7 +186,6 @@ class SymmetricProposals:
         self._families = families_of(graph) if families else []
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a partition."""
         if not self._movable:
             return ()
         operator = self._source.choice(self._movable)
@@ -254,7 +253,6 @@ class GuidedProposals:
         self._neighbours = _neighbours(graph)
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a partition."""
         if not self._movable:
             return ()
         critical = self._drawn_critical()

@@ -141,7 +141,6 @@ class Found:
 
     @property
     def evaluated(self) -> int:
-        """How many partitions were simulated."""
         parts = (part for chain in self.chains for part in (chain.walk, chain.descent) if part is not None)
         return sum(part.evaluated for part in parts)
 

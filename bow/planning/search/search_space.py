@@ -72,12 +72,10 @@ class SplitSpace:
 
     @property
     def num_operators(self) -> int:
-        """How many operators there are."""
         return len(self._of)
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
         return math.prod(map(self.count, range(self.num_operators)))
 
     @property
@@ -98,15 +96,12 @@ class SplitSpace:
         return sum(self.count(operator) - 1 for operator in range(self.num_operators))
 
     def count(self, operator: int) -> int:
-        """How many splits of an operator there are."""
         return len(self._of[operator]) + len(self._extra[operator])
 
     def rank(self, operator: int) -> int:
-        """How many dimensions an operator has."""
         return len(self.at(operator, 0).degrees)
 
     def at(self, operator: int, index: int) -> Split:
-        """One of the splits of an operator."""
         regular = len(self._of[operator])
         return self._of[operator][index] if index < regular else self._extra[operator][index - regular]
 
@@ -115,11 +110,9 @@ class SplitSpace:
         return (self.at(operator, index) for index in range(self.count(operator)))
 
     def holds(self, operator: int, split: Split) -> bool:
-        """Whether a split is one of an operator's."""
         return split in self._of[operator] or split in self._extra[operator]
 
     def draw(self, operator: int, source: random.Random) -> Split:
-        """One of an operator's splits, each as likely as any other."""
         return self.at(operator, source.randrange(self.count(operator)))
 
     def draw_with_degrees(self, operator: int, degrees: tuple[int, ...], source: random.Random) -> Split | None:
@@ -131,7 +124,6 @@ class SplitSpace:
         return self._of[operator].draw_on_devices(frozenset(devices), source)
 
     def random_partition(self, source: random.Random) -> tuple[Split, ...]:
-        """A split of each operator."""
         return tuple(self.draw(operator, source) for operator in range(self.num_operators))
 
 

@@ -133,9 +133,7 @@ class Costs(Protocol):
         """Of the backward pass of a tile."""
         ...
 
-    def update_ns(self, weight_bytes: int, device: int) -> int:
-        """Of the optimizer's step for weights of so many bytes."""
-        ...
+    def update_ns(self, weight_bytes: int, device: int) -> int: ...
 
 
 class TaskCosts:
@@ -150,7 +148,6 @@ class TaskCosts:
         self._updates: dict[tuple[int, int], int] = {}
 
     def of_tiles(self, operator: int, tiling: Tiling, devices: Sequence[int]) -> tuple[Times, Times]:
-        """How long the tiles' forward and backward passes take."""
         kinds = [self._kinds[device] for device in devices]
         used = sorted(set(kinds))
         if len(used) == 1:
@@ -162,7 +159,6 @@ class TaskCosts:
         return forward, backward
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
-        """How long it takes to update weights of so many bytes."""
         key = weight_bytes, self._kinds[device]
         if key not in self._updates:
             self._updates[key] = self._costs.update_ns(weight_bytes, device)
@@ -204,17 +200,14 @@ class RooflineCosts:
         self._works: dict[tuple[int, Box], TileWork] = {}
 
     def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the forward pass of a tile takes."""
         work = self._work(operator, box)
         return _time_ns(work.forward, work.outputs, self._topology.devices[device].kind)
 
     def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the backward pass of a tile takes."""
         work = self._work(operator, box)
         return _time_ns(work.backward, work.outputs, self._topology.devices[device].kind)
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
-        """How long it takes to update weights of so many bytes."""
         kind = self._topology.devices[device].kind
         return _time_ns(PassWork(0.0, UPDATE_PASSES * weight_bytes, 1 if weight_bytes else 0), 1, kind)
 

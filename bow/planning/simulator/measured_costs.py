@@ -29,7 +29,6 @@ class TileTime:
 
     @property
     def total_ns(self) -> int:
-        """Both."""
         return self.forward_ns + self.backward_ns
 
 
@@ -42,7 +41,6 @@ class TileTimes:
     updates: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The times as JSON, with a version."""
         data = {
             "tiles": {key: [time.forward_ns, time.backward_ns] for key, time in self.tiles.items()},
             "updates": self.updates,
@@ -51,7 +49,6 @@ class TileTimes:
 
     @classmethod
     def from_json(cls, text: str) -> "TileTimes":
-        """The times that `to_json` wrote."""
         try:
             read: Any = json.loads(text)
             is_ours = read["format"] == FORMAT and read["version"] == VERSION
@@ -131,15 +128,12 @@ class MeasuredCosts:
         self._factors: dict[str, dict[int, float]] = {}
 
     def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the forward pass of a tile takes."""
         return self._time(operator, box, device).forward_ns
 
     def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        """How long the backward pass of a tile takes."""
         return self._time(operator, box, device).backward_ns
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
-        """How long it takes to update weights of so many bytes."""
         times = self._times.get(self._topology.devices[device].kind.name)
         if times is None or self._graph.hash not in times.updates:
             return self._roofline.update_ns(weight_bytes, device)

@@ -209,12 +209,10 @@ class NativeTilings:
 
 
 def ints(numbers: Iterable[int]) -> NDArray[np.int32]:
-    """Numbers of 32 bits."""
     return np.array([*numbers], np.int32)
 
 
 def longs(numbers: Iterable[int]) -> NDArray[np.int64]:
-    """Numbers of 64 bits."""
     return np.array([*numbers], np.int64)
 
 
@@ -267,14 +265,12 @@ class NativeSimulator:
             self._library.delete(self._handle)
 
     def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        """Simulate a partition from nothing."""
         self._stage(dict(enumerate(splits)))
         code = self._library.build(self._handle, self._needed)
         self._updates.check()
         return self._outcome(code)
 
     def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
-        """Change the splits of some operators."""
         self._stage(changes)
         code = self._library.propose(self._handle, NO_LIMIT if limit_ns is None else limit_ns, self._needed)
         try:
@@ -286,25 +282,20 @@ class NativeSimulator:
         return self._outcome(code)
 
     def accept(self) -> None:
-        """Keep what was proposed."""
         self._library.accept(self._handle)
 
     def undo(self) -> None:
-        """Go back to before it was proposed."""
         self._library.undo(self._handle)
 
     @property
     def makespan_ns(self) -> int:
-        """When the last task is over."""
         return int(self._library.makespan(self._handle))
 
     @property
     def num_looked_at(self) -> int:
-        """How often tasks were looked at for the last proposal."""
         return int(self._library.num_looked_at(self._handle))
 
     def times(self) -> dict[Identity, TaskTime]:
-        """When every task runs."""
         table = self._tasks()
         return {
             (order >> 32, order >> 16 & 0xFFFF, order & 0xFFFF, code % 2**64): TaskTime(ready, start, end)
@@ -312,12 +303,10 @@ class NativeSimulator:
         }
 
     def table(self) -> NDArray[np.int64]:
-        """[task, 3]: rank, start and end of each task, in nanoseconds."""
         order, _, _, start, end = self._tasks().T
         return np.stack([order >> 32, start, end], axis=1)
 
     def peaks(self) -> tuple[MemoryPeak, ...]:
-        """By device: the most memory that it needs at a time."""
         found = np.zeros((self._model.topology.num_devices, 2), np.int64)
         self._library.peaks(self._handle, found)
         return tuple(MemoryPeak(*peak) for peak in found.tolist())

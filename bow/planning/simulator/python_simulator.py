@@ -93,7 +93,6 @@ def successors(graph: TaskGraph) -> list[list[int]]:
 
 
 def makespan_ns(times: Sequence[TaskTime]) -> int:
-    """When the last task is over."""
     return max((time.end_ns for time in times), default=0)
 
 
@@ -216,7 +215,6 @@ class SimulationResult:
 
     @property
     def makespan_ns(self) -> int:
-        """Nanoseconds of a step."""
         return makespan_ns(self.times)
 
     @cached_property
@@ -236,7 +234,6 @@ class SimulationResult:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When what runs where; what occupies several places stands at each, what takes no time nowhere."""
         return Timeline(self._spans())
 
     def _spans(self) -> Iterator[Span]:
@@ -279,7 +276,6 @@ class PythonSimulator:
         self._splits_before: tuple[Split, ...] = ()
 
     def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        """Simulate a partition."""
         self._splits = tuple(splits)
         partition = Partition(self._graph_hash, self._splits, self._model.learners)
         self._result = simulate(self._model, partition)
@@ -287,7 +283,6 @@ class PythonSimulator:
         return None if refusal is None else TooLarge(refusal.device, refusal.needed_bytes)
 
     def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
-        """Change the splits of some operators."""
         self._before, self._splits_before = self._result, self._splits
         outcome = self.build([changes.get(operator, split) for operator, split in enumerate(self._splits)])
         if outcome is not None:
@@ -298,28 +293,22 @@ class PythonSimulator:
         """Keep what was proposed."""
 
     def undo(self) -> None:
-        """Go back to before it was proposed."""
         self._result, self._splits = self._before, self._splits_before
 
     @property
     def makespan_ns(self) -> int:
-        """When the last task is over."""
         return self._result.makespan_ns
 
     @property
     def num_looked_at(self) -> int:
-        """How many tasks there are: all are looked at, once each."""
         return len(self._result.tasks)
 
     def times(self) -> dict[Identity, TaskTime]:
-        """When every task runs."""
         return {task.identity: time for task, time in zip(self._result.tasks, self._result.times, strict=True)}
 
     def table(self) -> NDArray[np.int64]:
-        """[task, 3]: rank, start and end of each task, in nanoseconds."""
         rows = zip(self._result.tasks, self._result.times, strict=True)
         return np.array([(task.rank, time.start_ns, time.end_ns) for task, time in rows], np.int64).reshape(-1, 3)
 
     def peaks(self) -> tuple[MemoryPeak, ...]:
-        """By device: the most memory that it needs at a time."""
         return self._result.peaks

@@ -139,7 +139,6 @@ class Simulation:
 
     @property
     def makespan_ns(self) -> int:
-        """Nanoseconds of a step: of the proposal while there is one."""
         return self._simulator.makespan_ns
 
     @property
@@ -148,7 +147,6 @@ class Simulation:
         return self._simulator.num_looked_at
 
     def propose(self, operator: int, split: Split, limit_ns: int | None = None) -> int | None:
-        """Change the split of an operator."""
         return self.propose_changes({operator: split}, limit_ns)
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
@@ -167,7 +165,6 @@ class Simulation:
         return self._simulator.makespan_ns
 
     def accept(self) -> None:
-        """Keep what was proposed."""
         if self._proposed is None:
             raise ScheduleError("there is no proposal to accept; call propose first")
         self._simulator.accept()
@@ -176,7 +173,6 @@ class Simulation:
         self._proposed = None
 
     def undo(self) -> None:
-        """Go back to before it was proposed; nothing, where nothing is proposed."""
         if self._proposed is not None:
             self._simulator.undo()
         self._proposed = None
@@ -190,7 +186,6 @@ class Simulation:
         return self._simulator.table()
 
     def memory(self) -> tuple[MemoryPeak, ...]:
-        """By device: the most memory that it needs at a time, and when."""
         return self._simulator.peaks()
 
     def result(self) -> SimulationResult:
@@ -205,7 +200,6 @@ class Simulation:
         )
 
     def timeline(self) -> Timeline:
-        """When what runs where."""
         return self.result().timeline
 
     def _check(self, operator: int, split: Split) -> None:

@@ -61,7 +61,6 @@ class Collective:
         return self.alone_ns + min(ring, hops * self.latency_ns + math.ceil(2 * num_bytes * self.ns_per_byte))
 
     def moved_bytes(self, num_bytes: int) -> int:
-        """What all members send together."""
         return 2 * (self.members - 1) * num_bytes
 
 
@@ -188,6 +187,5 @@ class StepModel:
         return tuple(self.topology.num_devices + channel for channel in channels)
 
     def place_name(self, place: int) -> str:
-        """What a place is called."""
         devices = self.topology.devices
         return devices[place].name if place < len(devices) else self.topology.channel(place - len(devices)).name

@@ -43,7 +43,6 @@ class TaskGraph:
 
     @classmethod
     def of(cls, model: StepModel, partition: Partition) -> TaskGraph:
-        """The tasks of a partition."""
         builder = _TaskGraphBuilder(model)
         for learner, devices in enumerate(model.device_groups):
             builder.add_learner(learner, devices, partition.splits)
