@@ -15,6 +15,7 @@ from benchmarks.placement_steps import RealSteps
 from benchmarks.predicted_steps import Timed, time_strategies
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import console
+from benchmarks.tile_times import mean_times
 from bow.cluster import WorkerJob, World, join, start
 from bow.devices import available_cores
 from bow.errors import SettingError
@@ -29,7 +30,7 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.measured_costs import MeasuredCosts, mean_times
+from bow.planning.simulator.measured_costs import MeasuredCosts
 from bow.planning.tiles import CapturedOperators, capture_operators
 from bow.planning.tiles.link_benchmark import topology_in_use
 from bow.planning.tiles.machine import all_on, read_devices

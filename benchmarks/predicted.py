@@ -22,6 +22,7 @@ from benchmarks.predicted_steps import Timed, spans_ms, time_strategies
 from benchmarks.predicted_strategies import draw_strategies
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
+from benchmarks.tile_times import mean_times, median_times
 from bow.cluster import WorkerJob, World, join, start
 from bow.devices import available_cores
 from bow.errors import SettingError
@@ -30,7 +31,7 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes, mean_times, median_times
+from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles.link_benchmark import SHAPES, MessageBenchmark, SumBenchmark, topology_in_use
 from bow.planning.tiles.link_model import measured_topology

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bow.planning.problem.partition import Split
-from bow.planning.search.baselines import single_device
+from bow.planning.problem.partition import Split, everything_on
 from bow.planning.search.proposals import CriticalOperators, critical_operators
 from bow.planning.simulator.step_model import StepModel
 from bow.planning.simulator.tasks import Ranks, TaskKind
@@ -64,7 +63,7 @@ def test_ranks_know_whose_tasks_have_them() -> None:
 def test_what_takes_most_is_drawn_most_and_what_changed_is_noticed() -> None:
     graph = perceptron(samples=32, sizes=(4096, 4096, 16, 16))
     problem = problem_of(graph)
-    now = problem.simulation(single_device(graph))
+    now = problem.simulation(everything_on(graph))
     critical = CriticalOperators(now, random.Random(1))
     large, small = 0, 4  # 4,096 x 4,096 and 16 x 16 weights
     counts = Counter(critical.draw() for _ in range(200))

@@ -11,10 +11,10 @@ import pytest
 from bow.errors import ScheduleError, SettingError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.partition import Partition, Split
+from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.baselines import baseline, single_device
+from bow.planning.search.baselines import baseline
 from bow.planning.search.exhaustive import Proof, exhaustive, symmetries
 from bow.planning.search.lower_bounds import StepBounds
 from bow.planning.search.problem import Problem
@@ -41,7 +41,7 @@ def space_of(graph: OperatorGraph, topology: DeviceTopology) -> SplitSpace:
 
 
 def proven(graph: OperatorGraph, topology: DeviceTopology, *, prune: bool = True, start: bool = True) -> Proof:
-    splits = single_device(graph)
+    splits = everything_on(graph)
     model = model_of(graph, topology)
     evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
     space = space_of(graph, topology)
@@ -101,7 +101,7 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
 def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> None:
     graph = perceptron(samples=2, sizes=(2, 2))
     model, space = model_of(graph, NODE), SplitSpace(graph, RULES, 4, devices="distinct", even=True, max_tiles=1)
-    splits = single_device(graph)
+    splits = everything_on(graph)
     proof = exhaustive(model, space, IncrementalEvaluator(SlowSimulation(model, splits), splits), prune=False)
     assert proof.symmetries == math.factorial(4) == len([*symmetries(NODE)])
     # Three operators on four devices that are alike: ways to divide three things into at most four heaps.
@@ -129,7 +129,7 @@ def test_no_bound_is_above_what_begins_so(name: str, topology: DeviceTopology) -
 
 def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
     graph = GRAPHS["language model"]
-    model, splits = model_of(graph, NODE), single_device(graph)
+    model, splits = model_of(graph, NODE), everything_on(graph)
     evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
     told: list[int] = []
 
@@ -148,7 +148,7 @@ def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
 def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
     """Nothing is known of other strategies then but that the start is one."""
     graph = GRAPHS["language model"]
-    model, splits = model_of(graph, NODE), single_device(graph)
+    model, splits = model_of(graph, NODE), everything_on(graph)
     evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
     ticks = itertools.count()
     late = exhaustive(

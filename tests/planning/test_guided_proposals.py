@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.planning.problem.partition import Split, illegal
+from bow.planning.problem.partition import Split, everything_on, illegal
 from bow.planning.rules import RULES
-from bow.planning.search.baselines import single_device
 from bow.planning.search.proposals import GuidedProposals, families_of
 from bow.planning.search.search_space import SplitSpace
 from tests.planning.search_graphs import branches, language_model, lenet, perceptron
@@ -24,7 +23,7 @@ GRAPHS = {"lenet": lenet(), "branches": branches(), "language": language_model(s
 def test_changes_are_legal_and_of_the_space(name: str, num_devices: int, source: random.Random) -> None:
     graph = GRAPHS[name]
     space = SplitSpace(graph, RULES, num_devices)
-    proposals, splits = GuidedProposals(space, graph, source), list(single_device(graph))
+    proposals, splits = GuidedProposals(space, graph, source), list(everything_on(graph))
     for _ in range(20):
         changes = proposals.draw(splits)
         assert len(dict(changes)) == len(changes)
@@ -38,7 +37,7 @@ def test_changes_are_legal_and_of_the_space(name: str, num_devices: int, source:
 def test_families_change_as_often_as_single_operators_of_their_own() -> None:
     graph = language_model(steps=8)
     space, source = SplitSpace(graph, RULES, 4), random.Random(3)
-    proposals, splits = GuidedProposals(space, graph, source), single_device(graph)
+    proposals, splits = GuidedProposals(space, graph, source), everything_on(graph)
     names = [operator.name for operator in graph.operators]
     cells = {number for number, operator in enumerate(graph.operators) if operator.layer == "lstm0"}
     scores = next(number for number, name in enumerate(names) if name.startswith("linear"))
@@ -77,7 +76,7 @@ def test_the_operator_is_often_one_that_the_end_waits_for() -> None:
     space = SplitSpace(graph, RULES, 4)
     proposals = GuidedProposals(space, graph, random.Random(2), critical=lambda: 1)
     without = GuidedProposals(space, graph, random.Random(2))
-    splits = single_device(graph)
+    splits = everything_on(graph)
     drawn = [sum(1 in dict(each.draw(splits)) for _ in range(1000)) for each in (proposals, without)]
     assert drawn[0] > 1.2 * drawn[1]
 
@@ -85,7 +84,7 @@ def test_the_operator_is_often_one_that_the_end_waits_for() -> None:
 def test_every_split_of_an_operator_is_reached() -> None:
     graph = perceptron(samples=2, sizes=(4, 2, 2))
     space, source = SplitSpace(graph, RULES, 2), random.Random(1)
-    proposals, splits = GuidedProposals(space, graph, source), single_device(graph)
+    proposals, splits = GuidedProposals(space, graph, source), everything_on(graph)
     seen = {change for _ in range(4000) for change in proposals.draw(splits)}
     wanted = {
         (operator, split)
@@ -100,7 +99,7 @@ def test_nothing_changes_where_there_is_one_device() -> None:
     graph = perceptron()
     space = SplitSpace(graph, RULES, 1)
     proposals = GuidedProposals(space, graph, random.Random(1))
-    assert all(proposals.draw(single_device(graph)) == () for _ in range(10))
+    assert all(proposals.draw(everything_on(graph)) == () for _ in range(10))
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from bow.planning.problem.partition import Split
+from bow.planning.problem.partition import Split, everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.baselines import single_device
 from bow.planning.search.metropolis import Limits, descend
 from bow.planning.search.search_space import SplitSpace
 from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
@@ -19,7 +18,7 @@ PAIR = load_topology("two_cores")
 GRAPH = perceptron(samples=8, sizes=(1024, 512, 256))
 MODEL = model_of(GRAPH, PAIR)
 SPACE = SplitSpace(GRAPH, RULES, 2, devices="distinct", even=True)
-ALONE = single_device(GRAPH)
+ALONE = everything_on(GRAPH)
 
 
 def times_around(splits: tuple[Split, ...]) -> list[int]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from bow.planning.problem.topology_files import (
     shipped_topologies,
     topology_from_dict,
     topology_to_dict,
-    topology_to_json,
 )
 
 PAIR: dict[str, Any] = {
@@ -28,7 +28,7 @@ PAIR: dict[str, Any] = {
 def test_shipped_topology_survives_json(name: str, tmp_path: Path) -> None:
     topology = load_topology(name)
     path = tmp_path / "topology.json"
-    path.write_text(topology_to_json(topology), encoding="utf-8")
+    path.write_text(json.dumps(topology_to_dict(topology)), encoding="utf-8")
     assert load_topology(path) == topology
 
 
@@ -149,7 +149,7 @@ def test_wrong_file_gets_one_sentence(change: dict[str, Any], message: str) -> N
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
-    file.write_text(topology_to_json(topology_from_dict(PAIR)).replace("tflops", "flops"), encoding="utf-8")
+    file.write_text(json.dumps(topology_to_dict(topology_from_dict(PAIR))).replace("tflops", "flops"), encoding="utf-8")
     with pytest.raises(TopologyError, match=r"topology '.*own.yaml': kind 'core' has no 'flops'"):
         load_topology(file)
 

@@ -11,8 +11,7 @@ from typing import TypeAlias
 from bow.errors import GraphError, ScheduleError
 from bow.planning.placement.policy import Operations
 from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
-from bow.planning.problem.partition import Partition, Split
-from bow.planning.search.baselines import whole_on
+from bow.planning.problem.partition import Partition, Split, whole_on
 
 Devices: TypeAlias = tuple[int, ...]  # A placement: by group, the number of its device
 

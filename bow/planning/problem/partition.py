@@ -30,9 +30,14 @@ def tiles_of(graph: OperatorGraph, operator: PlanOperator, split: Split) -> Iter
     return tiles(graph.output_shape(operator), split.degrees)
 
 
+def whole_on(graph: OperatorGraph, operator: PlanOperator, device: int) -> Split:
+    """An operator that is not split."""
+    return Split((1,) * len(graph.output_shape(operator)), (device,))
+
+
 def everything_on(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
     """Every operator whole, on one device."""
-    return tuple(Split((1,) * len(graph.output_shape(operator)), (device,)) for operator in graph.operators)
+    return tuple(whole_on(graph, operator, device) for operator in graph.operators)
 
 
 def illegal(graph: OperatorGraph, operator: PlanOperator, split: Split, num_devices: int, rules: Rules) -> str | None:

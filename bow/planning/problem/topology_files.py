@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.resources
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -84,11 +83,6 @@ def save_topology(topology: DeviceTopology, path: str | Path) -> None:
     """Write a topology as YAML, for `load_topology`."""
     text = yaml.safe_dump(topology_to_dict(topology), sort_keys=False, allow_unicode=True)
     save_text("the topology", path, text, TopologyError)
-
-
-def topology_to_json(topology: DeviceTopology) -> str:
-    """A topology as JSON, which is YAML too: `load_topology` reads it."""
-    return json.dumps(topology_to_dict(topology), indent=1)
 
 
 def _read(data: Mapping[str, Any]) -> DeviceTopology:

@@ -10,7 +10,14 @@ from bow.planning.rules.mapped import Adaptive, Along, Grouped, MappedRule, Shap
 SPATIAL = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
 
-class ConvolutionRule(MappedRule):
+class ImageRule(MappedRule):
+    """Of operators whose output has the dimensions of images."""
+
+    def names(self, rank: int) -> Sequence[str]:
+        return ["sample", "channel", *SPATIAL.get(rank - 2, [f"dimension {number}" for number in range(2, rank)])]
+
+
+class ConvolutionRule(ImageRule):
     """Convolution over one to three dimensions: split by sample (S), position with halos (A) and output channel (P).
 
     Operands: images `[sample, channel, *positions]`, weight `[out, in / groups, *kernel]`, and a bias `[out]` or none.
@@ -25,9 +32,6 @@ class ConvolutionRule(MappedRule):
         weight: list[Side] = [Along(1), Whole(), *(Whole() for _ in kernel)]
         return [images, weight, *([Along(1)] for _ in shapes.operands[2:])]
 
-    def names(self, rank: int) -> Sequence[str]:
-        return image_names(rank)
-
 
 def windows(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
@@ -36,12 +40,7 @@ def windows(
     return [SlidingWindow(2 + position, *each) for position, each in enumerate(sizes)]
 
 
-def image_names(rank: int) -> Sequence[str]:
-    """What the dimensions of images are called."""
-    return ["sample", "channel", *SPATIAL.get(rank - 2, [f"dimension {number}" for number in range(2, rank)])]
-
-
-class PoolingRule(MappedRule):
+class PoolingRule(ImageRule):
     """Maximum or average over windows: split by sample (S), channel and position with halos (A).
 
     Operand: images `[sample, channel, *positions]`. Attributes: `kernel`, `stride`, `padding` and `dilation` by
@@ -52,19 +51,13 @@ class PoolingRule(MappedRule):
         given = (attributes[name] for name in ("kernel", "stride", "padding", "dilation"))
         return [[Along(0), Along(1), *windows(*given)]]
 
-    def names(self, rank: int) -> Sequence[str]:
-        return image_names(rank)
 
-
-class AdaptivePoolingRule(MappedRule):
+class AdaptivePoolingRule(ImageRule):
     """Maximum or average over windows that are as large as the output's size wants them."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         positions = (Adaptive(dim, shapes.output[dim]) for dim in range(2, len(shapes.output)))
         return [[Along(0), Along(1), *positions]]
-
-    def names(self, rank: int) -> Sequence[str]:
-        return image_names(rank)
 
 
 class PadRule(MappedRule):
@@ -77,7 +70,7 @@ class PadRule(MappedRule):
         return [[SlidingWindow(dim, kernel=1, padding=before) for dim, before in enumerate(attributes["before"])]]
 
 
-class FrozenBatchNormRule(MappedRule):
+class FrozenBatchNormRule(ImageRule):
     """Batch norm with given statistics: split by sample (S), position (A) and channel (P).
 
     Operands: samples `[sample, channel, ...]`, then what there is of one number a channel: mean and variance, weight
@@ -87,9 +80,6 @@ class FrozenBatchNormRule(MappedRule):
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         samples: list[Side] = [Along(dim) for dim in range(len(shapes.output))]
         return [samples, *([Along(1)] for _ in shapes.operands[1:])]
-
-    def names(self, rank: int) -> Sequence[str]:
-        return image_names(rank)
 
 
 class BatchNormRule(FrozenBatchNormRule):

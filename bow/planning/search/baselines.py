@@ -8,17 +8,12 @@ from bow.errors import SettingError
 from bow.planning.problem.box import whole
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.partition import Split, illegal
+from bow.planning.problem.partition import Split, everything_on, illegal, whole_on
 from bow.planning.rules.rule import Kind, Rules
 from bow.planning.search.optcnn import optcnn
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import Costs
-
-
-def whole_on(graph: OperatorGraph, operator: PlanOperator, device: int) -> Split:
-    """An operator that is not split."""
-    return Split((1,) * len(graph.output_shape(operator)), (device,))
 
 
 def split_along(
@@ -35,10 +30,6 @@ def split_along(
     degree = min(len(devices), dimensions[at].size)
     degrees = tuple(degree if place == at else 1 for place in range(len(dimensions)))
     return Split(degrees, tuple(devices[:degree]))
-
-
-def single_device(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
-    return tuple(whole_on(graph, operator, device) for operator in graph.operators)
 
 
 def data_parallel(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple[Split, ...]:
@@ -160,7 +151,7 @@ def _depth(operator: PlanOperator, numbers: Mapping[str, int], makers: Mapping[i
 Partition: TypeAlias = tuple[Split, ...]
 
 BASELINES: Mapping[str, Callable[[Problem], Partition]] = {
-    "single": lambda problem: single_device(problem.graph),
+    "single": lambda problem: everything_on(problem.graph),
     "data": lambda problem: data_parallel(problem.graph, problem.rules, problem.topology.num_devices),
     "model": lambda problem: model_parallel(problem.graph, problem.costs, problem.topology.num_devices),
     "expert": lambda problem: expert(problem.graph, problem.rules, problem.topology),

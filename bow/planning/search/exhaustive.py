@@ -120,28 +120,22 @@ def exhaustive(
         raise SettingError(f"budget_s must be above 0, got {budget_s}")
     if model.learners > 1:
         raise SettingError(f"a proof is for one learner, got {model.learners}; give learners=1")
-    return _Exhaustive(model, space, evaluate, start, prune, _Budget(budget_s, watch, clock)).run()
+    begun = clock()
+
+    def check(prefixes: int, best_ns: int) -> None:
+        seconds = clock() - begun
+        if budget_s is not None and seconds >= budget_s:
+            raise _GivenUpError
+        if watch is not None and not watch(seconds, prefixes, best_ns):
+            raise _GivenUpError
+
+    found = _Exhaustive(model, space, evaluate, start, prune, check)
+    is_complete = found.run()
+    return found.proof(clock() - begun, is_complete)
 
 
 class _GivenUpError(Exception):
     """The budget is spent."""
-
-
-class _Budget:
-    def __init__(self, budget_s: float | None, watch: Watch | None, clock: Callable[[], float]) -> None:
-        self._budget_s, self._watch, self._clock = budget_s, watch, clock
-        self._start = clock()
-
-    @property
-    def seconds(self) -> float:
-        return self._clock() - self._start
-
-    def check(self, prefixes: int, best_ns: int) -> None:
-        seconds = self.seconds
-        if self._budget_s is not None and seconds >= self._budget_s:
-            raise _GivenUpError
-        if self._watch is not None and not self._watch(seconds, prefixes, best_ns):
-            raise _GivenUpError
 
 
 class _Exhaustive:
@@ -152,10 +146,10 @@ class _Exhaustive:
         evaluate: Evaluate,
         start: Sequence[Split] | None,
         prune: bool,
-        budget: _Budget,
+        check: Callable[[int, int], None],
     ) -> None:
         self._model, self._space, self._partitions = model, space, space.num_partitions
-        self._evaluate, self._prune, self._budget = evaluate, prune, budget
+        self._evaluate, self._prune, self._check_budget = evaluate, prune, check
         known = None if start is None else evaluate(start, None)
         self._best = None if start is None or known is None else tuple(start)
         self._makespan: float = math.inf if known is None else known
@@ -165,8 +159,8 @@ class _Exhaustive:
         self._done_ns: float = 0.0
         self._bar_ns: float = 0.0
 
-    def run(self) -> Proof:
-        is_complete = True
+    def run(self) -> bool:
+        """Whether it comes to its end."""
         try:
             self._prepare()
             for bar in self._bars():
@@ -176,7 +170,10 @@ class _Exhaustive:
                 if self._done_ns == self._makespan:
                     break
         except (_GivenUpError, KeyboardInterrupt):
-            is_complete = False
+            return False
+        return True
+
+    def proof(self, seconds: float, is_complete: bool) -> Proof:
         if self._best is None and not is_complete:
             raise ScheduleError("it was ended before a partition that fits was found; give more time, or a start")
         if self._best is None:
@@ -189,7 +186,7 @@ class _Exhaustive:
             1 + len(self._renamings),
             self._prefixes,
             self._evaluated,
-            self._budget.seconds,
+            seconds,
             is_complete,
         )
 
@@ -202,7 +199,7 @@ class _Exhaustive:
         self._renamings = list(_renamings(self._model, self._options, self._check))
 
     def _check(self) -> None:
-        self._budget.check(self._prefixes, 0 if self._best is None else int(self._makespan))
+        self._check_budget(self._prefixes, 0 if self._best is None else int(self._makespan))
 
     def _bars(self) -> Iterator[float]:
         """Times below which all partitions are looked at, one after the other."""

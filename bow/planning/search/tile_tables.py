@@ -127,7 +127,7 @@ class TileTables:
         self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
     ) -> None:
         self._model, self._options, self._check = model, options, check
-        self._transfers = TransferTimes(model.topology)
+        self.transfers = TransferTimes(model.topology)
         operators = range(len(options))
         # by operator: [split, tile], where it is computed; -1 where there is no tile
         self.devices = [self._device_table(operator) for operator in operators]
@@ -213,15 +213,20 @@ class TileTables:
 
     def _fill(self, table: Array, edge: Edge, one: Sequence[int], other: Sequence[int], is_back: bool) -> None:
         """The times between splits of the same degrees on either side."""
+        num_bytes, home, away = self.between(edge, one, other)
+        times = self.transfers.of(num_bytes, *((away, home) if is_back else (home, away)))
+        found = np.where(num_bytes > 0, times, NEVER)
+        made, read = num_bytes.shape
+        table[np.ix_(one, other, range(made), range(read))] = found
+
+    def between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> tuple[Array, Array, Array]:
+        """Bytes by pair of tiles, and the devices of either side, for splits of the same degrees on either side."""
         degrees = self._options[edge.maker][one[0]].degrees, self._options[edge.reader][other[0]].degrees
         made = self._model.tilings.of(edge.maker, degrees[0]).outputs[edge.output]
         read = self._model.tilings.of(edge.reader, degrees[1]).inputs[edge.input]
-        num_bytes = edge.itemsize * overlaps(made, read)
         home = self.devices[edge.maker][one, : len(made)][:, None, :, None]
         away = self.devices[edge.reader][other, : len(read)][None, :, None, :]
-        times = self._transfers.of(num_bytes, *((away, home) if is_back else (home, away)))
-        found = np.where(num_bytes > 0, times, NEVER)
-        table[np.ix_(one, other, range(len(made)), range(len(read)))] = found
+        return edge.itemsize * overlaps(made, read), home, away
 
     def alike(self, operator: int) -> list[list[int]]:
         """An operator's splits in groups of the same degrees."""
@@ -243,7 +248,6 @@ class PlaceTables:
     ) -> None:
         self._model, self._options, self._tables, self._check = model, options, tables, check
         self.num_places = model.topology.num_devices + model.topology.num_channels
-        self._transfers = TransferTimes(model.topology)
         operators = range(len(options))
         # by operator: [split, tile, place], the backward pass
         self.passes = [self._pass_table(operator) for operator in operators]
@@ -317,14 +321,10 @@ class PlaceTables:
 
         Tiles of a device may share a transfer: of all from a tile to a device, only the longest is counted.
         """
-        made = self._model.tilings.of(edge.maker, self._options[edge.maker][one[0]].degrees).outputs[edge.output]
-        read = self._model.tilings.of(edge.reader, self._options[edge.reader][other[0]].degrees).inputs[edge.input]
         flows = self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output])
-        num_bytes = edge.itemsize * overlaps(made, read)
-        home = self._tables.devices[edge.maker][one, : len(made)][:, None, :, None]
-        away = self._tables.devices[edge.reader][other, : len(read)][None, :, None, :]
-        there = self._transfers.of(num_bytes, home, away)
-        back = self._transfers.of(num_bytes if flows else np.zeros_like(num_bytes), away, home)
+        num_bytes, home, away = self._tables.between(edge, one, other)
+        there = self._tables.transfers.of(num_bytes, home, away)
+        back = self._tables.transfers.of(num_bytes if flows else np.zeros_like(num_bytes), away, home)
         loads = np.zeros((len(one), len(other), self.num_places), np.int64)
         for source, target in itertools.permutations(range(self._model.topology.num_devices), 2):
             for times, route in ((there, (source, target)), (back, (target, source))):

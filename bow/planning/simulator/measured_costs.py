@@ -2,8 +2,7 @@
 
 import json
 import math
-import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,43 +71,11 @@ class TileTimes:
         write_whole(path, self.to_json())
 
 
-def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:
-    """What several devices of one kind have measured at the same time, as one: the mean."""
-    return _averaged(of_devices, statistics.fmean)
-
-
-def median_times(of_turns: Sequence[TileTimes]) -> TileTimes:
-    """What was measured again and again, as one: medians that add up to the median of the sums.
-
-    What interrupts a machine now and then strikes another tile every time: no tile's median has it, every turn has.
-    """
-    medians = _averaged(of_turns, statistics.median)
-    whole = statistics.median(sum(each.tiles[key].total_ns for key in medians.tiles) for each in of_turns)
-    parts = sum(time.total_ns for time in medians.tiles.values())
-    return TileTimes(scaled(medians.tiles, whole / max(parts, 1)), medians.updates)
-
-
 def scaled(tiles: Mapping[str, TileTime], factor: float) -> dict[str, TileTime]:
     """Times of tiles that take so many times as long."""
     return {
         key: TileTime(round(factor * time.forward_ns), round(factor * time.backward_ns)) for key, time in tiles.items()
     }
-
-
-def _averaged(several: Sequence[TileTimes], average: Callable[[Iterable[float]], float]) -> TileTimes:
-    keys = [key for key in several[0].tiles if all(key in each.tiles for each in several)]
-    graphs = [graph for graph in several[0].updates if all(graph in each.updates for each in several)]
-
-    def of_tile(key: str) -> TileTime:
-        times = [each.tiles[key] for each in several]
-        return TileTime(
-            round(average([each.forward_ns for each in times])), round(average([each.backward_ns for each in times]))
-        )
-
-    return TileTimes(
-        {key: of_tile(key) for key in keys},
-        {graph: average([each.updates[graph] for each in several]) for graph in graphs},
-    )
 
 
 class MeasuredCosts:
