@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, told_towers
+from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, tower_sentences
 from bow.cli.planning_settings import PlanSettings, load, read
 from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, disk_reason, reason
@@ -208,7 +208,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
             f"{max(each.num_bytes for each in result.peaks) / GIB:.2f}",
         )
     console.print(rows)
-    for sentence in told_towers(problem):
+    for sentence in tower_sentences(problem):
         console.print(sentence)
 
 

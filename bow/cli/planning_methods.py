@@ -31,7 +31,7 @@ RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "l
 
 ALIASES = {"reinforce": "learned"}
 
-MANY = 10**9  # so many partitions and more are told as a power of ten
+MANY = 10**9  # counts from here on are shown as a power of ten
 
 PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # what a topology calls a device that is a processor beside accelerators
 
@@ -143,7 +143,7 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
     return Planned(problem.partition(placed.splits), f"{len(groups)} groups of operators, placed whole")
 
 
-def told_towers(problem: Problem) -> Iterator[str]:
+def tower_sentences(problem: Problem) -> Iterator[str]:
     """What towers take: data parallelism with the weights on a processor, a step in which each accelerator has a batch.
 
     References:

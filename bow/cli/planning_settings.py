@@ -1,4 +1,4 @@
-"""What `bow plan` is told, on the command line and by the file of a partition, as one object."""
+"""Settings of `bow plan`, from the command line and from the file of a partition."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

@@ -57,7 +57,7 @@ class Calendar {
     return true;
   }
 
-  // Who comes soon, or nobody.
+  // The next one to come soon, or none.
   Id coming(size_t ahead) const { return next_ + ahead < now_.size() ? now_[next_ + ahead].id : kNone; }
 
  private:

@@ -14,7 +14,7 @@ namespace bow::planner {
 // The timeline is that of replay.h, and is worked out in the order of the turns as well, but only tasks are looked at
 // that may run at another time than before. A task whose turn is no longer right leaves its queues when its old turn
 // comes, has no time until all that it waits for have one, and comes back at its new turn. So all tasks with lower
-// turns are final, and who occupies a place last before a turn is known.
+// turns are final, and the task that occupies a place last before a turn is known.
 //
 // Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Algorithm 2.
 class Delta {
@@ -101,7 +101,7 @@ class Delta {
     Time ready, end;
   };
 
-  // Leaves nobody waiting: all that do were in the heap, or are in the journal, or wait for other tasks than before.
+  // Leaves no task waiting: all that wait were in the heap, or are in the journal, or wait for other tasks than before.
   void stop() {
     for (const Entry& entry : heap_) {
       tasks_[entry.id].unset(kQueued);

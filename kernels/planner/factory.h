@@ -26,7 +26,7 @@ class Factory {
 
   Id tile(Kind kind, int owner, int tile, int device, Time duration) {
     const Id id = tasks_.create(kind, order(kind, owner, tile, device), 0, duration);
-    if (duration) tasks_.occupy_device(id, device);  // what takes no time, such as a view, waits for nobody
+    if (duration) tasks_.occupy_device(id, device);  // what takes no time, such as a view, waits for no place
     return id;
   }
 

@@ -28,7 +28,7 @@ class Replay {
     begin();
     Time latest = 0;
     do {
-      while (!idle_.empty()) {  // they take no time and wait for nobody
+      while (!idle_.empty()) {  // they take no time and wait for no place
         const Id id = idle_.back();
         idle_.pop_back();
         const Time ready = tasks_[id].ready;
@@ -98,7 +98,7 @@ class Replay {
   void finish(Id id, Time end) {
     Task& task = tasks_[id];
     task.end = end;
-    // As it has to be when the next run begins: nobody looks at it any more in this one.
+    // As it has to be when the next run begins: it is not read any more in this one.
     task.ready = 0;
     task.pending = task.waits;
     for (const Id later : tasks_.after(id)) {

@@ -68,7 +68,7 @@ void planner_add_group(Builder* builder, int32_t num_weights, const int32_t* ran
   builder->model.groups.emplace_back(weights, trainable != 0);
 }
 
-// Behind all tensors and groups.
+// After all tensors and groups.
 void planner_add_operator(Builder* builder, int32_t num_inputs, const int32_t* inputs, int32_t num_outputs,
                           const int32_t* outputs, int32_t num_groups, const int32_t* groups, int32_t has_backward) {
   Model& model = builder->model;
@@ -161,7 +161,7 @@ int32_t planner_num_tasks(Simulator* simulator) {
   return count;
 }
 
-// Behind `planner_num_tasks`. By task: order, code, ready, start and end; all as 64 bits.
+// After `planner_num_tasks`. By task: order, code, ready, start and end; all as 64 bits.
 void planner_tasks(Simulator* simulator, int64_t* table) {
   Tasks& tasks = simulator->graph.tasks;
   for (Id id = 0; id < tasks.size(); ++id) {

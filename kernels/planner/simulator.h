@@ -88,7 +88,7 @@ class Simulator {
   }
 
   // Times that were worked out from nothing stay those of the proposal, and with the full algorithm all tasks, until
-  // somebody asks for them: see `refresh`.
+  // they are asked for: see `refresh`.
   void undo() {
     if (is_updated_) delta_.rollback();
     if (is_edited_) graph.rollback();
@@ -98,7 +98,7 @@ class Simulator {
     makespan_ = makespan_before_;
   }
 
-  // Before anybody looks at tasks or times.
+  // Before tasks or times are read.
   void refresh() {
     if (!std::exchange(is_stale_, false)) return;
     if (algorithm_ == Algorithm::kFull) {

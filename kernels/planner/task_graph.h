@@ -151,7 +151,7 @@ class TaskGraph {
     for (int sum = 0; sum < static_cast<int>(of.sum_bytes.size()); ++sum) create_sums(op, placed, of, sum);
   }
 
-  // What tiles sum in the middle of an operator: as if it came behind them.
+  // What tiles sum in the middle of an operator: as if it followed them.
   void create_sums(int op, Placed& placed, const Tiling& of, int sum) {
     std::vector<int32_t> members;
     for (int tile = 0; tile < of.num_tiles; ++tile) {
@@ -195,7 +195,7 @@ class TaskGraph {
   void connect(const Tensor& tensor, int maker, int reader, int slot) {
     const Placed &from = placed_[maker], &to = placed_[reader];
     const int made = tiling(from).outputs[tensor.slot], read = tiling(to).inputs[slot];
-    // Where no two tiles of a device read the same, and nobody else does, there is nothing to share.
+    // Where no two tiles of any device read the same, there is nothing to share.
     const bool shares = tensor.readers.size() > 1 || !are_different(to.devices);
     for (const Piece& piece : pieces.between(made, read, tensor.slot)) {
       const int source = from.devices[piece.made], target = to.devices[piece.read];

@@ -27,7 +27,7 @@ struct Collective {
   Time duration = 0;
 };
 
-// Devices have the first numbers of all places, channels those behind them.
+// Devices have the first numbers of all places, channels those after them.
 class Topology {
  public:
   struct Channel {

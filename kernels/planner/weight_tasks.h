@@ -72,7 +72,7 @@ class WeightTasks {
     for (size_t device = 0; device < averagings_.size(); ++device) average(static_cast<int>(device));
   }
 
-  // Behind `create`: for the operators whose tiles came.
+  // After `create`: for the operators whose tiles came.
   void connect(int op, const Placed& placed) {
     for (const int number : model_.operator_of(op).groups) {
       WeightGroup& group = groups_[model_.group_of(op, number)];
@@ -85,7 +85,7 @@ class WeightTasks {
 
   void commit() { before_.clear(); }
 
-  // Behind `recount` for what was counted.
+  // After `recount` for what was counted.
   void rollback() {
     for (Before& before : before_) {
       WeightGroup& group = groups_[before.group];

@@ -61,7 +61,7 @@ class WeightParts {
   std::map<std::vector<int>, int> numbers_;
 };
 
-// What a set of devices, and nobody else, holds of a group.
+// What a set of devices, and no other device, holds of a group.
 struct Shared {
   Mask mask;
   int64_t bytes = 0;
@@ -70,7 +70,7 @@ struct Shared {
   bool operator<(const Shared& other) const { return mask < other.mask; }
 };
 
-// A learner's weights of a group: who holds what, and the tasks that come of it.
+// A learner's weights of a group: which device holds what, and the tasks that come of it.
 class WeightGroup {
  public:
   struct Device {

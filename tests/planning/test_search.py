@@ -197,9 +197,9 @@ def test_who_watches_hears_of_all_walks_and_ends_them() -> None:
 def test_the_tally_adds_up_walks() -> None:
     told: list[tuple[int, float]] = []
     tally = Tally(lambda _, proposals, best_ns: told.append((proposals, best_ns)) is None)
-    assert tally.told(0, 10, 5.0)
-    assert tally.told(1, 7, 8.0)
-    assert tally.told(0, 20, 4.0)
+    assert tally.report(0, 10, 5.0)
+    assert tally.report(1, 7, 8.0)
+    assert tally.report(0, 20, 4.0)
     assert told == [(10, 5.0), (17, 5.0), (27, 4.0)]
 
 

@@ -1,4 +1,4 @@
-"""Devices, and the links over which they reach each other: plain data to plan for, whether anybody has them or not."""
+"""Devices, and the links over which they reach each other: plain data to plan for; the devices need not exist here."""
 
 import heapq
 import itertools
@@ -80,7 +80,7 @@ class DeviceTopology:
     and occupies all channels of the route together. Switches forward; devices do not.
 
     Attributes:
-        name: for people.
+        name: for messages.
         devices: by number.
         links: between devices and switches.
         switches: names of what is in between, such as a PCIe switch or a network.

@@ -161,7 +161,7 @@ def shapes_of(operator: PlanOperator, graph: OperatorGraph) -> Shapes:
 
 
 class MappedRule(Rule):
-    """A rule that is told by the sides of its operands."""
+    """A rule that follows from the sides of its operands."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -71,7 +71,7 @@ class Rule(ABC):
 
 
 class WholeRule(Rule):
-    """Of operators that nobody has a rule for: they stay whole."""
+    """Of operators without a rule: they stay whole."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

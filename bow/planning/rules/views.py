@@ -36,7 +36,7 @@ class ReductionRule(MappedRule):
 
 
 class ConcatRule(MappedRule):
-    """Tensors behind each other along the attribute `dim`: split by everything."""
+    """Tensors one after another along the attribute `dim`: split by everything."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         joined, rank = attributes["dim"], len(shapes.output)
@@ -105,7 +105,7 @@ Sizes = tuple[int, ...]
 class Segment:
     """Neighbouring dimensions of the operand that become neighbouring dimensions of the output."""
 
-    operand: Interval  # the first of the operand's dimensions, and the one behind the last
+    operand: Interval  # the first of the operand's dimensions, and the one after the last
     output: Interval  # the same of the output
 
 

@@ -47,7 +47,7 @@ def run_in_processes(
                 elif isinstance(message, Chain):
                     chains.append(message)
                 else:
-                    goes_on = tally.told(*message) and goes_on
+                    goes_on = tally.report(*message) and goes_on
             except KeyboardInterrupt:
                 if was_asked:
                     raise
@@ -102,7 +102,7 @@ class _SearchProcess:
             self._process.kill()
         self._listening.join()
         status = self._process.wait()
-        self.status = 0 if self._is_asked else status  # who is asked very early has not learnt to listen yet
+        self.status = 0 if self._is_asked else status  # asked very early, it has no handler yet
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # of what it has not read
@@ -119,18 +119,18 @@ class _SearchProcess:
 
 def main() -> None:
     """Walk, and write how it goes, and then what was found, to standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; who started this one tells it to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one by SIGTERM
     ending = _Ending()
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is no message
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what is printed is no message
         sys.path[:] = pickle.load(sys.stdin.buffer)
         problem, starts, settings = pickle.load(sys.stdin.buffer)
 
-        def told(number: int, proposals: int, batch_ns: float) -> bool:
+        def report(number: int, proposals: int, batch_ns: float) -> bool:
             _send(out, (number, proposals, batch_ns))
             return not ending.is_near
 
-        for chain in run_chains(problem, starts, settings, told):
+        for chain in run_chains(problem, starts, settings, report):
             _send(out, chain)
 
 

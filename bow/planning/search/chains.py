@@ -56,10 +56,10 @@ class Chain:
 
 
 SearchProgress: TypeAlias = Callable[[float, int, float], bool | None]
-"""Is told seconds, proposals and the best time of a batch in nanoseconds; False ends the search, None does not."""
+"""Called with seconds, proposals and the best time of a batch in nanoseconds; False ends the search, None does not."""
 
 Report: TypeAlias = Callable[[int, int, float], bool]
-"""Is told of a start, by its number, proposals and the best time of a batch; False ends the walk."""
+"""Called with a start's number, proposals and the best time of a batch; False ends the walk."""
 
 
 class Tally:
@@ -70,7 +70,7 @@ class Tally:
         self._proposals: dict[int, int] = {}
         self._best_ns = math.inf
 
-    def told(self, number: int, proposals: int, batch_ns: float) -> bool:
+    def report(self, number: int, proposals: int, batch_ns: float) -> bool:
         """One of the walks goes so; False: it shall end."""
         self._proposals[number] = proposals
         self._best_ns = min(self._best_ns, batch_ns)
@@ -97,18 +97,18 @@ def spaces_of(
     }
 
 
-def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, told: Report) -> list[Chain]:
+def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> list[Chain]:
     """Walk from one start after the other, for a part of the time, and on from the best partition for the rest of it.
 
     That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
     round before. Without a budget in seconds, or with a number of proposals for each walk, there are no rounds. Where a
-    walk is ended from outside, those behind it are left out.
+    walk is ended from outside, later ones are left out.
 
     References:
         Jamieson, Talwalkar: Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive
         halving).
     """
-    walks = _Walks(problem, starts, settings, told)
+    walks = _Walks(problem, starts, settings, report)
     try:
         walks.run()
     except KeyboardInterrupt:
@@ -120,9 +120,9 @@ def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSe
 class _Walks:
     """The walks of a process, and how they share its time."""
 
-    def __init__(self, problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, told: Report) -> None:
+    def __init__(self, problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> None:
         self._begun = time.perf_counter()
-        self._problem, self._starts, self._settings, self._told = problem, starts, settings, told
+        self._problem, self._starts, self._settings, self._report = problem, starts, settings, report
         self._spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
         self.chains: list[Chain] = []
 
@@ -147,7 +147,7 @@ class _Walks:
         for number, start in enumerate(self._starts):
             share_s = self._share_s(end_s, len(self._starts) - number)
             walked = run_chain(
-                self._problem, start, self._spaces[start.learners], settings, share_s, _watch(self._told, start)
+                self._problem, start, self._spaces[start.learners], settings, share_s, _watch(self._report, start)
             )
             self.chains.append(walked)
             self._check(walked)
@@ -157,7 +157,7 @@ class _Walks:
         start, first = self.chains[number].start, self.chains[number].walk
         assert first is not None
         further = replace(start, splits=first.splits)
-        watch = _watch(self._told, start, first.proposals)
+        watch = _watch(self._report, start, first.proposals)
         space = self._spaces[start.learners]
         found = run_chain(self._problem, further, space, settings, share_s, watch, turn=turn)
         assert found.walk is not None
@@ -187,9 +187,9 @@ def _rounds(num_starts: int) -> list[int]:
     return [] if num_starts <= 1 else [num_starts, *_rounds(-(-num_starts // 2))]
 
 
-def _watch(told: Report, start: WalkStart, before: int = 0) -> Watch:
+def _watch(report: Report, start: WalkStart, before: int = 0) -> Watch:
     def watch(_: float, proposals: int, best_ns: int) -> bool:
-        return told(start.number, before + proposals, best_ns / start.learners)
+        return report(start.number, before + proposals, best_ns / start.learners)
 
     return watch
 
@@ -220,16 +220,18 @@ def run_chain(
     if not settings.descend or walk.ending == "interrupted":
         return Chain(start, walk)
 
-    def behind(seconds: float, proposals: int, best_ns: int) -> bool:
+    def watch_descent(seconds: float, proposals: int, best_ns: int) -> bool:
         return watch(walk.seconds + seconds, walk.proposals + proposals, best_ns)
 
     left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - begun), math.ulp(1))
     best = problem.simulation(walk.splits, start.learners)
     if left_s is None or _sweep_s(space, walk) <= left_s:
-        return Chain(start, walk, descend(best, walk.splits, space, Limits(left_s), watch=behind))
+        return Chain(start, walk, descend(best, walk.splits, space, Limits(left_s), watch=watch_descent))
     cold = Limits(left_s, patience=None)
     proposals = _proposals(best, space, settings, source)
-    return Chain(start, walk, metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=behind))
+    return Chain(
+        start, walk, metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=watch_descent)
+    )
 
 
 def _sweep_s(space: SplitSpace, walk: Walk) -> float:

@@ -18,7 +18,7 @@ from bow.planning.simulator.step_model import StepModel
 class RemainingLoads:
     """Tasks that wait for backward passes of the first operators: further backward passes, reductions, updates.
 
-    A place does one thing at a time: behind a backward pass it needs at least the sum of all that waits for it there.
+    A place does one thing at a time: after a backward pass it needs at least the sum of all that waits for it there.
     """
 
     tasks: Array  # [task, place], how long it takes
@@ -26,7 +26,7 @@ class RemainingLoads:
     waiting: tuple[NDArray[np.bool_], ...]
     # by operator: [tiles as bits, place], the sum of all that wait for one of these, or are it
     loads: tuple[Array, ...]
-    ends: Array  # by place: so long the step goes on at least behind such tasks
+    ends: Array  # by place: how long the step goes on at least after such tasks
 
     @classmethod
     def nothing(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
@@ -36,7 +36,7 @@ class RemainingLoads:
         return cls(np.zeros((0, tables.num_places), np.int64), (), (), ends)
 
     def tails(self, tables: PlaceTables, operator: int, makers: Mapping[int, tuple[int, int]]) -> Array:
-        """By split and tile of the next operator: so long the step goes on at least behind its backward pass."""
+        """By split and tile of the next operator: how long the step goes on at least after its backward pass."""
         own = np.einsum("stk,skp->stp", tables.leads[operator], tables.weights[operator])
         further = np.zeros_like(own)
         for edge, (maker, option) in makers.items():
@@ -150,13 +150,13 @@ class Prefix:
     made: tuple[Array, ...]  # by operator, by tile: before this time nothing of what it makes leaves
     tails: tuple[Array, ...]  # by operator, by tile: so long the step goes on at least after the tile's backward pass
     loads: Array  # by place, which are devices and then channels: what it has to do
-    behind: RemainingLoads
+    remaining: RemainingLoads
     bound_ns: int  # no step with these splits takes less
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """All splits of the operator behind a prefix."""
+    """All splits of the operator that follows a prefix."""
 
     before: Prefix
     bounds_ns: Array  # by split: no step with it takes less
@@ -185,10 +185,10 @@ class StepBounds:
         _check_size(model, options)
         self._num_devices = model.topology.num_devices
         self._tables = TileTables(model, options, check)
-        self._rests = RemainingTimes(self._tables, model.has_backward, check)
+        self._remaining = RemainingTimes(self._tables, model.has_backward, check)
         self._places = PlaceTables(model, options, self._tables, check)
         least = [int(loads[:, : self._num_devices].sum(axis=1).min()) for loads in self._places.loads]
-        self._least_behind = [sum(least[operator + 1 :]) for operator in range(len(least))]
+        self._least_after = [sum(least[operator + 1 :]) for operator in range(len(least))]
 
     def nothing(self) -> Prefix:
         """No operator has its split yet."""
@@ -199,26 +199,26 @@ class StepBounds:
         """Add each split of the next operator to a prefix that has not all yet."""
         tables, operator = self._tables, len(prefix.options)
         forward, backward, sums = tables.forward[operator], tables.backward[operator], tables.sums[operator]
-        ready, behind = np.zeros_like(forward), np.full_like(forward, NEVER)
+        ready, after = np.zeros_like(forward), np.full_like(forward, NEVER)
         loads = prefix.loads + self._places.loads[operator]
         makers = self._makers(prefix, operator)
         for edge, (maker, option) in makers.items():
             there, back = tables.there[operator][edge][option], tables.back[operator][edge][option]
             ready = np.maximum(ready, (there + prefix.made[maker][:, None]).max(axis=1))
             returned = tables.backward[maker][option] + prefix.tails[maker]
-            behind = np.maximum(behind, (back + returned[:, None]).max(axis=1))
+            after = np.maximum(after, (back + returned[:, None]).max(axis=1))
             loads += self._places.edge_loads[operator][edge][option]
         over = ready + forward
         made = over if sums is None else (over[:, :, None] + sums).max(axis=1)
-        behind = behind if sums is None else (behind[:, None, :] + sums).max(axis=2)
-        waiting = prefix.behind.tails(self._places, operator, makers)
-        tails = np.maximum.reduce([tables.updates[operator], behind, waiting])
-        back_at = np.maximum(over + backward, made + self._rests.around[operator])
-        chains = np.maximum(back_at + tails, made + self._rests.onward[operator]).max(axis=1)
+        after = after if sums is None else (after[:, None, :] + sums).max(axis=2)
+        waiting = prefix.remaining.tails(self._places, operator, makers)
+        tails = np.maximum.reduce([tables.updates[operator], after, waiting])
+        back_at = np.maximum(over + backward, made + self._remaining.around[operator])
+        chains = np.maximum(back_at + tails, made + self._remaining.onward[operator]).max(axis=1)
         is_tile = tables.devices[operator] >= 0
         first, last = (np.where(is_tile, times, FAR).min(axis=1) for times in (made, tails))
-        wholes = first + np.maximum(self._rests.across[operator] + last, self._rests.beyond[operator])
-        computing = loads[:, : self._num_devices].sum(axis=1) + self._least_behind[operator]
+        wholes = first + np.maximum(self._remaining.across[operator] + last, self._remaining.beyond[operator])
+        computing = loads[:, : self._num_devices].sum(axis=1) + self._least_after[operator]
         shares = -(-computing // self._num_devices)
         bounds = np.maximum.reduce([chains, wholes, loads.max(axis=1), shares, np.full_like(shares, prefix.bound_ns)])
         return Extensions(prefix, bounds, made, tails, loads)
@@ -231,12 +231,12 @@ class StepBounds:
             (*before.made, extensions.made[option]),
             (*before.tails, extensions.tails[option]),
             extensions.loads[option],
-            before.behind.extended(self._places, operator, option, self._makers(before, operator)),
+            before.remaining.extended(self._places, operator, option, self._makers(before, operator)),
             int(extensions.bounds_ns[option]),
         )
 
     def _makers(self, prefix: Prefix, operator: int) -> dict[int, tuple[int, int]]:
-        """By edge of the next operator: who makes what it reads, and with which split."""
+        """By edge of the next operator: which operator makes what it reads, and with which split."""
         edges = self._tables.edges[operator]
         return {number: (edge.maker, prefix.options[edge.maker]) for number, edge in enumerate(edges)}
 

@@ -66,9 +66,9 @@ class Limits:
 TEMPERATURE = 0.001  # a partition that is slower by a thousandth of the start's time is accepted with probability 1/e
 
 Watch: TypeAlias = Callable[[float, int, int], bool]
-"""Is told seconds, proposals and the best time in nanoseconds; False ends the walk."""
+"""Called with seconds, proposals and the best time in nanoseconds; False ends the walk."""
 
-WATCH_S = 0.1  # so often who watches a walk is told how it goes
+WATCH_S = 0.1  # seconds between calls of a watch
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class CriticalOperators:
     """Draws operators from a chain of tasks that ends the step, the more often the more of its time they take.
 
     A task begins when another one ends: one that it waits for, or one that had its place before. From the last task
-    back to the start of the step that makes a chain without a gap, and only who shortens it makes the step faster. Of
+    back to the start of the step that makes a chain without a gap, and only what shortens it makes the step faster. Of
     several tasks that end at the right time one is drawn.
 
     References:
@@ -219,14 +219,14 @@ TOGETHER = 0.3  # so often operators that share their devices move to others tog
 
 
 class GuidedProposals:
-    """Changes of one operator, of families, of regions, or of who shares devices; to any split, or to one nearby.
+    """Changes of an operator, of families, of regions, or of operators that share devices; to any split or one nearby.
 
     Every way to divide operators into families is as likely as another, and of each every family: the forty steps of a
     layer are changed no more often than the one embedding. A family changes whole, or as far as it is split as one of
     it is, or together with some families that it reads or that read it: a region. New splits are any, one of the same
     degrees, one on the same devices, or the split or the devices of an operator that makes or reads what it reads or
-    makes. Who cannot have the very split gets the one most like it on the same devices. Now and then one operator
-    changes alone, as in the paper.
+    makes. An operator that cannot have the very split gets the one most like it on the same devices. Now and then one
+    operator changes alone, as in the paper.
 
     Operators that depend on each other and have the same devices also move together, to other devices, more or fewer:
     each is split along the same dimensions as before, so that what they hand on stays where it is made.

@@ -151,7 +151,7 @@ class Found:
 
     @property
     def bests(self) -> tuple[Improvement, ...]:
-        """How the best time of that walk fell, the descent behind it included."""
+        """How the best time of that walk fell, its descent included."""
         walk, descent = self.chain.walk, self.chain.descent
         assert walk is not None
         return walk.bests if descent is None else walk.followed_by(descent).bests
@@ -204,7 +204,7 @@ def search(
     if settings.processes > 1:
         chains = run_in_processes(problem, shares, settings, tally)
     else:
-        chains = run_chains(problem, starts, settings, tally.told)
+        chains = run_chains(problem, starts, settings, tally.report)
     chain = best_chain(chains) if chains else None
     if chain is None or chain.best is None:
         why = next((each.refusal for each in chains if each.refusal), "nothing was tried")

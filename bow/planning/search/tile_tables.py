@@ -79,7 +79,7 @@ class GroupTimes:
     reductions_ns: Mapping[tuple[int, ...], int]  # by devices that hold the same part: the sum over them
     updates_ns: Mapping[int, int]  # by device that holds a part: its update
 
-    def behind(self, device: int) -> int:
+    def remaining_ns(self, device: int) -> int:
         """How long it takes at least, from when a device has its gradients until all is updated that waits for them."""
         waiting = [
             time + max(self.updates_ns[member] for member in members)
@@ -117,7 +117,7 @@ Array: TypeAlias = NDArray[np.int64]
 
 NEVER = -(2**50)  # the time of what does not happen; sums of several stay far below any time
 
-FAR = 2**50  # the time behind what does not happen
+FAR = 2**50  # the time after what does not happen
 
 
 class TileTables:
@@ -138,7 +138,7 @@ class TileTables:
         # by operator: [split, tile, tile], what a tile waits for before what it made leaves: a sum with that tile; None
         # where nothing is summed
         self.sums = [self._sum_table(operator) for operator in operators]
-        # by operator: [split, tile], what follows at least behind the tile's backward pass for its weights
+        # by operator: [split, tile], what follows at least after the tile's backward pass for its weights
         self.updates = [np.zeros_like(table) for table in self.forward]
         self._add_updates()
         self.edges: list[list[Edge]] = [[] for _ in operators]  # by operator: the tensors that it reads and others make
@@ -194,7 +194,9 @@ class TileTables:
                 self._check()
                 for option, split in enumerate(self._options[reader]):
                     times = group_times(self._model, group, reader, split)
-                    behind = times.behind if is_only else lambda device, times=times: times.updates_ns.get(device, 0)
+                    behind = (
+                        times.remaining_ns if is_only else lambda device, times=times: times.updates_ns.get(device, 0)
+                    )
                     row = self.updates[reader][option]
                     row[: split.num_tiles] = np.maximum(
                         row[: split.num_tiles], [behind(each) for each in split.devices]
@@ -254,7 +256,7 @@ class PlaceTables:
         groups = [self._group_tables(operator) for operator in operators]
         # by operator: [split, task, place], its reductions and updates
         # by operator: [split, tile, task], whether a reduction or update waits for a tile's backward pass
-        # by operator: [split], what follows at least behind a reduction
+        # by operator: [split], what follows at least after a reduction
         self.weights, self.leads, self.ends = map(list, zip(*groups, strict=True))
         # by operator: [split, place], forward and backward passes, updates, reductions
         self.loads = [self._load_table(operator) for operator in operators]
@@ -292,7 +294,7 @@ class PlaceTables:
         for option, tasks in enumerate(found):
             for number, task in enumerate(tasks):
                 weights[option, number, list(task.places)] = task.duration_ns
-                leads[option, :, number] = np.isin(devices[option], list(task.behind))
+                leads[option, :, number] = np.isin(devices[option], list(task.waits_for))
                 ends[option] = min(ends[option], task.end_ns)
         return weights, leads, ends
 
@@ -340,7 +342,7 @@ class _WeightTask:
     """A reduction or an update."""
 
     places: tuple[int, ...]
-    behind: tuple[int, ...]  # the devices whose backward passes it waits for
+    waits_for: tuple[int, ...]  # the devices whose backward passes it waits for
     duration_ns: int
     end_ns: int  # what follows at least
 

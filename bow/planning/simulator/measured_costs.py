@@ -67,7 +67,7 @@ class TileTimes:
             raise ScheduleError(f"tile times are damaged ({type(error).__name__}: {error}); measure again") from error
 
     def save(self, path: Path) -> None:
-        """Write the times, in one go, so that who reads meanwhile finds the old ones or the new ones."""
+        """Write the times, in one go: a process that reads meanwhile finds the old ones or the new ones."""
         write_whole(path, self.to_json())
 
 

@@ -29,7 +29,7 @@ class TooLarge:
 
 @dataclass(frozen=True)
 class TooSlow:
-    """It takes longer than anybody wanted to know."""
+    """It takes longer than the limit of the proposal."""
 
     least_ns: int  # a time that it takes at least
 

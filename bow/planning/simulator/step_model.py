@@ -183,7 +183,7 @@ class StepModel:
         return (*(() if self.overlap else devices), *self.places(self.collective(devices).channels))
 
     def places(self, channels: tuple[int, ...]) -> tuple[int, ...]:
-        """The numbers of channels among all places: behind the devices."""
+        """The numbers of channels among all places: after the devices."""
         return tuple(self.topology.num_devices + channel for channel in channels)
 
     def place_name(self, place: int) -> str:

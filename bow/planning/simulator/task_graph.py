@@ -25,12 +25,12 @@ class TaskGraph:
       route between the two, and where gradients flow another one back; tiles of a device that read the same part share
       both. What the batch brings is on every device already. Adding partial gradients up costs nothing;
     * where an operator's tiles sum something in the middle, such as batch statistics, a sum over their devices, forward
-      and backward, as if it came behind the tiles: what they make leaves after it;
+      and backward, as if it followed the tiles: what they make leaves after it;
     * of every group of weights and set of devices that hold the same part of it, a reduction, once all of these devices
       have all their gradients of the group. It occupies channels and no device;
     * of every group of weights and device that holds a part, an update: every replica updates its own copy;
     * between learners, for every device, one averaging of all its weights, which starts with the step because it
-      needs what the weights were before, and hides behind it.
+      needs what the weights were before, and overlaps with it.
 
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.1.
@@ -145,7 +145,7 @@ class _TaskGraphBuilder:
         made: _OperatorTasks,
         readers: list[tuple[_OperatorTasks, Sequence[Box | None]]],
     ) -> None:
-        """Who has to wait for whom on the way of a tensor from its maker to its readers and back."""
+        """Dependencies on the way of a tensor from its maker to its readers, and of its gradient back."""
         moves: dict[tuple[int, Box, int], tuple[int, int | None]] = {}
         flows, itemsize = self.model.flows(tensor), self.graph.tensors[tensor].itemsize
         for reader, boxes in readers:
