@@ -24,7 +24,7 @@ from benchmarks.measure import Spread
 from benchmarks.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
 from benchmarks.workloads import WORKLOADS
 from bow.cluster import Bucket, PendingSum, Processes, Ranks, WorkerJob, World, join, start
-from bow.engines import Engine, Stacked, TaskSettings, make_engine, step_from_loss
+from bow.engines import Loop, RoundLoop, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Independent, Synchroniser
@@ -113,7 +113,7 @@ class Runner:
     """Learners that average in one of the ways."""
 
     way: Way
-    engine: Engine
+    engine: Loop
     batches: Stacked
     sums: int = 0
 
@@ -221,10 +221,10 @@ def _runners(world: World, settings: Settings, model: str) -> Iterator[Runner]:
         yield Runner(way, _engine(way.engine or settings.engine, group, way.sync, task), batches)
 
 
-def _engine(name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> Engine:
+def _engine(name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> Loop:
     if name == ByLeader.name:
         assert isinstance(sync, SMA)
-        return ByLeader(group, sync, settings)
+        return RoundLoop(ByLeader, group, sync, settings)
     return make_engine(name, group, sync, settings, None)
 
 

@@ -7,10 +7,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from bow.cluster import PendingSum
-from bow.engines import Batches, Engine, Outcome, TaskSettings
-from bow.engines.eager import batch_of
-from bow.engines.task import Batch, LearningTask
-from bow.replicas import LearnerGroup
+from bow.engines import Batches, Outcome, TaskRunner
+from bow.engines.averaging import Averaging
+from bow.engines.batches import Batch, batch_of
+from bow.engines.context import RoundContext
+from bow.engines.task import LearningTask
 from bow.sync import SMA
 
 
@@ -26,7 +27,14 @@ class All(PendingSum):
             each.wait()
 
 
-class ByLeader(Engine):
+class SummedByVariable(Averaging):
+    """Averaging whose sums are begun by the learners, variable by variable."""
+
+    def begin(self, due: bool) -> None:
+        """Nothing: what learners contribute, they sum themselves."""
+
+
+class ByLeader(TaskRunner):
     """Learners one after another; the last one that has a variable's gradient averages the variable.
 
     What learners contribute is there before their learning tasks; a sum that begins with a gradient begins late. The
@@ -38,8 +46,11 @@ class ByLeader(Engine):
 
     name = "leader"
 
-    def __init__(self, group: LearnerGroup, sync: SMA, settings: TaskSettings) -> None:
-        super().__init__(group, sync, settings)
+    def __init__(self, context: RoundContext) -> None:
+        super().__init__(context)
+        group, sync, settings = context.group, context.sync, context.settings
+        assert isinstance(sync, SMA)
+        context.averaging = SummedByVariable(group, sync)
         self._alpha = 1 / group.num_all if sync.alpha is None else sync.alpha
         self._tasks = [
             LearningTask(each.module, settings.step, group.device, settings.precision) for each in group.learners
@@ -50,14 +61,13 @@ class ByLeader(Engine):
         self._sums: list[PendingSum] = []
         self._missing: list[int] = []
 
-    def _before_step(self, due: bool) -> None:
-        """Nothing has been summed yet; of every variable all learners are missing."""
-        self._sums = []
-        self._summing = All(self._sums)
-        self._missing = [len(self.group) if due else 0] * len(self.group.layout.slots)
-
     def learn(self, batches: Batches) -> Outcome:
-        """Run the learning tasks in turn."""
+        """Run the learning tasks in turn; of every variable all learners are missing at first."""
+        averaging = self.context.averaging
+        due = averaging.due(self.context.round_index)
+        self._sums = []
+        averaging.summing = All(self._sums)
+        self._missing = [len(self.group) if due else 0] * len(self.group.layout.slots)
         losses = torch.stack([self._learn(index, batch_of(batches, index)) for index in range(len(self.group))])
         for variable, missing in enumerate(self._missing):  # what the loss does not depend on
             if missing:

@@ -1,6 +1,7 @@
 """Engines: how the learning tasks and the synchronisation task of a round run on one device."""
 
-from bow.engines.base import Engine as Engine
+from bow.engines.batches import Batches as Batches
+from bow.engines.batches import Stacked as Stacked
 from bow.engines.choice import ENGINES as ENGINES
 from bow.engines.choice import STREAM_ENGINES as STREAM_ENGINES
 from bow.engines.choice import EngineName as EngineName
@@ -12,11 +13,12 @@ from bow.engines.choice import make_engine as make_engine
 from bow.engines.eager import Eager as Eager
 from bow.engines.fused import Fused as Fused
 from bow.engines.graph import Graph as Graph
-from bow.engines.outcome import Batches as Batches
+from bow.engines.loop import Loop as Loop
+from bow.engines.loop import RoundLoop as RoundLoop
+from bow.engines.loop import TaskRunner as TaskRunner
 from bow.engines.outcome import Event as Event
 from bow.engines.outcome import OnNan as OnNan
 from bow.engines.outcome import Outcome as Outcome
-from bow.engines.outcome import Stacked as Stacked
 from bow.engines.outcome import TaskSettings as TaskSettings
 from bow.engines.outcome import check_clipping as check_clipping
 from bow.engines.outcome import check_dispatch as check_dispatch

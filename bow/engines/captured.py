@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch import nn
 
+from bow.engines.batches import FlatBatch
 from bow.engines.capture_cache import CaptureCache
 from bow.engines.outcome import TaskSettings
 from bow.engines.task import Batch, Step, autocast
@@ -28,7 +28,7 @@ FLOPS_PER_S = 20e9
 OPERATOR_S = 5e-6
 
 Shape: TypeAlias = tuple[Any, ...]
-"""How a batch is made up; whether the caller has autocast on; shape, strides and dtype of every tensor."""
+"""Whether the caller has autocast on; how a batch is made up; shape, strides and dtype of every tensor."""
 
 NO_SHAPE: Shape = ()
 
@@ -101,7 +101,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def _capture(self, batch: Batch, compiles: bool) -> CapturedTask:
         """The step graph for a batch."""
         graph = capture(self._group.learners[0].module, batch, step=self._traced_step)
-        _check_buffers(graph)
+        changed_buffers(graph)
         return CapturedTask(graph, self._region(graph) if compiles else None)
 
     def _region(self, graph: StepGraph) -> Region | None:
@@ -116,42 +116,22 @@ class CapturedTasks(CaptureCache[CapturedTask]):
             return None
 
 
-def leaves_of(batch: Batch) -> list[Any]:
-    """The tensors of a batch, in the order that the step graph has them."""
-    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):  # almost always, and in no time
-        return list(batch)
-    return tree_leaves(batch)
-
-
-def structure_of(batch: Batch) -> Any:
-    """How a batch is made up of tensors; None where it holds something else."""
-    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):
-        return len(batch)
-    leaves, spec = tree_flatten(batch)
-    return spec if leaves and all(isinstance(leaf, Tensor) for leaf in leaves) else None
-
-
 def shape_of(batch: Batch) -> Shape:
     """What sets batches apart for a step graph; `NO_SHAPE` where it cannot take one."""
-    structure = structure_of(batch)
-    if structure is None or any(leaf.layout is not torch.strided for leaf in leaves_of(batch)):
-        return NO_SHAPE
-    name = structure if isinstance(structure, int) else str(structure)
-    return (
-        name,
-        torch.is_autocast_enabled("cpu"),
-        *((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves_of(batch)),
-    )
+    signature = FlatBatch.of(batch, strides=True).signature
+    return NO_SHAPE if signature is None else (torch.is_autocast_enabled("cpu"), *signature)
 
 
-def _check_buffers(graph: StepGraph) -> None:
-    """Refuse a step that makes something else of a buffer than a tensor of its kind."""
-    for name, value in graph.new_buffers.items():
-        before, after = graph.values[graph.buffers[name]], graph.values[value]
+def changed_buffers(graph: StepGraph) -> list[str]:
+    """The buffers that a step writes to; it must not make something else of one than a tensor of its kind."""
+    changed = [name for name, value in graph.new_buffers.items() if value != graph.buffers[name]]
+    for name in changed:
+        before, after = graph.values[graph.buffers[name]], graph.values[graph.new_buffers[name]]
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise CaptureError(
                 f"the step makes {after} of buffer {name!r}, which was {before}; keep its shape and dtype"
             )
+    return changed
 
 
 def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from bow.devices import StreamDevice
-from bow.engines.base import Engine
-from bow.engines.cuda import CudaFused, CudaGraphs, CudaStreams, StreamEngine, WholeRound
+from bow.engines.cuda import CudaFused, CudaGraphs, CudaStreams, DeviceRoundLoop, DeviceRunner, WholeRound
 from bow.engines.eager import Eager
 from bow.engines.fused import Fused
 from bow.engines.graph import Graph
+from bow.engines.loop import Loop, RoundLoop, TaskRunner
 from bow.engines.outcome import TaskSettings
 from bow.engines.streams import Streams
 from bow.errors import SettingError
@@ -30,10 +30,10 @@ from bow.sync import Synchroniser
 
 EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams", "whole_round"]
 
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Eager, Fused, Graph, Streams)}
+ENGINES: dict[str, type[TaskRunner]] = {engine.name: engine for engine in (Eager, Fused, Graph, Streams)}
 """Those of a CPU."""
 
-STREAM_ENGINES: dict[str, type[StreamEngine]] = {
+STREAM_ENGINES: dict[str, type[DeviceRunner]] = {
     engine.name: engine for engine in (CudaGraphs, CudaStreams, WholeRound, CudaFused)
 }
 """Those of a device with streams; `eager` runs there too."""
@@ -54,12 +54,12 @@ def check_engine(engine: str) -> None:
 
 
 def make_engine(
-    name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None
-) -> Engine:
+    name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
+) -> Loop:
     """Make an engine by its name."""
     if device is not None and name in STREAM_ENGINES:
-        return STREAM_ENGINES[name](group, sync, settings, device)
-    return Eager(group, sync, settings, device) if name == Eager.name else ENGINES[name](group, sync, settings)
+        return DeviceRoundLoop(STREAM_ENGINES[name], group, sync, settings, device)
+    return RoundLoop(ENGINES[name], group, sync, settings, device)
 
 
 def check_device(engine: str, streams: bool) -> None:

@@ -2,55 +2,49 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
-from bow.devices import StreamDevice, cuda_device
-from bow.engines.base import Engine
-from bow.engines.outcome import Batches, Outcome, Stacked, TaskSettings
+from bow.devices import cuda_device
+from bow.engines.batches import Batches
+from bow.engines.batches import batch_of as batch_of
+from bow.engines.context import RoundContext
+from bow.engines.loop import TaskRunner
+from bow.engines.outcome import Outcome, TaskSettings
 from bow.engines.random import DrawWatch, task_random
 from bow.engines.swap import Around, swapped_tasks
-from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled, out_of_range
+from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
 from bow.errors import BowError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
 from bow.graph.side_effects import changed, python_state
 from bow.replicas import Learner, LearnerGroup, buffer_state, load_buffers
 from bow.schedule.scheduler import Learn, TaskScheduler
 from bow.seeds import derive_seed
-from bow.sync import Synchroniser
 
 Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes the context of one forward pass."""
 
 
-class Eager(Engine):
+class Eager(TaskRunner):
     """Runs any module with any optimizer; all other engines must agree with it.
 
     Each learner's row is split and viewed as its parameters, applied with `torch.func.functional_call`, and the
     loss is differentiated in the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
-
-    Args:
-        group: the learners of the device.
-        sync: what keeps them together.
-        settings: what their learning tasks have in common.
-        device: where they run, if it is a device with streams; None: the GPU that their rows are on, if it is one.
     """
 
     name = "eager"
 
-    def __init__(
-        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
-    ) -> None:
-        super().__init__(group, sync, settings)
+    def __init__(self, context: RoundContext) -> None:
+        super().__init__(context)
+        group, device = context.group, context.device
         if device is None and group.device.type == "cuda":
             device = cuda_device(group.device)
-        self._swapped = swapped_tasks(settings.memory, group, device, at_once=False)
-        self._in_turn = InTurn(group, settings, self._swapped)
+        self.swapped = swapped_tasks(context.settings.memory, group, device, at_once=False)
+        self._in_turn = InTurn(group, context.settings, self.swapped)
 
     def resized(self) -> None:
         """Wrap the learners anew."""
@@ -58,12 +52,12 @@ class Eager(Engine):
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks in turn."""
-        return self._in_turn.learn(batches, self.round_index)
+        return self._in_turn.learn(batches, self.context.round_index)
 
     def close(self) -> None:
         """Give pinned memory back, if there is some; the next round takes it anew."""
-        if self._swapped is not None:
-            self._swapped.close()
+        if self.swapped is not None:
+            self.swapped.close()
 
 
 class InTurn:
@@ -102,7 +96,7 @@ class InTurn:
                 else:
                     with watch:
                         learned[index] = self.tasks.run(index, batch, watch.forward)
-        losses, metrics = self.tasks.collected(learned)
+        losses, metrics = collected(learned, group.matrix.z)
         finite = torch.isfinite(losses) & torch.isfinite(group.matrix.gradients.sum(1))
         return Outcome(losses, finite, [each is not None for each in learned], metrics)
 
@@ -111,13 +105,6 @@ def _order_on_one_place(learners: int) -> list[int]:
     """The learners in the order in which the task scheduler has them learn where there is one place for all."""
     runs = TaskScheduler(learners, places=1).start([[True] * learners], synchronise=False)
     return [run.task.learner for run in runs if isinstance(run.task, Learn)]
-
-
-class Learned(NamedTuple):
-    """What a learning task leaves besides its gradient."""
-
-    loss: Tensor
-    metrics: Metrics
 
 
 class LearningTasks:
@@ -158,13 +145,6 @@ class LearningTasks:
         around = contextlib.nullcontext() if self._around is None else self._around(learner, batch)
         with around:
             return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)
-
-    def collected(self, learned: Sequence[Learned | None]) -> tuple[Tensor, Metrics]:
-        """Losses and metrics of a round's tasks, each as one tensor; NaN where there was none."""
-        z = self._group.matrix.z
-        nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
-        losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
-        return losses, _stack_metrics([{} if each is None else each.metrics for each in learned])
 
     def _learn_one(self, learner: Learner, task: LearningTask, batch: Batch, forward: Forward) -> Learned:
         try:
@@ -232,18 +212,3 @@ class LearningTasks:
             return alone(row, buffers, batch)
 
         return compiled(run)
-
-
-def batch_of(batches: Batches, learner: int) -> Batch | None:
-    """One learner's batch."""
-    if isinstance(batches, Stacked):
-        return tree_map(lambda t: t[learner], batches.value)
-    return batches[learner]
-
-
-def _stack_metrics(metrics: list[Metrics]) -> Metrics:
-    names = next((m for m in metrics if m), None)
-    if names is None:
-        return {}
-    nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
-    return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}

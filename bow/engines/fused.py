@@ -3,31 +3,27 @@
 import contextlib
 import dataclasses
 import time
-import warnings
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
-
-from bow.engines.base import Engine
+from bow.engines.batches import Batches, Stacked, stack_batches
+from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, InTurn
-from bow.engines.outcome import Batches, Outcome, Stacked, TaskSettings
+from bow.engines.loop import InParts, TaskRunner
+from bow.engines.outcome import Outcome
 from bow.engines.random import task_random
 from bow.engines.sgd_round import SgdRound
 from bow.engines.sgd_state import fits
 from bow.engines.task import Batch, compiled
-from bow.engines.together import StackedBuffers, TogetherTask, vectorised, writing_results
+from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, ModelError, reason
 from bow.graph.side_effects import changed, python_state
-from bow.replicas import LearnerGroup
-from bow.sync import SMA, Synchroniser
+from bow.sync import SMA
 
 WHOLE = "whole round"
 
 
-class Fused(Engine):
+class Fused(TaskRunner):
     """Runs the learning tasks of all learners as one: the kernels of a step are shared by all of them.
 
     Linear layers become batched matrix products and convolutions grouped ones. Worth it where a learning task is
@@ -38,9 +34,9 @@ class Fused(Engine):
 
     name = "fused"
 
-    def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> None:
-        super().__init__(group, sync, settings)
-        self._in_turn = InTurn(group, dataclasses.replace(settings, compile=False))
+    def __init__(self, context: RoundContext) -> None:
+        super().__init__(context)
+        self._in_turn = InTurn(context.group, dataclasses.replace(context.settings, compile=False))
         self._levels: list[tuple[str, TogetherTask]] = []
         self._whole_round: SgdRound | None = None
         self._failed: set[str] = set()
@@ -59,13 +55,14 @@ class Fused(Engine):
         if self._levels:
             self._build()
 
-    def learn_and_step(self, batches: Batches, due: bool) -> Outcome:
+    def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
         """Run the whole round in one region where optimizer and synchroniser are of the kind that fits."""
         if not self._has_run:
             self._python = python_state(self.group.learners[0].module)
         stacked = stack_batches(batches) if self._whole_round is not None else None
         if stacked is None or self._whole_round is None:
-            return super().learn_and_step(batches, due)
+            return in_parts(batches, due)
+        log = self.context.log
         began = time.perf_counter_ns()
         try:
             with self._random():
@@ -73,13 +70,13 @@ class Fused(Engine):
         except BowError:
             raise
         except Exception as error:
-            outcome = super().learn_and_step(Stacked(stacked), due)  # raises if the error is the user's
+            outcome = in_parts(Stacked(stacked), due)  # raises if the error is the user's
             self._whole_round = None
             self._failed.add(WHOLE)
-            self._note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
+            log.note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
         else:
             self._has_run = True
-            self.record(WHOLE, "round", began)
+            log.record(WHOLE, "round", began)
         return outcome
 
     def learn(self, batches: Batches) -> Outcome:
@@ -107,13 +104,13 @@ class Fused(Engine):
             )
         if outcome is None:
             self._buffers.moved()
-            outcome = self._in_turn.learn(batches, self.round_index)  # an error that comes again here is the user's
+            outcome = self._in_turn.learn(
+                batches, self.context.round_index
+            )  # an error that comes again here is the user's
         self._failed.update(failures)
         self._levels = [level for level in self._levels if level[0] not in failures]
         for failure in failures.values():
-            message = f"{failure}; running {self.description}"
-            self._note("engine changed", message)
-            warnings.warn(message, stacklevel=5)
+            self.context.log.tell(f"{failure}; running {self.description}", stacklevel=6)
         return outcome
 
     def _learn_together(self, run: TogetherTask, batch: Batch) -> Outcome:
@@ -125,34 +122,16 @@ class Fused(Engine):
     @contextlib.contextmanager
     def _random(self) -> Iterator[None]:
         with task_random(self.group.device) as generator:
-            generator.manual_seed(self.round_seed)
+            generator.manual_seed(self.context.round_seed)
             yield
 
     def _build(self) -> None:
-        group = self.group
-        together = vectorised(group, self.settings)
+        context = self.context
+        together = vectorised(self.group, context.settings)
         run = writing_results(together)
         levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
         self._levels = [(name, run) for name, run in levels if name not in self._failed]
-        whole = WHOLE not in self._failed and fits(group, self.sync, self.settings)
-        self._whole_round = SgdRound(group, cast(SMA, self.sync), together) if whole else None
-        self._buffers = StackedBuffers(group)
+        whole = WHOLE not in self._failed and fits(self.group, context.sync, context.settings)
+        self._whole_round = SgdRound(self.group, cast(SMA, context.sync), together) if whole else None
+        self._buffers = StackedBuffers(self.group)
         self._has_run = False
-
-
-def stack_batches(batches: Batches) -> Batch | None:
-    """The learners' batches as one pytree of `[learners, batch, ...]` tensors; None where they do not fit."""
-    if isinstance(batches, Stacked):
-        return batches.value
-    flat: list[tuple[list[Any], Any]] = []
-    for batch in batches:
-        if batch is None:
-            return None
-        flat.append(tree_flatten(batch))
-    first_leaves, spec = flat[0]
-    for leaves, other in flat:
-        if other != spec or any(not isinstance(leaf, Tensor) for leaf in leaves):
-            return None
-        if any(a.shape != b.shape for a, b in zip(leaves, first_leaves, strict=True)):
-            return None
-    return tree_map(lambda *tensors: torch.stack(tensors), *batches)

@@ -10,9 +10,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from bow.engines.captured import CapturedTask, leaves_of, structure_of
-from bow.engines.lanes import Lanes
-from bow.engines.outcome import Batches, Outcome, Stacked
+from bow.engines.batches import Batches, Stacked, leaves_of, structure_of
+from bow.engines.captured import CapturedTask, changed_buffers
+from bow.engines.executor_groups import ExecutorGroups
+from bow.engines.outcome import Outcome
 from bow.engines.sgd_state import SgdState
 from bow.engines.task import Batch
 from bow.graph import StepGraph
@@ -31,7 +32,7 @@ class GraphRound:
         learners: those that it runs, neighbours in the replica matrix.
         tasks: by learner: what it runs.
         like: by learner: a batch of the kind that it learns from.
-        lanes: the executors that share the learners.
+        groups: the executors that share the learners.
         sgd: what steps and averages inside the job; None: gradients go to the rows of `G` and nothing else happens.
     """
 
@@ -41,7 +42,7 @@ class GraphRound:
         learners: Sequence[int],
         tasks: Sequence[CapturedTask],
         like: Sequence[Batch],
-        lanes: Lanes,
+        groups: ExecutorGroups,
         sgd: SgdState | None,
     ) -> None:
         self._group = group
@@ -49,9 +50,9 @@ class GraphRound:
         self._structures = [structure_of(batch) for batch in like]
         self._executor: int | None = None
         self._sgd = sgd
-        self.lanes = lanes
+        self.groups = groups
         """The executors that it needs."""
-        self._num_lanes = len(lanes.threads)
+        self._num_executors = len(groups.threads)
         self._builder = JobBuilder([task.graph for task in tasks], [task.region for task in tasks], learners)
         self._metrics = list(tasks[0].graph.metrics)
         self._results = [
@@ -96,7 +97,7 @@ class GraphRound:
         )
 
     def run(self, team: NativeTeam, record: bool = False, between: Callable[[], None] | None = None) -> Outcome:
-        """Run it on as many executors as it has lanes, and wait for it."""
+        """Run it on as many executors as it needs, and wait for it."""
         job = self._builder.job
         try:
             job.run(team, record, commits=between is None)
@@ -108,7 +109,7 @@ class GraphRound:
         return self._outcome()
 
     def post(self, team: NativeTeam, executor: int, record: bool = False) -> None:
-        """Start it on one executor, which must be idle, and return at once; it has one lane."""
+        """Start it on one executor, which must be idle, and return at once; it needs just one."""
         self._executor = executor
         self._builder.job.post(team, executor, record)
 
@@ -157,7 +158,7 @@ class GraphRound:
     def _build(self) -> None:
         builder, group = self._builder, self._group
         finishes = []
-        commit: list[list[int]] = [[] for _ in range(self._num_lanes)]
+        commit: list[list[int]] = [[] for _ in range(self._num_executors)]
         for program in builder.programs:
             module = group.learners[program.learner].module
             slots = [(name, *slot) for name, slot in buffer_slots(module)]
@@ -168,27 +169,27 @@ class GraphRound:
             like = [graph.values[value].meta() for value in graph.batch.values()]
             builder.job.expect(program.group, program.slots(list(graph.batch.values())), like)
             finishes.append(self._add_finish(program))
-            commit[program.group % self._num_lanes] += self._add_commit(program, buffers)
-        for part in range(self._num_lanes) if self._sgd is not None else ():
-            node = builder.job.add_average(part, self._num_lanes)
+            commit[program.group % self._num_executors] += self._add_commit(program, buffers)
+        for part in range(self._num_executors) if self._sgd is not None else ():
+            node = builder.job.add_average(part, self._num_executors)
             commit[part].append(builder.note(node, Label("SGD and averaging", "synchronisation")))
         commit = commit if any(commit) else []
         order, after, threads = self._order(finishes)
         builder.job.schedule(
-            order=order, priority=[], num_lanes=self._num_lanes, commit=commit, after=after, threads=threads
+            order=order, priority=[], num_lanes=self._num_executors, commit=commit, after=after, threads=threads
         )
 
     def _order(self, finishes: Sequence[int]) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
-        """The learning tasks of each executor: the learners that the task scheduler gives its team, in turn."""
-        programs, lanes = self._builder.programs, self.lanes
-        order: list[list[int]] = [[] for _ in range(self._num_lanes)]
+        """The learning tasks of each executor: the learners that the task scheduler gives its group, in turn."""
+        programs, groups = self._builder.programs, self.groups
+        order: list[list[int]] = [[] for _ in range(self._num_executors)]
         after: dict[int, list[int]] = {}
         threads: list[int] = []
-        scheduler = TaskScheduler(len(programs), lanes.teams)
+        scheduler = TaskScheduler(len(programs), groups.count)
         for run in scheduler.start([[True] * len(programs)], synchronise=False):
             assert isinstance(run.task, Learn)
-            nodes, first = programs[run.task.learner].nodes, run.place * lanes.width
-            seating = lanes.seating(len(nodes))
+            nodes, first = programs[run.task.learner].nodes, run.place * groups.width
+            seating = groups.seating(len(nodes))
             for executor, operators in enumerate(seating.order):
                 order[first + executor] += [nodes[index] for index in operators]
             after |= {nodes[later]: [nodes[index] for index in waits] for later, waits in seating.waits.items()}
@@ -219,10 +220,10 @@ class GraphRound:
     def _add_commit(self, program: Program, buffers: dict[str, Tensor]) -> list[int]:
         """A node that writes what the learning task made of the buffers, if it changes any."""
         graph = program.graph
-        changed = {name: value for name, value in graph.new_buffers.items() if value != graph.buffers[name]}
+        changed = changed_buffers(graph)
         if not changed:
             return []
-        targets = [(program.slot(value), buffers[name]) for name, value in changed.items()]
+        targets = [(program.slot(graph.new_buffers[name]), buffers[name]) for name in changed]
         node = self._builder.job.add_commit(program.group, targets)
         return [self._builder.note(node, Label("buffers", "finish", program.learner))]
 

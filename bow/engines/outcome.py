@@ -3,31 +3,22 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
+from bow.engines.batches import Batches as Batches
+from bow.engines.batches import Stacked as Stacked
 from bow.engines.swap import Memory, check_memory_setting
-from bow.engines.task import Batch, Metrics, Step, check_precision
+from bow.engines.task import Metrics, Step, check_precision
 from bow.errors import SettingError
 from bow.schedule import Schedule
 from bow.schedule.scheduler import Dispatch
 from bow.values import number
 
-
-@dataclass(frozen=True)
-class Stacked:
-    """Batches of all learners as one pytree whose tensors are `[learners, batch, ...]`."""
-
-    value: Any
-
-
 OnNan: TypeAlias = Literal["restart", "continue", "error"]
 """What happens to a learner that leaves the finite numbers: it starts again, unless that is hopeless; always; never."""
-
-Batches: TypeAlias = Stacked | Sequence[Batch | None]
-"""One batch per learner; None where a learner sits out."""
 
 
 @dataclass(frozen=True)

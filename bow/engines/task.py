@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+from bow.engines.batches import Batch as Batch
 from bow.errors import DataError, LossError, SettingError, reason
 from bow.replicas import ParameterLayout
-
-Batch: TypeAlias = Any
-"""Any pytree of tensors with the sample dimension first."""
 
 Metrics: TypeAlias = dict[str, Tensor]
 
@@ -105,6 +103,28 @@ def out_of_range(error: Exception) -> DataError:
         f"an index is out of range in the learning task ({reason(error)}); if it is a label or token, check it "
         "against the number of classes of the model"
     )
+
+
+class Learned(NamedTuple):
+    """What a learning task leaves besides its gradient."""
+
+    loss: Tensor
+    metrics: Metrics
+
+
+def collected(learned: Sequence[Learned | None], z: Tensor) -> tuple[Tensor, Metrics]:
+    """Losses and metrics of a round's tasks, each as one tensor; NaN where there was none."""
+    nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
+    losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
+    return losses, _stack_metrics([{} if each is None else each.metrics for each in learned])
+
+
+def _stack_metrics(metrics: list[Metrics]) -> Metrics:
+    names = next((m for m in metrics if m), None)
+    if names is None:
+        return {}
+    nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
+    return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}
 
 
 class TaskResult(NamedTuple):

@@ -40,7 +40,7 @@ from bow.graph.outside import OutsideTensors
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.schedule import Schedule, Timeline
 from bow.schedule.scheduler import Dispatch
-from bow.sync import SMA, DropRule, Synchroniser, Timing
+from bow.sync import SMA, Synchroniser, Timing
 from bow.training.checkpoint import refusing_damage
 from bow.training.given import (
     check_has_values,
@@ -401,7 +401,7 @@ class Replicas(nn.Module):
 
     def start_timeline(self) -> None:
         """Record from now on what runs when: with engine `graph` every operator, otherwise tasks or rounds."""
-        self._engine.spans = []
+        self._engine.record_spans()
 
     def take_timeline(self) -> Timeline:
         """What has run since `start_timeline`; nothing is recorded any more.
@@ -413,8 +413,7 @@ class Replicas(nn.Module):
             >>> [span.name for span in replicas.take_timeline().spans]
             ['learning tasks', 'step and averaging']
         """
-        spans, self._engine.spans = self._engine.spans or [], None
-        return Timeline(spans)
+        return Timeline(self._engine.take_spans())
 
     def close(self) -> None:
         """End the threads of the engine, if it has some; a further round starts them again."""
@@ -434,7 +433,7 @@ class Replicas(nn.Module):
         refusals = [each for each in self.world.everyone(refusal) if each is not None]
         if refusals:
             raise SettingError(refusals[0])
-        self._engine.add_learner()
+        self._engine.resize(self.learners + 1)
 
     def remove_learner(self) -> None:
         """Remove the last learner; where there are several devices, that of each.
@@ -442,7 +441,7 @@ class Replicas(nn.Module):
         Raises:
             SettingError: it is the only one.
         """
-        self._engine.remove_learner()
+        self._engine.resize(self.learners - 1)
 
     def resize(self, learners: int) -> None:
         """Have so many learners on this device; new ones start from z, and the last ones go.
@@ -476,8 +475,7 @@ class Replicas(nn.Module):
 
     def take_events(self) -> list[Event]:
         """What happened since the last call and a user should hear of: restarts, fallbacks."""
-        events, self._engine.events = self._engine.events, []
-        return events
+        return self._engine.take_events()
 
     def export(self) -> nn.Module:
         """The central model as a plain module of its own, in evaluation mode, on the CPU."""
@@ -506,7 +504,7 @@ class Replicas(nn.Module):
             **self._identity(),
             "round": engine.round_index,
             "restarts": restarts,
-            "drop": vars(engine.drop).copy(),
+            "drop": vars(engine.context.restarts.drop).copy(),
             "group": group,
         }
 
@@ -537,9 +535,7 @@ class Replicas(nn.Module):
         alike = self.sync.timing is Timing.BEFORE_STEP
         if not self._group.load_state(None if state is None else state["group"], alike):
             self.sync.start_own(self._group.matrix)
-        self._engine.round_index = told["round"]
-        self._engine.num_restarts = told["restarts"] if world.leads else 0
-        self._engine.drop = DropRule(**told["drop"])
+        self._engine.resume(told["round"], told["restarts"] if world.leads else 0, told["drop"])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The central model's state, which loads into the plain model."""

@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
 from bow.engines import OnNan, Outcome, Stacked
-from bow.engines.base import MAX_ROUNDS_TOGETHER, REMEDY
-from bow.engines.place import num_threads
+from bow.engines.loop import MAX_ROUNDS_TOGETHER
+from bow.engines.restarts import REMEDY
+from bow.engines.thread_pool import num_threads
 from bow.errors import BowError, DataError, DeviceMemoryError, DivergenceError, SettingError, reason
 from bow.observe import JsonLinesLogger, Logger, ProgressBar, RunDirectory, SafeLogger, write_report
 from bow.observe.records import SYNTHETIC

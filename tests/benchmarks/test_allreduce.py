@@ -14,7 +14,7 @@ from benchmarks import main
 from benchmarks.allreduce import BASE, BUCKETS, DELAYED, LEADER, VARIABLES, WHOLE, Settings
 from benchmarks.leader import ByLeader
 from bow.cluster import PendingSum, TrialWorld
-from bow.engines import Eager, Engine, Stacked, TaskSettings, step_from_loss
+from bow.engines import Eager, RoundLoop, Stacked, TaskSettings, step_from_loss
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup
 from bow.sync import SMA
@@ -30,13 +30,13 @@ class Counting(TrialWorld):
         return super().sum(tensor)
 
 
-def engine(kind: type[Eager] | type[ByLeader]) -> Engine:
+def engine(kind: type[Eager] | type[ByLeader]) -> RoundLoop:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     model.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
     optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     group = LearnerGroup(model, optimizer, learners=3, device=CPU, world=Counting())
-    return kind(group, SMA(), TaskSettings(step_from_loss(nn.functional.cross_entropy)))
+    return RoundLoop(kind, group, SMA(), TaskSettings(step_from_loss(nn.functional.cross_entropy)))
 
 
 def test_the_papers_way_makes_the_same_steps_with_a_sum_for_each_variable() -> None:

@@ -257,7 +257,7 @@ def test_a_short_training_is_checked_whenever_its_rounds_have_doubled(
     monkeypatch.setattr("bow.engines.live_check.FREE_S", free_s)
     checked = []
     replicas = training("graph", loss=cross_entropy)
-    live = replicas._engine._live  # type: ignore[attr-defined]
+    live = replicas._engine.runner.live  # type: ignore[attr-defined]
     verdict = live.verdict
     monkeypatch.setattr(live, "verdict", lambda *args: checked.append(args[-1] + 1) or verdict(*args))
     for t in range(70):
@@ -280,7 +280,7 @@ def test_behind_the_first_rounds_a_hundredth_of_the_time_is_spent(monkeypatch: p
     monkeypatch.setattr("bow.engines.live_check.time.perf_counter", lambda: now[0])
     checked = []
     replicas = training("graph", loss=cross_entropy)
-    live = replicas._engine._live  # type: ignore[attr-defined]
+    live = replicas._engine.runner.live  # type: ignore[attr-defined]
     verdict = live.verdict
 
     def seen(made: Any, expected: Any, index: int) -> Any:

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import bow
 from bow.devices import available_cores
 from bow.engines import Streams
-from bow.engines.place import Crew
+from bow.engines.thread_pool import ThreadPool
 from bow.errors import DataError, DivergenceError, LossError, ModelError, SettingError
 from tests.engines.pairs import Pair
 
@@ -494,10 +494,10 @@ def test_what_ran_when_can_be_recorded() -> None:
     with Replicas(step) as replicas:
         replicas.warm_up()
         step.together = True
-        replicas._engine.spans = []
+        replicas.start_timeline()
         first = replicas.rounds
         rounds(replicas, 2)
-        tasks = [span for span in replicas._engine.spans if span.name == "learning task"]
+        tasks = [span for span in replicas.take_timeline().spans if span.name == "learning task"]
         spans = sorted(tasks, key=lambda span: (span.details["round"], span.details["learner"]))
     seen = [(span.details["round"], span.details["learner"]) for span in spans]
     assert seen == [(first, 0), (first, 1), (first + 1, 0), (first + 1, 1)]
@@ -882,11 +882,11 @@ def test_learners_that_had_to_fall_back_to_turns_do_not_run_ahead() -> None:
 
 
 def test_in_a_fixed_order_nobody_asks_how_many_rounds_can_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rounds_ahead(*args: Any) -> int:
+    def num_ahead(*args: Any) -> int:
         raise AssertionError("asked")
 
     with Replicas() as replicas:
-        monkeypatch.setattr(Streams, "rounds_ahead", rounds_ahead)
+        monkeypatch.setattr(Streams, "num_ahead", num_ahead)
         assert len(replicas.rounds_at_once([[batch(10 * t + j) for j in range(2)] for t in range(4)])) == 4
 
 
@@ -920,18 +920,18 @@ def test_threads_that_could_not_all_be_started_leave_none(
         return result
 
     before, threads = set(threading.enumerate()), torch.get_num_threads()
-    crew = Crew([available_cores()[:1]] * 3, threads + 1)
+    pool = ThreadPool([available_cores()[:1]] * 3, threads + 1)
     with monkeypatch.context() as patch:
         patch.setattr(owner, failing_call, call)
         with pytest.raises(error):
-            crew._open()
+            pool._open()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) == before
     assert torch.get_num_threads() == threads
-    crew._open()
+    pool._open()
     assert len(places()) == 3
-    crew.close()
+    pool.close()
 
 
 def test_rounds_that_never_synchronise_are_handed_over_in_portions() -> None:

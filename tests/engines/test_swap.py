@@ -13,8 +13,8 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from bow.engines import TaskSettings, step_from_loss
-from bow.engines.eager import Eager, LearningTasks
+from bow.engines import Eager, RoundLoop, TaskSettings, step_from_loss
+from bow.engines.eager import LearningTasks
 from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap
 from bow.engines.strides import view_of
 from bow.engines.swap import SwappedTasks, check_swap
@@ -473,9 +473,9 @@ def test_engine_eager_trains_alike_with_one_pool_for_all_learners() -> None:
         training = Training("residual")
         settings = TaskSettings(training.settings.step, memory=memory)  # type: ignore[arg-type]
         group = LearnerGroup(training.group.template, torch.optim.AdamW, learners=3, device=torch.device("cpu"))
-        engine = Eager(group, SMA(), settings, device)
-        if engine._swapped is not None:
-            engine._swapped._min_bytes = MIN_BYTES
+        engine = RoundLoop(Eager, group, SMA(), settings, device)
+        if (swapped := engine.runner.swapped) is not None:  # type: ignore[attr-defined]
+            swapped._min_bytes = MIN_BYTES
         with device.issuing():
             for _ in range(3):
                 engine.round([training.batch] * 3)

@@ -7,57 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from bow.data import Indexed
 from bow.devices import Event, StreamDevice
-from bow.engines.outcome import Batches, Stacked
-from bow.engines.task import Batch
+from bow.engines.batches import Batches, FlatBatch, Stacked
 
 MOST_BUFFERS = 256
 """Batches of many shapes would take memory for each; beyond so many a slot begins anew."""
 
-_Place = tuple[Hashable, ...]
+_Key = tuple[Hashable, ...]
 
 
-@dataclass(frozen=True)
-class Given:
-    """What one learner learns from, or all of them.
-
-    Attributes:
-        leaves: of the batch; tensors with the learners first where it is that of all.
-        spec: how they make up the batch.
-        shape: what sets one learner's batches apart for a captured graph; None where they hold something that is no
-            dense tensor.
-    """
-
-    leaves: Sequence[Any]
-    spec: TreeSpec
-    shape: Hashable
-
-    @classmethod
-    def of(cls, batch: Batch, *, stacked: bool = False) -> "Given":
-        """Take a batch apart."""
-        leaves, spec, structure = _flattened(batch)
-        if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout is torch.strided for leaf in leaves):
-            return cls(leaves, spec, None)
-        return cls(leaves, spec, (structure, *((leaf.shape[stacked:], leaf.dtype) for leaf in leaves)))
-
-    @property
-    def batch(self) -> Batch:
-        """The batch."""
-        return tree_unflatten(self.leaves, self.spec)
-
-    def with_leaves(self, leaves: Sequence[Any]) -> "Given":
-        """The same kind of batch, of other leaves."""
-        return Given(leaves, self.spec, self.shape)
-
-    def of_learner(self, learner: int) -> "Given":
-        """One learner's batch out of that of all."""
-        return self.with_leaves([leaf[learner] for leaf in self.leaves])
-
-
-class Fed:
+class DeviceBatches:
     """The batches of a round, on the device as soon as `copied` is.
 
     Args:
@@ -66,16 +26,18 @@ class Fed:
         copied: what a stream has to wait for before it reads them; None where the caller's stream has made them.
     """
 
-    def __init__(self, batches: Given | Sequence[Given | None], learners: int, copied: Event | None = None) -> None:
-        self.stacked = batches if isinstance(batches, Given) else None
-        self.active = [True] * learners if isinstance(batches, Given) else [each is not None for each in batches]
+    def __init__(
+        self, batches: FlatBatch | Sequence[FlatBatch | None], learners: int, copied: Event | None = None
+    ) -> None:
+        self.stacked = batches if isinstance(batches, FlatBatch) else None
+        self.active = [True] * learners if isinstance(batches, FlatBatch) else [each is not None for each in batches]
         self.copied = copied
         self._batches = batches
 
     @functools.cached_property
-    def given(self) -> Sequence[Given | None]:
+    def by_learner(self) -> Sequence[FlatBatch | None]:
         """By learner; a round that takes all of them as one never asks."""
-        if isinstance(self._batches, Given):
+        if isinstance(self._batches, FlatBatch):
             return [self._batches.of_learner(learner) for learner in range(len(self.active))]
         return self._batches
 
@@ -85,7 +47,7 @@ class _Slot:
     """Memory that a round's batches go through."""
 
     copied: Event
-    buffers: dict[_Place, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    buffers: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Page-locked, and on the device."""
     kept: Any = None
     """Batches that lie on the device already and must live until they have been read."""
@@ -106,7 +68,7 @@ class Feed:
         self._device = device
         self._slots: dict[int, _Slot] = {}
 
-    def put(self, slot: int, batches: Batches, learners: int) -> Fed:
+    def put(self, slot: int, batches: Batches, learners: int) -> DeviceBatches:
         """Bring the batches of a round; the host can go on at once."""
         if slot not in self._slots:
             self._slots[slot] = _Slot(self._device.event(f"batches of slot {slot} are there"))
@@ -115,28 +77,28 @@ class Feed:
             used.buffers.clear()
         used.kept = batches
         if isinstance(batches, Stacked):
-            whole, copies = self._bring(used, 0, Given.of(batches.value, stacked=True))
-            return Fed(whole, learners, self._copied(used) if copies else None)
-        brought = [None if each is None else self._bring(used, j, Given.of(each)) for j, each in enumerate(batches)]
+            whole, copies = self._bring(used, 0, FlatBatch.of(batches.value, stacked=True))
+            return DeviceBatches(whole, learners, self._copied(used) if copies else None)
+        brought = [None if each is None else self._bring(used, j, FlatBatch.of(each)) for j, each in enumerate(batches)]
         copies = any(each is not None and each[1] for each in brought)
-        given = [None if each is None else each[0] for each in brought]
-        return Fed(given, learners, self._copied(used) if copies else None)
+        there = [None if each is None else each[0] for each in brought]
+        return DeviceBatches(there, learners, self._copied(used) if copies else None)
 
     def _copied(self, slot: _Slot) -> Event:
         self.stream.record(slot.copied)
         return slot.copied
 
-    def _bring(self, slot: _Slot, index: int, given: Given) -> tuple[Given, bool]:
+    def _bring(self, slot: _Slot, index: int, batch: FlatBatch) -> tuple[FlatBatch, bool]:
         """A batch on the device, and whether it has to be copied there."""
         there = [
             self._copy(slot, (index, position), leaf)
             if isinstance(leaf, Tensor) and self._device.is_host(leaf)
             else leaf
-            for position, leaf in enumerate(given.leaves)
+            for position, leaf in enumerate(batch.leaves)
         ]
-        return given.with_leaves(there), any(new is not old for new, old in zip(there, given.leaves, strict=True))
+        return batch.with_leaves(there), any(new is not old for new, old in zip(there, batch.leaves, strict=True))
 
-    def _copy(self, slot: _Slot, place: _Place, leaf: Tensor) -> Tensor:
+    def _copy(self, slot: _Slot, place: _Key, leaf: Tensor) -> Tensor:
         key = (*place, leaf.shape, leaf.dtype)
         if key not in slot.buffers:
             # A last batch is smaller: what it takes is made once more and kept.
@@ -148,16 +110,3 @@ class Feed:
         with self._device.on(self.stream):
             on_device.copy_(pinned, non_blocking=True)
         return on_device
-
-
-def _flattened(batch: Batch) -> tuple[Sequence[Any], TreeSpec, Hashable]:
-    """A batch's leaves, how they make it up, and that as something to compare quickly."""
-    if type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch):  # almost always, and in no time
-        return batch, _spec_of_tuple(len(batch)), len(batch)
-    leaves, spec = tree_flatten(batch)
-    return leaves, spec, batch.samples if isinstance(batch, Indexed) else str(spec)
-
-
-@functools.cache
-def _spec_of_tuple(length: int) -> TreeSpec:
-    return tree_flatten((0,) * length)[1]

@@ -3,16 +3,13 @@
 import torch
 from torch import Tensor
 
-from bow.devices import StreamDevice
-from bow.engines.cuda.feed import Given
+from bow.engines.batches import FlatBatch
+from bow.engines.cuda.context import DeviceContext
 from bow.engines.cuda.learner import WARM_UP, gathered, same_in_python, state_of
 from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
-from bow.engines.outcome import TaskSettings
 from bow.engines.task import compiled
-from bow.engines.together import StackedBuffers, TogetherTask, vectorised, writing_results
+from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, reason
-from bow.replicas import LearnerGroup
-from bow.sync import Synchroniser
 
 
 class CudaFused(RoundGraphs):
@@ -25,32 +22,32 @@ class CudaFused(RoundGraphs):
 
     name = "fused"
 
-    def __init__(
-        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
-    ) -> None:
+    def __init__(self, context: DeviceContext) -> None:
+        super().__init__(context)
         self._compiles = True
         self._together: TogetherTask
         self._buffers: StackedBuffers
-        super().__init__(group, sync, settings, device)
 
     @property
     def description(self) -> str:
         """`fused`, `fused (not compiled)`, or `fused (not captured)` where every learner runs by itself."""
-        return super().description if self._compiles or self._captures.refused else f"{self.name} (not compiled)"
+        return super().description if self._compiles or self.context.captures.refused else f"{self.name} (not compiled)"
 
-    def capture(self, given: Given) -> None:
+    def capture(self, batch: FlatBatch) -> None:
         """Stack the learners' buffers, and capture the round."""
         # On the caller's stream, to which the memory of the single ones goes back.
-        self.device.caller().wait(self.learners[0].through)  # it was asked for metrics, and its buffers put back
+        self.device.caller().wait(
+            self.context.learners[0].through
+        )  # it was asked for metrics, and its buffers put back
         self._buffers.tensors()
-        super().capture(given)
+        super().capture(batch)
 
     def warm_up(self, static: StaticRound) -> bool:
         """Compile and run the vectorised learning task; what it does to buffers is undone."""
         before = state_of(self.generator)
         try:
             with (
-                same_in_python(self.learners[0].module, strictly=True),
+                same_in_python(self.context.learners[0].module, strictly=True),
                 self.device.on(self.stream),
                 self.device.drawing_from(self.generator),
                 unchanged(self._buffers.tensors()),
@@ -64,7 +61,7 @@ class CudaFused(RoundGraphs):
                         raise
                     self._compiles, self._together = False, writing_results(self._vectorised)
                     self._try(static)  # raises if the error is the user's
-                    self._tell(f"fused is not compiled ({reason(error)}); running {self.description}")
+                    self.context.log.tell(f"fused is not compiled ({reason(error)}); running {self.description}")
         finally:
             self.stream.record(self.through)
             self.device.caller().wait(self.through)  # other streams may be the next to use the learners
@@ -73,8 +70,16 @@ class CudaFused(RoundGraphs):
     def issue_round(self, static: StaticRound, due: bool) -> None:
         """The vectorised learning task, and SGD and averaging in one pass behind it."""
         finite = self._learn(static)
-        if self.stepping is not None:
-            self.stepping.whole(finite, due)
+        if self.context.stepping is not None:
+            self.context.stepping.whole(finite, due)
+
+    def bind(self) -> None:
+        """Stack the buffers of the learners that there are now; the next round compiles for their number."""
+        super().bind()
+        self._vectorised = vectorised(self.context.group, self.context.settings)
+        run = writing_results(self._vectorised)
+        self._together = compiled(run) if self._compiles else run
+        self._buffers = StackedBuffers(self.context.group)
 
     def _try(self, static: StaticRound) -> None:
         for _ in range(WARM_UP):
@@ -84,16 +89,10 @@ class CudaFused(RoundGraphs):
 
     def _learn(self, static: StaticRound) -> Tensor:
         """Learn on the current stream, and say on the device who stayed finite."""
-        matrix, fed = self.group.matrix, gathered(static.given.batch, self.kernels)
+        matrix = self.context.group.matrix
+        batch = gathered(static.batch.batch, self.context.kernels)
         with torch.autograd.set_multithreading_enabled(False):
-            loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), fed)
+            loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), batch)
         values = [loss, finite, *metrics.values()]
         static.rows.copy_(torch.stack([value.to(static.rows.dtype) for value in values], dim=1))
         return finite
-
-    def _bind(self) -> None:
-        super()._bind()
-        self._vectorised = vectorised(self.group, self.settings)
-        run = writing_results(self._vectorised)
-        self._together = compiled(run) if self._compiles else run
-        self._buffers = StackedBuffers(self.group)

@@ -1,18 +1,26 @@
 """Every learner's learning task as a CUDA graph on a stream of its own."""
 
+import functools
+from collections.abc import Callable, Sequence
+
 import torch
 
+from bow.engines.batches import FlatBatch
 from bow.engines.captured import with_autocast
-from bow.engines.cuda.ahead import LearnersAhead
-from bow.engines.cuda.feed import Fed, Given
+from bow.engines.cuda.feed import DeviceBatches
+from bow.engines.cuda.first_come import first_through
 from bow.engines.cuda.learner import StreamLearner
+from bow.engines.cuda.runner import AheadDeviceRunner
+from bow.engines.cuda.side_by_side import issue_side_by_side, learn_one
 from bow.engines.cuda.spread import SpreadTask
+from bow.engines.first_come import run_tasks
 from bow.errors import reason
 from bow.graph import StepGraph
 from bow.schedule import Schedule
+from bow.schedule.scheduler import Learn, Run, TaskScheduler
 
 
-class CudaGraphs(LearnersAhead):
+class CudaGraphs(AheadDeviceRunner):
     """Replays a CUDA graph for each learner, all from one thread.
 
     A learning task of a small model is a chain of tiny kernels: launched as one graph it costs the host a few
@@ -34,46 +42,54 @@ class CudaGraphs(LearnersAhead):
     @property
     def draws_as_eager(self) -> bool:
         """Unless operators are issued in another order."""
-        return self.settings.schedule is None
+        return self.context.settings.schedule is None
 
-    def capture(self, given: Given) -> None:
+    def capture(self, batch: FlatBatch) -> None:
         """Capture the learning task of every learner."""
-        self.fork()
-        schedule = self.settings.schedule
-        refusal = None if schedule is None else self._capture_spread(given, schedule)
+        context = self.context
+        context.fork()
+        schedule = context.settings.schedule
+        refusal = None if schedule is None else self._capture_spread(batch, schedule)
         if schedule is None or refusal is not None:
-            for learner in self.learners:
-                learner.capture(given, self.issued)  # an error that comes here as well is the user's
+            for learner in context.learners:
+                learner.capture(batch, context.order.issued)  # an error that comes here as well is the user's
         if refusal is not None:
-            self._tell(f"the strategy does not fit ({refusal}); operators run one after another")
+            context.log.tell(f"the strategy does not fit ({refusal}); operators run one after another")
 
-    def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
+    def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         """Issue every learner's part of the round."""
-        self.issue_side_by_side(fed, self.results.rows_of_learners(slot), due, self.learn_one)
+        context = self.context
+        rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
+        issue_side_by_side(context, batches, rows, due, learn)
 
-    def _capture_spread(self, given: Given, schedule: Schedule) -> str | None:
+    def run_tasks(self, scheduler: TaskScheduler, runs: Sequence[Run], issue: Callable[[Learn], StreamLearner]) -> None:
+        """Issue each task when it is given out, and look which one the device has ended."""
+        run_tasks(scheduler, runs, lambda run, task: issue(task), first_through)
+
+    def bind(self) -> None:
+        """Have streams for the learners that there are now, and forget what was captured."""
+        super().bind()
+        if self.context.settings.schedule is not None:
+            for learner in self.context.learners:
+                learner.open_streams(len(self.context.settings.schedule.threads))
+
+    def _capture_spread(self, batch: FlatBatch, schedule: Schedule) -> str | None:
         """Capture every learning task on the streams of its learner; else say why that is impossible."""
         try:
-            graph = self._traced(given)
-            for learner in self.learners:
-                learner.capture(given, self.issued, self._spread(learner, graph, schedule))
+            graph = self._traced(batch)
+            for learner in self.context.learners:
+                learner.capture(batch, self.context.order.issued, self._spread(learner, graph, schedule))
         except (AssertionError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             return reason(error)
         return None
 
-    def _traced(self, given: Given) -> StepGraph:
-        settings = self.settings
+    def _traced(self, batch: FlatBatch) -> StepGraph:
+        settings = self.context.settings
         step = with_autocast(settings.step, self.device.torch_device, settings.precision)
-        return self.learners[0].trace(given, self.issued, step)
+        return self.context.learners[0].trace(batch, self.context.order.issued, step)
 
     def _spread(self, learner: StreamLearner, graph: StepGraph, schedule: Schedule) -> SpreadTask:
-        own, layout = self.group.learners[learner.index], self.group.layout
-        return SpreadTask(self.device, graph, schedule, learner.streams, own, layout)
-
-    def _bind(self) -> None:
-        super()._bind()
-        if self.settings.schedule is not None:
-            for learner in self.learners:
-                learner.open_streams(len(self.settings.schedule.threads))
+        group = self.context.group
+        return SpreadTask(self.device, graph, schedule, learner.streams, group.learners[learner.index], group.layout)

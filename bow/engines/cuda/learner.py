@@ -1,7 +1,7 @@
 """One learner on a device with streams: its stream, its random numbers, its learning task as a graph."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bow.data import Indexed
 from bow.devices import CapturedGraph, Event, Kernels, StreamDevice
-from bow.engines.cuda.feed import Given
+from bow.engines.batches import FlatBatch
 from bow.engines.cuda.spread import SpreadTask
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import Expected, LiveCheck
@@ -20,44 +20,29 @@ from bow.errors import CaptureError
 from bow.graph import StepGraph
 from bow.graph import capture as capture_step
 from bow.replicas import LearnerGroup, buffer_slots, buffer_state, load_buffers
-from bow.seeds import derive_seed
 
 WARM_UP = 3
 """Learning tasks that run before one is captured: libraries choose their algorithms and take their workspaces."""
 
 
 @dataclass
-class Made:
-    """What a learning task has left on the device.
+class IssuedTask:
+    """What a learning task leaves on the device."""
 
-    Attributes:
-        results: `[loss, finite, metrics...]`.
-        finite: whether loss and gradient are finite, a bool tensor of shape [].
-        metrics: the names of the metrics.
-    """
-
-    results: Tensor
-    finite: Tensor
-    metrics: list[str]
+    results: Tensor  # [loss, finite, metrics...]
+    finite: Tensor  # whether loss and gradient are, a bool tensor of shape []
+    metrics: list[str]  # names
 
 
 @dataclass
-class CapturedTask:
-    """A learning task as a graph.
-
-    Attributes:
-        graph: to replay.
-        inputs: the batch that it reads, always at the same addresses.
-        made: where it leaves its results.
-        draws: whether it draws random numbers.
-        spread: what was captured, if its operators are spread over streams; the graph reads tensors of it.
-    """
+class LearnerGraph:
+    """A learning task as a graph."""
 
     graph: CapturedGraph
-    inputs: Given
-    made: Made
-    draws: bool
-    spread: SpreadTask | None
+    inputs: FlatBatch  # the batch that it reads, always at the same addresses
+    task: IssuedTask
+    draws: bool  # whether it draws random numbers
+    spread: SpreadTask | None  # what was captured, if operators are spread over streams; the graph reads tensors of it
 
 
 class StreamLearner:
@@ -86,7 +71,7 @@ class StreamLearner:
         self._group = group
         self._tasks = tasks
         self._generator = device.generator()
-        self._captured: dict[Hashable, CapturedTask] = {}
+        self._captured: dict[Hashable, LearnerGraph] = {}
 
     @property
     def module(self) -> nn.Module:
@@ -96,57 +81,56 @@ class StreamLearner:
     def __contains__(self, shape: Hashable) -> bool:
         return shape in self._captured
 
-    def learn(self, given: Given, seeds: Sequence[int]) -> Made:
+    def learn(self, batch: FlatBatch, seed: Callable[[], int]) -> IssuedTask:
         """Issue the learning task on the current stream, up to the gradient in the learner's row of `G`."""
-        captured = self._captured.get(given.shape)
+        captured = self._captured.get(batch.signature)
         if captured is None:
-            drawless = given.shape in self.drawless
-            with contextlib.nullcontext() if drawless else self._drawing(derive_seed(*seeds)):
-                return self.run(given)
-        for static, leaf in zip(captured.inputs.leaves, given.leaves, strict=True):
+            with contextlib.nullcontext() if batch.signature in self.drawless else self._drawing(seed()):
+                return self.run(batch)
+        for static, leaf in zip(captured.inputs.leaves, batch.leaves, strict=True):
             static.copy_(leaf)
         if captured.draws:
-            self._generator.manual_seed(derive_seed(*seeds))
+            self._generator.manual_seed(seed())
         captured.graph.replay()
-        return captured.made
+        return captured.task
 
     def open_streams(self, count: int) -> None:
         """Have so many streams."""
         more = range(len(self.streams), count)
         self.streams += [self._device.stream(f"{self.stream.name}, stream {number}") for number in more]
 
-    def capture(self, given: Given, behind: Event, spread: SpreadTask | None = None) -> None:
+    def capture(self, batch: FlatBatch, behind: Event, spread: SpreadTask | None = None) -> None:
         """Capture the learning task for batches of this shape."""
         with self._trying(behind, capturing=True):
-            inputs = self.inputs_like(given)
+            inputs = self.inputs_like(batch)
             with _closing(spread):  # a capture must not wait for what ran outside of it
                 draws = self.warm_up(inputs, spread=spread)
             try:
                 with _closing(spread), self._device.capture(self.stream, self._generator) as graph:
-                    made = self.run(inputs, spread)
+                    task = self.run(inputs, spread)
             except BaseException:
                 self._generator = self._device.generator()  # the other one takes part in a capture that has not ended
                 raise
-        self._captured[given.shape] = CapturedTask(graph, inputs, made, draws, spread)
+        self._captured[batch.signature] = LearnerGraph(graph, inputs, task, draws, spread)
 
-    def trace(self, given: Given, behind: Event, step: Step) -> StepGraph:
+    def trace(self, batch: FlatBatch, behind: Event, step: Step) -> StepGraph:
         """The learning task for batches of this shape as a step graph; nothing is computed."""
         with self._trying(behind):
-            batch = gathered(self.inputs_like(given).batch, self._kernels)
+            inputs = gathered(self.inputs_like(batch).batch, self._kernels)
             with _disable_current_modes():  # a device that watches operators must not take tracing for work
-                return capture_step(self.module, batch, step=step)
+                return capture_step(self.module, inputs, step=step)
 
-    def try_out(self, given: Given, behind: Event, *, strictly: bool) -> bool:
+    def try_out(self, batch: FlatBatch, behind: Event, *, strictly: bool) -> bool:
         """Run the learning task a few times, undo it, and say whether it draws random numbers."""
         with self._trying(behind, capturing=strictly):
-            return self.warm_up(self.inputs_like(given), strictly=strictly)
+            return self.warm_up(self.inputs_like(batch), strictly=strictly)
 
-    def probe(self, given: Given, behind: Event) -> list[str]:
+    def probe(self, batch: FlatBatch, behind: Event) -> list[str]:
         """Run the learning task once, undo it, and say what metrics the step returns."""
         with self._trying(behind), self._device.drawing_from(self._generator):
-            return self.run(self.inputs_like(given)).metrics
+            return self.run(self.inputs_like(batch)).metrics
 
-    def expect(self, live: LiveCheck, given: Given, behind: Event, seed: int, draws_as_eager: bool) -> Expected:
+    def expect(self, live: LiveCheck, batch: FlatBatch, behind: Event, seed: int, draws_as_eager: bool) -> Expected:
         """Run the user's own step on the learner's stream, and undo it."""
         drew: list[bool] = []
 
@@ -159,27 +143,27 @@ class StreamLearner:
 
         self.stream.wait(behind)
         with self._device.on(self.stream), torch.autograd.set_multithreading_enabled(False):
-            expected = live.expect(self.index, gathered(self.inputs_like(given).batch, self._kernels), numbers)
+            expected = live.expect(self.index, gathered(self.inputs_like(batch).batch, self._kernels), numbers)
             self.stream.record(self.through)
         return expected
 
-    def inputs_like(self, given: Given) -> Given:
+    def inputs_like(self, batch: FlatBatch) -> FlatBatch:
         """Tensors of the current stream, at addresses that stay, with a batch in them."""
         device = self._device.torch_device
         leaves = [
             torch.empty(leaf.shape, dtype=leaf.dtype, device=device).copy_(leaf) if isinstance(leaf, Tensor) else leaf
-            for leaf in given.leaves
+            for leaf in batch.leaves
         ]
-        return given.with_leaves(leaves)
+        return batch.with_leaves(leaves)
 
-    def warm_up(self, given: Given, *, strictly: bool = True, spread: SpreadTask | None = None) -> bool:
+    def warm_up(self, batch: FlatBatch, *, strictly: bool = True, spread: SpreadTask | None = None) -> bool:
         """Run the learning task a few times on the current stream, and say whether it draws random numbers."""
         before = state_of(self._generator)
         with self._device.drawing_from(self._generator):
             for _ in range(WARM_UP):
-                self.run(given, spread)
+                self.run(batch, spread)
             with self._device.without_waiting() if strictly else contextlib.nullcontext():
-                self.run(given, spread)
+                self.run(batch, spread)
         return state_of(self._generator) != before
 
     @contextlib.contextmanager
@@ -210,13 +194,13 @@ class StreamLearner:
             captured.graph.reset()
         self._captured.clear()
 
-    def run(self, given: Given, spread: SpreadTask | None = None) -> Made:
+    def run(self, batch: FlatBatch, spread: SpreadTask | None = None) -> IssuedTask:
         """Issue every operator of the learning task, from the current stream on and back to it."""
         bound = [(owner, key, owner._buffers[key]) for _, (owner, key) in buffer_slots(self.module)]
         # Backward on this thread: torch's own thread for the device is one for all learners.
         with torch.autograd.set_multithreading_enabled(False):
-            batch = gathered(given.batch, self._kernels)
-            learned = self._tasks.run(self.index, batch) if spread is None else spread.run(batch)
+            inputs = gathered(batch.batch, self._kernels)
+            learned = self._tasks.run(self.index, inputs) if spread is None else spread.run(inputs)
         for owner, key, buffer in bound:
             assigned = owner._buffers[key]
             if assigned is not buffer and buffer is not None and assigned is not None:
@@ -231,7 +215,7 @@ class StreamLearner:
         values = [learned.loss, finite, *learned.metrics.values()]
         dtype = torch.promote_types(row.dtype, torch.float32)
         results = torch.stack([value.to(row.device, dtype) for value in values])
-        return Made(results, finite, list(learned.metrics))
+        return IssuedTask(results, finite, list(learned.metrics))
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from bow.devices import Stream, StreamDevice
-from bow.engines.eager import Learned
-from bow.engines.task import Batch
-from bow.errors import CaptureError, GraphError
+from bow.engines.captured import changed_buffers
+from bow.engines.task import Batch, Learned
+from bow.errors import GraphError
 from bow.graph import StepGraph
 from bow.replicas import Learner, ParameterLayout
 from bow.runtime import StreamRuntime
@@ -52,7 +52,7 @@ class SpreadTask:
         slots = [(name, slot) for slot in layout.slots for name in slot.names if name in graph.gradients]
         self._trained = [name for name, _ in slots]  # of a tied parameter, one name
         self._gradients = [slot.of(learner.gradient) for _, slot in slots]
-        self._changed = _changed_buffers(graph)
+        self._changed = changed_buffers(graph)
 
     def run(self, batch: Batch) -> Learned:
         """Issue it, up to the gradient; the first stream is the current one."""
@@ -72,15 +72,3 @@ class SpreadTask:
     def close(self) -> None:
         """Let go of the memory that it left, before a capture or behind one."""
         self._runtime.close()
-
-
-def _changed_buffers(graph: StepGraph) -> list[str]:
-    """The buffers that a step writes to."""
-    changed = [name for name, value in graph.new_buffers.items() if value != graph.buffers[name]]
-    for name in changed:
-        before, after = graph.values[graph.buffers[name]], graph.values[graph.new_buffers[name]]
-        if (before.shape, before.dtype) != (after.shape, after.dtype):
-            raise CaptureError(
-                f"the step makes {after} of buffer {name!r}, which was {before}; keep its shape and dtype"
-            )
-    return changed

@@ -1,22 +1,22 @@
 """A host thread and a stream for every learner."""
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 
 import torch
 
-from bow.devices import StreamDevice, available_cores
-from bow.engines.cuda.ahead import LearnersAhead
-from bow.engines.cuda.feed import Fed, Given
+from bow.engines.batches import FlatBatch
+from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.outcome import TaskSettings
-from bow.engines.place import Crew, num_threads
-from bow.replicas import LearnerGroup
+from bow.engines.cuda.runner import AheadDeviceRunner
+from bow.engines.cuda.side_by_side import issue_side_by_side, learn_one
+from bow.engines.thread_pool import ThreadPool, num_threads
 from bow.schedule.scheduler import Learn, Run, TaskScheduler
-from bow.sync import Synchroniser
 
 
-class CudaStreams(LearnersAhead):
+class CudaStreams(AheadDeviceRunner):
     """Issues every learner's operators from a thread of its own: for models that cannot be captured.
 
     A thread has library handles of its own (cuDNN's and cuBLAS's belong to the thread that uses them), what it
@@ -25,10 +25,6 @@ class CudaStreams(LearnersAhead):
 
     Python issues one operator at a time, whatever the number of threads: small models want engine `graph`.
 
-    Args:
-        group, sync, settings, device: as for every engine of a device with streams.
-        pin: whether threads stay on the cores that are nearest to the device.
-
     References:
         Budea, TensorBow, 2019, sections 4.1 to 4.3 and 5.4.
     """
@@ -36,44 +32,25 @@ class CudaStreams(LearnersAhead):
     name = "streams"
     replays = False
 
-    def __init__(
-        self,
-        group: LearnerGroup,
-        sync: Synchroniser,
-        settings: TaskSettings,
-        device: StreamDevice | None = None,
-        *,
-        pin: bool = True,
-    ) -> None:
-        self._pin = pin
-        self._crew: Crew | None = None
-        super().__init__(group, sync, settings, device)
+    def __init__(self, context: DeviceContext) -> None:
+        super().__init__(context)
+        self._pool: ThreadPool | None = None
 
-    def capture(self, given: Given) -> None:
+    def capture(self, batch: FlatBatch) -> None:
         """Find out whether learning tasks draw random numbers."""
-        self.fork()
+        context = self.context
+        context.fork()
         with num_threads(1):  # as on the learners' threads: what is compiled is compiled for a number of threads
-            draws = self.learners[0].try_out(given, self.issued, strictly=False)
+            draws = context.learners[0].try_out(batch, context.order.issued, strictly=False)
         if not draws:
-            for learner in self.learners:
-                learner.drawless.add(given.shape)
+            for learner in context.learners:
+                learner.drawless.add(batch.signature)
 
-    def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
+    def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         """Issue every learner's part of the round from its own thread."""
-        self.issue_side_by_side(fed, self.results.rows_of_learners(slot), due, self.learn_one)
-
-    def for_each(self, issue: Callable[[StreamLearner], None]) -> None:
-        """Issue something for each learner on its thread; when it returns, everything has been issued."""
-        learners = self.learners
-
-        def execute(run: Run) -> None:
-            assert isinstance(run.task, Learn)
-            with torch.no_grad(), self.device.issuing():
-                issue(learners[run.task.learner])
-
-        scheduler = TaskScheduler(len(learners), len(learners))
-        runs = scheduler.start([[True] * len(learners)], synchronise=False)
-        self._seated().run(scheduler, runs, execute)
+        context = self.context
+        rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
+        issue_side_by_side(context, batches, rows, due, learn, self._for_each)
 
     def run_tasks(self, scheduler: TaskScheduler, runs: Sequence[Run], issue: Callable[[Learn], StreamLearner]) -> None:
         """Issue each task from the thread of its place, which waits until the device has ended it."""
@@ -82,26 +59,36 @@ class CudaStreams(LearnersAhead):
             assert isinstance(run.task, Learn)
             issue(run.task).through.synchronize()
 
-        self._seated().run(scheduler, runs, execute)
+        self._threads().run(scheduler, runs, execute)
+
+    def bind(self) -> None:
+        """Have streams and threads for the learners that there are now."""
+        super().bind()
+        if self._pool is not None and len(self._pool) != len(self.context.learners):
+            self._pool.close()
+            self._forgotten.detach()
+            self._pool = None
 
     def close(self) -> None:
-        """Wait for the device, and end the threads; the next round starts them again."""
-        try:
-            super().close()
-        finally:
-            if self._crew is not None:
-                self._crew.close()
+        """End the threads; the next round starts them again."""
+        if self._pool is not None:
+            self._pool.close()
 
-    def _bind(self) -> None:
-        super()._bind()
-        if self._crew is not None and len(self._crew) != len(self.learners):
-            self._crew.close()
-            self._forgotten.detach()
-            self._crew = None
+    def _for_each(self, issue: Callable[[StreamLearner], None]) -> None:
+        """Issue something for each learner on its thread; when it returns, everything has been issued."""
+        learners = self.context.learners
 
-    def _seated(self) -> Crew:
-        if self._crew is None:
-            cores = self.device.cores() if self._pin else available_cores()
-            self._crew = Crew([cores] * len(self.learners), threads=1)
-            self._forgotten = weakref.finalize(self, self._crew.dismiss)  # nobody has to remember `close`
-        return self._crew
+        def execute(run: Run) -> None:
+            assert isinstance(run.task, Learn)
+            with torch.no_grad(), self.device.issuing():
+                issue(learners[run.task.learner])
+
+        scheduler = TaskScheduler(len(learners), len(learners))
+        runs = scheduler.start([[True] * len(learners)], synchronise=False)
+        self._threads().run(scheduler, runs, execute)
+
+    def _threads(self) -> ThreadPool:
+        if self._pool is None:
+            self._pool = ThreadPool([self.device.cores()] * len(self.context.learners), threads=1)
+            self._forgotten = weakref.finalize(self, self._pool.dismiss)  # nobody has to remember `close`
+        return self._pool

@@ -8,66 +8,60 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bow.devices import CapturedGraph, Stream, StreamDevice
-from bow.engines.cuda.base import StreamEngine
-from bow.engines.cuda.feed import Fed, Given
-from bow.engines.cuda.learner import Made, StreamLearner
-from bow.engines.outcome import TaskSettings
-from bow.replicas import LearnerGroup
-from bow.sync import Synchroniser
+from bow.devices import CapturedGraph, Stream
+from bow.engines.batches import FlatBatch
+from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.feed import DeviceBatches
+from bow.engines.cuda.learner import IssuedTask, StreamLearner
+from bow.engines.cuda.runner import DeviceRunner
+from bow.engines.cuda.side_by_side import issue_side_by_side, learn_one
 
 
 @dataclass
 class StaticRound:
-    """Memory that a round's graphs read and write.
+    """Memory that a round's graphs read and write."""
 
-    Attributes:
-        given: the batches of all learners.
-        rows: where results go, by learner.
-    """
+    batch: FlatBatch  # of all learners
+    rows: Tensor  # where results go, by learner
 
-    given: Given
-    rows: Tensor
-
-    def fed(self) -> Fed:
+    def by_learner(self) -> DeviceBatches:
         """The batches by learner."""
-        return Fed(self.given, len(self.rows))
+        return DeviceBatches(self.batch, len(self.rows))
 
-    def take(self, fed: Fed) -> None:
+    def take(self, batches: DeviceBatches) -> None:
         """Copy a round's batches here, on the current stream."""
-        if fed.stacked is not None:
-            for static, leaf in zip(self.given.leaves, fed.stacked.leaves, strict=True):
+        if batches.stacked is not None:
+            for static, leaf in zip(self.batch.leaves, batches.stacked.leaves, strict=True):
                 static.copy_(leaf)
             return
-        for learner, given in enumerate(fed.given):
-            assert given is not None
-            for static, leaf in zip(self.given.leaves, given.leaves, strict=True):
+        for learner, batch in enumerate(batches.by_learner):
+            assert batch is not None
+            for static, leaf in zip(self.batch.leaves, batch.leaves, strict=True):
                 static[learner].copy_(leaf)
 
 
 @dataclass
-class _CapturedRound:
+class CapturedRound:
+    """A round as graphs, for batches of one shape."""
+
     static: StaticRound
-    graphs: dict[bool, CapturedGraph]
-    """By whether it has a synchronisation task."""
+    graphs: dict[bool, CapturedGraph]  # by whether it has a synchronisation task
     draws: bool
 
 
-class RoundGraphs(StreamEngine):
-    """What engines have in common that replay one graph a round.
+class RoundGraphs(DeviceRunner):
+    """What runners have in common that replay one graph a round.
 
     Rounds in which a learner has no batch, or one of a rare shape, run on the learners' streams.
     """
 
-    def __init__(
-        self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
-    ) -> None:
-        self._rounds: dict[Hashable, _CapturedRound] = {}
-        self._last_replayed = False
-        super().__init__(group, sync, settings, device)
+    def __init__(self, context: DeviceContext) -> None:
+        super().__init__(context)
         self.stream = self.device.stream("round")
         self.generator = self.device.generator()
         self.through = self.device.event("the round's graph is through")
+        self._rounds: dict[Hashable, CapturedRound] = {}
+        self._last_replayed = False
         self._forked = self.device.event("the round has begun")
         self._joined = self.device.event("the round has been joined")
 
@@ -79,21 +73,22 @@ class RoundGraphs(StreamEngine):
     def issue_round(self, static: StaticRound, due: bool) -> None:
         """Issue a round, from its stream on and back to it: learning, and all the rest if there is `stepping`."""
 
-    def capture(self, given: Given) -> None:
+    def capture(self, batch: FlatBatch) -> None:
         """Capture the round for batches of this shape, with and without a synchronisation task."""
-        self.fork()
-        stream, learners = self.stream, len(self.group)
-        stream.wait(self.issued)
+        context = self.context
+        context.fork()
+        stream, learners = self.stream, len(context.group)
+        stream.wait(context.order.issued)
         with self.device.on(stream):
             static = StaticRound(
-                given.with_leaves([_repeated(leaf, learners, self.device.torch_device) for leaf in given.leaves]),
-                self.results.empty(1)[0],
+                batch.with_leaves([_repeated(leaf, learners, self.device.torch_device) for leaf in batch.leaves]),
+                context.results.empty(1)[0],
             )
         stream.record(self._forked)
         draws = self.warm_up(static)
-        self.gate = None
+        context.order.gate = None
         graphs = {}
-        for due in self._kinds_of_rounds() if self.stepping is not None else (False,):
+        for due in self._kinds_of_rounds() if context.stepping is not None else (False,):
             try:
                 with self.device.capture(stream, self.generator) as graph:
                     self.issue_round(static, due)
@@ -101,58 +96,62 @@ class RoundGraphs(StreamEngine):
                 self.generator = self.device.generator()  # the other one takes part in a capture that has not ended
                 raise
             graphs[due] = graph
-        self._rounds[given.shape] = _CapturedRound(static, graphs, draws)
+        self._rounds[batch.signature] = CapturedRound(static, graphs, draws)
 
-    def issue_learning(self, slot: int, fed: Fed, due: bool) -> None:
+    def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         """Replay the round's graph, or issue it on the learners' streams."""
-        captured = self._captured_for(fed)
-        if (captured is not None) != self._last_replayed and self.gate is None:
+        context, order = self.context, self.context.order
+        captured = self._captured_for(batches)
+        if (captured is not None) != self._last_replayed and order.gate is None:
             # The other streams have the learners now. All they did, the synchronisation stream has waited for.
-            self.move()
+            order.move()
         self._last_replayed = captured is not None
         if captured is None:
-            self.issue_side_by_side(fed, self.results.rows_of_learners(slot), due, self.learn_one)
+            rows = context.results.rows_of_learners(slot)
+            issue_side_by_side(context, batches, rows, due, lambda learner, batch: learn_one(context, learner, batch))
             return
         stream = self.stream
-        if self.gate is not None:
-            stream.wait(self.gate)
-        if fed.copied is not None:
-            stream.wait(fed.copied)
+        if order.gate is not None:
+            stream.wait(order.gate)
+        if batches.copied is not None:
+            stream.wait(batches.copied)
         with self.device.on(stream):
-            captured.static.take(fed)
+            captured.static.take(batches)
             if captured.draws:
-                self.generator.manual_seed(self.round_seed)
-            captured.graphs[due and self.stepping is not None].replay()
-            self.results.rows(slot).copy_(captured.static.rows)
+                self.generator.manual_seed(context.round_seed)
+            captured.graphs[due and context.stepping is not None].replay()
+            context.results.rows(slot).copy_(captured.static.rows)
         stream.record(self.through)
-        self.sync_stream.wait(self.through)
+        order.sync_stream.wait(self.through)
 
     def streams(self) -> list[Stream]:
         """The streams that the synchronisation stream waits for."""
         return [*super().streams(), self.stream]
 
     def followed(self) -> None:
-        """The next graph steps without waiting for anybody else."""
-        self.move()
+        """The next graph steps without waiting for any other stream."""
+        self.context.order.move()
 
-    def _kinds_of_rounds(self) -> list[bool]:
-        """Whether there are rounds with a synchronisation task, and without."""
-        if self.sync.every > 1 and not self.sync.follows(self.num_learners):
-            return [False, True]
-        return [self._due(self.round_index)]
-
-    def _captured_for(self, fed: Fed) -> _CapturedRound | None:
-        if fed.stacked is not None:
-            return self._rounds.get(fed.stacked.shape)
-        shapes = {None if given is None else given.shape for given in fed.given}
-        return self._rounds.get(shapes.pop()) if len(shapes) == 1 else None
-
-    def _bind(self) -> None:
+    def bind(self) -> None:
+        """Give the graphs back, and follow the learners that there are now."""
         for captured in self._rounds.values():
             for graph in captured.graphs.values():
                 graph.reset()
         self._rounds.clear()
-        super()._bind()
+        super().bind()
+
+    def _kinds_of_rounds(self) -> list[bool]:
+        """Whether there are rounds with a synchronisation task, and without."""
+        context = self.context
+        if context.sync.every > 1 and not context.sync.follows(context.group.num_all):
+            return [False, True]
+        return [context.averaging.due(context.round_index)]
+
+    def _captured_for(self, batches: DeviceBatches) -> CapturedRound | None:
+        if batches.stacked is not None:
+            return self._rounds.get(batches.stacked.signature)
+        shapes = {None if batch is None else batch.signature for batch in batches.by_learner}
+        return self._rounds.get(shapes.pop()) if len(shapes) == 1 else None
 
 
 class WholeRound(RoundGraphs):
@@ -169,29 +168,30 @@ class WholeRound(RoundGraphs):
 
     def warm_up(self, static: StaticRound) -> bool:
         """Run every learner's task on its own stream, as it is going to be captured."""
-        fed, draws = static.fed(), False
-        for learner, given in zip(self.learners, fed.given, strict=True):
-            assert given is not None
+        draws = False
+        for learner, batch in zip(self.context.learners, static.by_learner().by_learner, strict=True):
+            assert batch is not None
             try:
-                draws |= learner.try_out(given, self._forked, strictly=True)
+                draws |= learner.try_out(batch, self._forked, strictly=True)
             finally:
                 self.stream.wait(learner.through)  # the first round writes other batches there
         return draws
 
     def issue_round(self, static: StaticRound, due: bool) -> None:
         """Fork to the learners and the synchronisation stream, and join them."""
+        context, order = self.context, self.context.order
         self.stream.record(self._forked)
-        self.gate = self._forked
-        if self.stepping is not None:
-            self.sync_stream.wait(self._forked)
-        self.issue_side_by_side(static.fed(), list(static.rows), due, _run)
-        self.gate = None
-        self.sync_stream.record(self._joined)
+        order.gate = self._forked
+        if context.stepping is not None:
+            order.sync_stream.wait(self._forked)
+        issue_side_by_side(context, static.by_learner(), list(static.rows), due, _run)
+        order.gate = None
+        order.sync_stream.record(self._joined)
         self.stream.wait(self._joined)
 
 
-def _run(learner: StreamLearner, given: Given) -> Made:
-    return learner.run(given)
+def _run(learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
+    return learner.run(batch)
 
 
 def _repeated(leaf: Tensor, learners: int, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import bow
 from bow.data import open_stream
 from bow.engines import Stacked, TaskSettings, step_from_loss
-from bow.engines.cuda import CudaGraphs
+from bow.engines.cuda import CudaGraphs, DeviceRoundLoop
 from bow.engines.cuda.spread import SpreadTask
 from bow.errors import CaptureError, DataError, DeviceMemoryError, GraphError, SettingError
 from bow.replicas import LearnerGroup, prepare_template
@@ -194,13 +194,14 @@ def test_every_kind_of_schedule_is_carried_out(kind: str) -> None:
     }[kind]
     device, template = FakeDevice(), prepare_template(model(), 0)
     group = LearnerGroup(template, SGD, learners=2, device=device.torch_device)
-    engine = CudaGraphs(group, bow.SMA(), TaskSettings(step_from_loss(cross_entropy), schedule=schedule), device)
+    settings = TaskSettings(step_from_loss(cross_entropy), schedule=schedule)
+    engine = DeviceRoundLoop(CudaGraphs, group, bow.SMA(), settings, device)
     eager = training("eager", "cpu")
     for t in range(4):
         torch.testing.assert_close(engine.round(round_of(t)).losses, eager.round(round_of(t)), rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(group.matrix.weights, eager.W, rtol=0, atol=TOLERANCE)
     engine.close()
-    assert engine.events == []
+    assert engine.take_events() == []
     assert any("stream 1" in name for name in device.launches) == (kind != "one stream")
 
 
@@ -395,7 +396,7 @@ def test_nothing_of_what_ran_before_a_capture_is_held_behind_it() -> None:
     device = FakeDevice()
     replicas = training("graph", device, schedule=dealt(step_graph()))
     replicas.round(round_of(0))
-    captured = [task for learner in replicas._engine.learners for task in learner._captured.values()]
+    captured = [task for learner in replicas._engine.context.learners for task in learner._captured.values()]
     assert len(captured) == LEARNERS
     for task in captured:
         assert task.spread is not None

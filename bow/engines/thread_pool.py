@@ -1,4 +1,4 @@
-"""Places on a CPU: threads of Python, each pinned to cores of its own, that run what a task scheduler says."""
+"""A pool of threads of Python, each pinned to cores of its own, that runs what a task scheduler says."""
 
 import contextlib
 import functools
@@ -16,14 +16,8 @@ from bow.schedule.scheduler import Learn, Run, TaskScheduler
 Job: TypeAlias = Callable[[], None]
 
 
-class Place:
-    """One thread that runs jobs in the order in which it gets them.
-
-    Args:
-        name: of the thread.
-        cores: what it is pinned to, and the threads of torch that it starts with it.
-        threads: how many torch uses in it.
-    """
+class Worker:
+    """One thread, pinned to some cores, that runs jobs in the order in which it gets them."""
 
     def __init__(self, name: str, cores: Collection[int], threads: int) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -62,20 +56,13 @@ def _serve(jobs: "queue.SimpleQueue[Job | None]", cores: Collection[int], thread
         del job  # what it holds must not live until the next one comes
 
 
-class Crew:
-    """Places that work through a period of a task scheduler together.
-
-    Threads start with the first period and end with `close`; the next period starts them again.
-
-    Args:
-        core_sets: by place.
-        threads: how many torch uses in each.
-    """
+class ThreadPool:
+    """Threads that run the learning tasks of a period; they start with the first one and after every `close`."""
 
     def __init__(self, core_sets: Sequence[Collection[int]], threads: int) -> None:
-        self.core_sets = core_sets
-        self.threads = threads
-        self._places: list[Place] = []
+        self.core_sets = core_sets  # by thread
+        self.threads = threads  # that torch uses in each
+        self._workers: list[Worker] = []
 
     def __len__(self) -> int:
         return len(self.core_sets)
@@ -83,43 +70,43 @@ class Crew:
     def run(self, scheduler: TaskScheduler, runs: Sequence[Run], execute: Callable[[Run], None]) -> None:
         """Have the learning tasks of a period run; the synchronisation task is the caller's, behind this."""
         self._open()
-        _Shift(self._places, scheduler, execute).work(runs)
+        _PeriodRun(self._workers, scheduler, execute).work(runs)
 
     def dismiss(self) -> None:
         """End all threads without waiting for them: the caller may be one of them, where it collects garbage."""
-        places, self._places = self._places, []
+        places, self._workers = self._workers, []
         for place in places:
             place.dismiss()
 
     def close(self) -> None:
         """End all threads."""
-        places = self._places
+        places = self._workers
         self.dismiss()
         for place in places:
             place.join()
 
     def _open(self) -> None:
-        if self._places:
+        if self._workers:
             return
         threads = torch.get_num_threads()
-        places: list[Place] = []
+        places: list[Worker] = []
         try:
             for number, cores in enumerate(self.core_sets):
-                places.append(Place(f"bow place {number}", cores, self.threads))
+                places.append(Worker(f"bow place {number}", cores, self.threads))
         except BaseException:
             for place in places:
                 place.dismiss()
             raise
         finally:
             torch.set_num_threads(threads)  # what the places set would be what threads of the user's begin with
-        self._places = places
+        self._workers = places
 
 
-class _Shift:
+class _PeriodRun:
     """One period: which tasks are not finished yet, and what went wrong."""
 
-    def __init__(self, places: Sequence[Place], scheduler: TaskScheduler, execute: Callable[[Run], None]) -> None:
-        self._places = places
+    def __init__(self, places: Sequence[Worker], scheduler: TaskScheduler, execute: Callable[[Run], None]) -> None:
+        self._workers = places
         self._scheduler = scheduler
         self._execute = execute
         self._lock = threading.Lock()
@@ -147,7 +134,7 @@ class _Shift:
                 assert not run.after  # only a synchronisation task waits for other places
                 with self._lock:
                     self._unfinished += 1
-                self._places[run.place].put(functools.partial(self._do, run, run.task))
+                self._workers[run.place].put(functools.partial(self._do, run, run.task))
 
     def _do(self, run: Run, task: Learn) -> None:
         try:

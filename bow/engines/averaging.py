@@ -1,0 +1,151 @@
+"""The synchronisation task: a synchroniser's arithmetic, and between its halves the sum over all devices."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from bow.cluster import DONE, PendingSum
+from bow.devices import Kernels
+from bow.errors import ClusterError
+from bow.replicas import LearnerGroup
+from bow.sync import EASGD, SMA, Synchroniser, Timing, TwoLevel
+
+
+class Averaging:
+    """Carries a synchroniser out on the learners of one device, in the order of its timing.
+
+    A round calls `begin`, then has the learners learn, then calls `before_step`, steps, and calls `after_step`.
+
+    Args:
+        group: the learners of the device.
+        sync: what keeps them together.
+        kernels: what averages in one pass over the rows, where the synchroniser is plain SMA; None: PyTorch does.
+    """
+
+    def __init__(self, group: LearnerGroup, sync: Synchroniser, kernels: Kernels | None = None) -> None:
+        self._group = group
+        self._sync = sync
+        self._kernels = kernels
+        self._near = group.world.near() if isinstance(sync, TwoLevel) else group.world
+        self.summing: PendingSum = DONE  # the sum over devices that is under way
+
+    @property
+    def num_averaged(self) -> int:
+        """How many learners average with this device's in every round: all of them, or those of its node."""
+        group = self._group
+        if not isinstance(self._sync, TwoLevel):
+            return group.num_all
+        return group.by_node(group.by_device)[group.world.node] if not group.is_alone else len(group)
+
+    def check(self, by_device: Sequence[int]) -> None:
+        """Refuse numbers of learners by device with which averaging would be unstable, on any device."""
+        averaged = [sum(by_device)]
+        if isinstance(self._sync, TwoLevel):
+            averaged = list(self._group.by_node(by_device).values())
+        for learners in averaged:
+            self._sync.check(learners, by_device)
+
+    def due(self, round_index: int) -> bool:
+        """Whether a round ends with a synchronisation task."""
+        return self._sync.due(round_index, self.num_averaged)
+
+    def begin(self, due: bool) -> None:
+        """What a synchronisation task does with the weights before the learning tasks; a sum may travel beside them."""
+        if due:
+            self._sync.prepare(self._group.matrix)
+        if due and self._sync.timing is Timing.WITH_STEP:
+            self._contribute(self._group.num_all)
+            self.summing = self._near.sum(self._group.matrix.total)
+
+    def before_step(self, stepping: list[bool]) -> list[bool]:
+        """Average gradients, if that is what the synchroniser does, and say which learners step."""
+        if self._sync.timing is not Timing.BEFORE_STEP:
+            return stepping
+        contributors = self._sum(sum(stepping))
+        self._apply(contributors)
+        return [contributors > 0] * len(stepping)
+
+    def after_step(self, round_index: int) -> None:
+        """Average weights, if that is what the synchroniser does."""
+        learners = self._group.num_all
+        if self._sync.timing is Timing.AFTER_STEP:
+            self._sum(learners)
+            self._apply(learners)
+        if self._sync.timing is Timing.WITH_STEP:
+            self.wait()
+            self._apply(learners)
+            self._average_nodes(round_index)
+
+    def settle(self) -> None:
+        """Make `z` what the training has reached, for synchronisers that do not move it as they go."""
+        if self._sync.timing is Timing.NEVER:
+            with torch.no_grad():
+                self._sum(self._group.num_all)
+                self._apply(self._group.num_all)
+        self._group.share_buffers()
+
+    def begin_sum(self, total: Tensor) -> None:
+        """Begin a sum over the devices, for an engine that contributes by itself."""
+        self.summing = self._group.world.sum(total)
+
+    def wait(self) -> None:
+        """Wait for the sum that is under way."""
+        summing, self.summing = self.summing, DONE
+        summing.wait()
+
+    @contextlib.contextmanager
+    def beside_the_sum(self) -> Iterator[None]:
+        """Learn while a sum is under way; a failure waits for it, or the next sum would be taken for this one."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(ClusterError):
+                self.wait()
+            raise
+
+    def _sum(self, contributors: int) -> int:
+        """Have the synchroniser's sum over all learners of all devices, and wait for it."""
+        self._contribute(contributors)
+        matrix, world = self._group.matrix, self._group.world
+        if world.is_one:
+            return contributors
+        if self._sync.in_order:
+            matrix.before = world.sums_before(matrix.total)
+            return self._group.num_all
+        if self._sync.timing is not Timing.BEFORE_STEP:
+            world.sum(matrix.total).wait()
+            return self._group.num_all
+        matrix.travelling[-1] = contributors
+        world.sum(matrix.travelling).wait()
+        return int(matrix.travelling[-1])
+
+    def _average_nodes(self, round_index: int) -> None:
+        sync, world, rows = self._sync, self._group.world, self._group.matrix
+        if isinstance(sync, TwoLevel) and sync.outer_due(round_index):
+            sync.contribute_outer(rows, self.num_averaged, speaks=self._near.leads)
+            world.sum(rows.total).wait()
+            sync.apply_outer(rows, world.nodes)
+
+    def _contribute(self, contributors: int) -> None:
+        matrix, sync = self._group.matrix, self._sync
+        if self._kernels is not None and _is_plain(sync) and not sync.is_in_levels(matrix):
+            alpha = 1 / self._group.num_all if sync.alpha is None else sync.alpha
+            self._kernels.sma_contribute(matrix.weights, matrix.z, matrix.corrections, matrix.total, alpha)
+        else:
+            sync.contribute(matrix, self.num_averaged, contributors)
+
+    def _apply(self, contributors: int) -> None:
+        matrix, sync = self._group.matrix, self._sync
+        if self._kernels is not None and _is_plain(sync) and not sync.is_in_levels(matrix):
+            z_prev = matrix.state["z_prev"]
+            self._kernels.sma_apply(matrix.weights, matrix.corrections, matrix.z, z_prev, matrix.total, sync.mu)
+        else:
+            sync.apply(matrix, self.num_averaged, contributors)
+
+
+def _is_plain(sync: Synchroniser) -> TypeGuard[SMA]:
+    """Whether the kernels have this synchroniser's arithmetic; a subclass may have its own."""
+    return type(sync) in (SMA, EASGD)

@@ -1,0 +1,86 @@
+"""What a round loop, its task runner and their collaborators share."""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from bow.devices import Kernels, StreamDevice
+from bow.engines.averaging import Averaging
+from bow.engines.outcome import Event, TaskSettings
+from bow.engines.restarts import Restarts
+from bow.replicas import LearnerGroup
+from bow.schedule import Span
+from bow.seeds import derive_seed
+from bow.sync import Synchroniser
+
+
+class RoundLog:
+    """How far the training is, what users should know of it, and what ran when."""
+
+    def __init__(self) -> None:
+        self.round_index = 0
+        self.events: list[Event] = []
+        self.spans: list[Span] | None = None  # None: nothing is recorded
+
+    def note(self, event: str, message: str, round_index: int | None = None) -> None:
+        """Remember an event, of this round unless another one is named."""
+        self.events.append(Event(self.round_index if round_index is None else round_index, event, message))
+
+    def tell(self, message: str, stacklevel: int = 7) -> None:
+        """Note that something else runs than was asked for, and warn of it."""
+        self.note("engine changed", message)
+        warnings.warn(message, stacklevel=stacklevel)
+
+    def record(self, name: str, category: str, began_ns: int, place: str = "caller", **details: str | float) -> None:
+        """Remember what has run from `began_ns` until now, while a timeline is recorded."""
+        if self.spans is not None:
+            details = {"round": self.round_index, **details}
+            self.spans.append(Span(name, place, began_ns, time.perf_counter_ns(), category, details))
+
+
+class RoundContext:
+    """The learners of a device, what keeps them together, and the collaborators that carry a round out.
+
+    Args:
+        group: the learners of the device.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they run, if it is a device with streams.
+        kernels: what averages in one pass over the rows; None: the synchroniser itself.
+        where: the context in which the central model is read.
+    """
+
+    def __init__(
+        self,
+        group: LearnerGroup,
+        sync: Synchroniser,
+        settings: TaskSettings,
+        device: StreamDevice | None = None,
+        *,
+        kernels: Kernels | None = None,
+        where: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self.group = group
+        self.sync = sync
+        self.settings = settings
+        self.device = device
+        self.log = RoundLog()
+        self.averaging = Averaging(group, sync, kernels)
+        self.restarts = Restarts(group, sync, settings, self.log.note, where)
+
+    @property
+    def round_index(self) -> int:
+        """The number of the coming round."""
+        return self.log.round_index
+
+    @property
+    def round_seed(self) -> int:
+        """Of the random numbers that this device's learners draw together in the coming round."""
+        first = self.group.first
+        return derive_seed(self.settings.seed, self.round_index, *([first] if first else []))
+
+    def task_seed(self, position: int, rounds_ahead: int = 0) -> int:
+        """Of the random numbers of the learning task on the batch at this position of a round."""
+        return derive_seed(self.settings.seed, self.round_index + rounds_ahead, self.group.first + position)

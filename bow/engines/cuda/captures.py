@@ -1,0 +1,93 @@
+"""Sees to it that what rounds on a device need is there before they are issued: graphs, and a place for results."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from bow.engines.batches import Batches, FlatBatch, Stacked
+from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.pending import PendingRounds
+from bow.engines.cuda.runner import DeviceRunner
+from bow.errors import BowError, CaptureError, reason
+
+
+class Captures:
+    """Captures learning tasks when batches of a shape come, and forgets them when they are stale.
+
+    Args:
+        context: the learners.
+        runner: what captures.
+        pending: rounds that are waited for before anything is captured or forgotten.
+    """
+
+    def __init__(self, context: DeviceContext, runner: DeviceRunner, pending: PendingRounds) -> None:
+        self._context = context
+        self._cache = context.captures
+        self._runner = runner
+        self._pending = pending
+
+    def prepare(self, batches: Sequence[Batches]) -> None:
+        """See to what these rounds need."""
+        self._forget_stale()
+        for index, each in enumerate(batches):
+            for batch in _different(each):
+                self._get_ready(batch, self._context.round_index + index)
+
+    def refuse_all(self, why: str) -> None:
+        """Replay nothing any more."""
+        self._pending.catch_up()
+        self._cache.refused = why
+        self._runner.bind()
+        self._context.fork()
+        self._context.log.tell(f"{why}; running {self._runner.description}")
+
+    def _get_ready(self, batch: FlatBatch, round_index: int) -> None:
+        context, cache, shape = self._context, self._cache, batch.signature
+        if not context.has_results:
+            context.fork()  # learning tasks see what the caller has done to the learners
+            context.make_results(context.learners[0].probe(batch, context.order.issued))
+        if shape is None and cache.refused is None:
+            cache.refused = "a batch holds something that is no dense tensor"
+            self._tell_uncaptured("training")
+        if shape is None or not cache.wants(shape, round_index):
+            return
+        self._pending.catch_up()
+        context.device.prepare_captures()
+        try:
+            cache.add(shape, lambda: self._runner.capture(batch))
+        except (AssertionError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, BowError) and not isinstance(error, CaptureError):
+                raise
+            cache.refuse(shape, error)
+            if cache.refused is None:  # others of the training are captured: it is these batches
+                context.log.tell(f"batches of another shape cannot be captured ({reason(error)}); they run uncaptured")
+            else:
+                self._tell_uncaptured("model")
+
+    def _tell_uncaptured(self, what: str) -> None:
+        why, runner = self._cache.refused, self._runner
+        self._context.log.tell(f"engine {runner.name} cannot capture this {what} ({why}); running {runner.description}")
+
+    def _forget_stale(self) -> None:
+        """Drop graphs that are not those of this training any more: what steps is another, or a value in Python."""
+        context = self._context
+        if (context.stepping is not None) != context.can_step:  # a hook, a flag of the optimizer
+            self._pending.catch_up()
+            self._runner.bind()
+        elif self._cache.forget_if_changed():
+            self._pending.catch_up()
+            self._runner.bind()
+            if self._cache.refused is not None:
+                context.log.tell(f"{self._cache.refused}; running {self._runner.description}")
+
+
+def _different(batches: Batches) -> Iterator[FlatBatch]:
+    """A round's batches as they are, one of each kind as far as that is known at no cost."""
+    if isinstance(batches, Stacked):
+        yield FlatBatch.of(batches.value, stacked=True).of_learner(0)
+        return
+    for batch in batches:
+        if batch is not None:
+            yield FlatBatch.of(batch)

@@ -1,0 +1,88 @@
+"""What the round loop of a device with streams, its runner and their collaborators share."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from bow.devices import StreamDevice, kernels_for
+from bow.engines.capture_cache import CaptureCache
+from bow.engines.context import RoundContext
+from bow.engines.cuda.feed import Feed
+from bow.engines.cuda.learner import StreamLearner
+from bow.engines.cuda.order import StreamOrder
+from bow.engines.cuda.results import Results
+from bow.engines.cuda.step import SgdStep
+from bow.engines.eager import LearningTasks
+from bow.engines.live_check import LiveCheck
+from bow.engines.outcome import TaskSettings
+from bow.engines.sgd_state import fits
+from bow.engines.swap import swapped_tasks
+from bow.replicas import LearnerGroup
+from bow.sync import SMA, Synchroniser
+
+
+class DeviceContext(RoundContext):
+    """The learners of a device with streams, and what belongs to each of them there.
+
+    Args:
+        group: the learners.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they run.
+    """
+
+    device: StreamDevice
+
+    def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice) -> None:
+        self.kernels = kernels_for(device.torch_device)
+        self.order = StreamOrder(device)
+        stream = self.order.sync_stream
+        super().__init__(group, sync, settings, device, kernels=self.kernels, where=lambda: device.on(stream))
+        self.swapped = swapped_tasks(settings.memory, group, device, at_once=True)
+        self.tasks = LearningTasks(group, settings, self.swapped)
+        self.feed = Feed(device)
+        self.captures: CaptureCache[Any] = CaptureCache(settings.step, lambda: group.learners[0].module)
+        self.live = LiveCheck(group, settings, self.captures)
+        self.learners: list[StreamLearner] = []
+        self.stepping: SgdStep | None = None  # what steps on the learners' streams, if the optimizer is of the kind
+        self._results: Results | None = None
+
+    @property
+    def has_results(self) -> bool:
+        """Whether it is known what metrics the step returns."""
+        return self._results is not None
+
+    @property
+    def results(self) -> Results:
+        """Where learning tasks put their results."""
+        assert self._results is not None
+        return self._results
+
+    @property
+    def can_step(self) -> bool:
+        """Whether optimizer and synchroniser are of the kind that kernels have."""
+        return fits(self.group, self.sync, self.settings)
+
+    def make_results(self, metrics: Sequence[str]) -> None:
+        """Have a place for results with these metrics."""
+        dtype = torch.promote_types(self.group.matrix.z.dtype, torch.float32)
+        self._results = Results(self.device, len(self.group), metrics, dtype)
+
+    def bind(self) -> None:
+        """Make streams and steps for the learners that there are now, and forget what was captured."""
+        self.tasks.resized()
+        self.live.resized()
+        for learner in self.learners:
+            learner.forget()
+        self.captures.clear()
+        self.learners = [
+            StreamLearner(self.device, self.kernels, self.group, self.tasks, index) for index in range(len(self.group))
+        ]
+        self.stepping = SgdStep(self.device, self.group, cast(SMA, self.sync), self.kernels) if self.can_step else None
+        if self._results is not None:
+            self.make_results(self._results.metrics)
+
+    def fork(self) -> None:
+        """Have everything wait for what the caller has issued."""
+        self.order.fork(self.stepping)

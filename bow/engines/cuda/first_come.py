@@ -1,0 +1,104 @@
+"""Rounds without a barrier on a device with streams: each learner takes the next batch when it is free."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bow.engines.batches import Batches
+from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.feed import DeviceBatches
+from bow.engines.cuda.learner import StreamLearner
+from bow.engines.cuda.pending import FinishedRound, IssuedRound, PendingRounds
+from bow.engines.cuda.results import SLOTS
+from bow.engines.cuda.runner import AheadDeviceRunner
+from bow.engines.cuda.side_by_side import step_on_stream
+from bow.engines.first_come import Period
+from bow.schedule.scheduler import Learn
+
+POLL_S = 20e-6
+"""Seconds between two looks at learners that are all busy."""
+
+
+def issue_ahead(
+    context: DeviceContext,
+    runner: AheadDeviceRunner,
+    pending: PendingRounds,
+    batches: Sequence[Batches],
+    made: Tensor,
+) -> list[IssuedRound]:
+    """Issue rounds in front of a synchronisation task; the host has seen all tasks end when this returns.
+
+    The host gives the next batch to the learner whose stream has come to its end, and steps that learner alone. Results
+    go to `made`, by round and batch.
+    """
+    order = context.order
+    pending.finish_all()
+    if order.gate is None:
+        order.move()
+    period = Period(context.group, batches, ahead=len(batches))
+    # Memory of their own for all rounds: a learner that is ahead takes batches while others still read old ones.
+    there = [context.feed.put(SLOTS + i, each, period.learners) for i, each in enumerate(batches)]
+    scheduler, runs = period.start(period.learners, "first_come")
+    runner.run_tasks(scheduler, runs, _issuing(context, period, there, made))
+    for learner in context.learners:
+        order.sync_stream.wait(learner.through)
+    order.gate = None
+    issued = [IssuedRound(active, period.taken_by(i)) for i, active in enumerate(period.present)]
+    pending.act_on(_finished(context, issued, made))
+    context.log.round_index += len(batches)
+    return issued
+
+
+def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
+    """Wait until the device has ended one of these tasks."""
+    while True:
+        for task, learner in busy.items():
+            if learner.through.query():
+                return task
+        time.sleep(POLL_S)
+
+
+def _issuing(
+    context: DeviceContext, period: Period, there: Sequence[DeviceBatches], made: Tensor
+) -> Callable[[Learn], StreamLearner]:
+    behind = set(range(period.learners))  # learners that wait for what was there before the period
+
+    def issue(task: Learn) -> StreamLearner:
+        learner = context.learners[task.learner]
+        index, position = period.locate(task)
+        batch = there[index].by_learner[position]
+        assert batch is not None
+        stream, row = learner.stream, made[index][position]
+        with torch.no_grad(), context.device.issuing(), context.device.on(stream):
+            if task.learner in behind:
+                assert context.order.gate is not None
+                stream.wait(context.order.gate)
+                behind.discard(task.learner)
+            copied = there[index].copied
+            if copied is not None:
+                stream.wait(copied)
+            issued = learner.learn(batch, lambda: context.task_seed(position, rounds_ahead=index))
+            row.copy_(issued.results)
+            step_on_stream(context, learner, issued)
+        stream.record(learner.through)
+        period.take(task)
+        return learner
+
+    return issue
+
+
+def _finished(context: DeviceContext, issued: Sequence[IssuedRound], made: Tensor) -> list[FinishedRound]:
+    """Wait for all rounds, and read what has come of them."""
+    pinned = context.device.pinned(made.shape, made.dtype)
+    over = context.device.event("a period is over")
+    with context.device.on(context.order.sync_stream):
+        pinned.copy_(made, non_blocking=True)
+    context.order.sync_stream.record(over)
+    over.synchronize()
+    restarted = context.stepping is not None
+    return [
+        FinishedRound.of(values, each, context.round_index + index, restarted)
+        for index, (values, each) in enumerate(zip(context.device.read_host(pinned), issued, strict=True))
+    ]

@@ -1,0 +1,239 @@
+"""The round on a device with streams: the host issues, events order, and results come later."""
+
+import time
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from bow.devices import StreamDevice, cuda_device
+from bow.engines.batches import Batches, FlatBatch, Stacked
+from bow.engines.cuda.captures import Captures
+from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.first_come import issue_ahead
+from bow.engines.cuda.pending import IssuedRound, PendingRounds
+from bow.engines.cuda.results import LOSS, METRICS
+from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
+from bow.engines.live_check import Expected
+from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
+from bow.engines.outcome import Outcome, TaskSettings
+from bow.engines.room import out_of_memory_explained
+from bow.replicas import LearnerGroup
+from bow.sync import Synchroniser, Timing
+
+ROUNDS_TOGETHER = 8
+"""Rounds that are issued without a barrier between them, where nobody looks at the learners in between."""
+
+
+@final
+class DeviceRoundLoop(Loop):
+    """Rounds on a device with streams: the host issues them and does not wait.
+
+    Events alone order the streams:
+
+    * A call begins behind what the caller's stream has been given, and what the caller issues next runs behind
+      the call (`StreamOrder`). Rounds within a call have no barrier of all streams between them.
+    * Learner j's stream: its batch is there; learning task; step.
+    * The synchronisation stream has a high priority. What a synchronisation task needs from before the step is
+      computed there while the learners learn; behind their steps it moves the central model.
+    * The host sees a round's results `SLOTS` rounds later, and learners that diverged then start again
+      (`PendingRounds`).
+
+    Args:
+        kind: the class of what issues the learning tasks.
+        group: the learners of the device.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        device: where they run; None: the GPU that their rows are on.
+    """
+
+    brings_batches = True
+    context: DeviceContext
+
+    def __init__(
+        self,
+        kind: type[DeviceRunner],
+        group: LearnerGroup,
+        sync: Synchroniser,
+        settings: TaskSettings,
+        device: StreamDevice | None = None,
+    ) -> None:
+        context = DeviceContext(group, sync, settings, cuda_device(group.device) if device is None else device)
+        super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadDeviceRunner))
+        if context.kernels.reason is not None:
+            context.log.note("kernels", f"PyTorch steps and averages, more slowly: {context.kernels.reason}")
+        context.kernels.launch_once()
+        self._warn_of_library_dropout()
+        self.runner = kind(context)
+        self._pending = PendingRounds(context)
+        self._captures = Captures(context, self.runner, self._pending)
+        self.runner.bind()
+
+    @property
+    def description(self) -> str:
+        """The name of what really runs, after any fallback."""
+        return self.runner.description
+
+    @property
+    def period(self) -> int:
+        """Rounds that can be issued at once."""
+        if self.settings.dispatch == "fixed":
+            return ROUNDS_TOGETHER
+        if not isinstance(self.runner, AheadDeviceRunner) or len(self.group) == 1:
+            return 1
+        return rounds_to_synchronise(self.context)
+
+    def round(self, batches: Batches) -> Outcome:
+        """Issue one round; the host does not wait for it."""
+        return self.rounds([batches])[0]
+
+    @torch.no_grad()
+    def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
+        """Issue some rounds without a barrier between them; the host does not wait for them."""
+        if not batches:
+            return []
+        context, order = self.context, self.context.order
+        memory = out_of_memory_explained(len(self.group), context.device.torch_device, self.settings.memory)
+        with context.device.issuing(), memory:
+            try:
+                self._captures.prepare(batches)
+                results = context.results
+                made = results.empty(len(batches))
+                context.fork()
+                issued = self._issue_call(batches, made)
+            except BaseException:  # a learner that diverged, the user's mistake, Ctrl-C: not all may have been joined
+                order.abandon(self.runner.streams())
+                raise
+            finally:
+                order.join()
+            return results.outcomes(made, [each.active for each in issued], [each.taken_by for each in issued])
+
+    def catch_up(self) -> None:
+        """Wait for all rounds, and act on what has come of them."""
+        self._pending.catch_up()
+
+    def close(self) -> None:
+        """Wait for the device, give pinned memory back, and end threads."""
+        try:
+            self.catch_up()
+        finally:
+            try:
+                if self.context.swapped is not None:
+                    self.context.swapped.close()
+            finally:
+                self.runner.close()
+
+    def _resized(self) -> None:
+        self.runner.bind()
+
+    def _issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:
+        """Issue the rounds of a call, some of them perhaps without an order of learners."""
+        issued: list[IssuedRound] = []
+        while (done := len(issued)) < len(batches):
+            ahead = self._num_ahead(len(batches) - done)
+            if ahead and isinstance(self.runner, AheadDeviceRunner):
+                part = slice(done, done + ahead)
+                issued += issue_ahead(self.context, self.runner, self._pending, batches[part], made[part])
+            else:
+                issued.append(self._issue(batches[done], made[done]))
+        return issued
+
+    def _num_ahead(self, rounds: int) -> int:
+        """How many of the coming rounds need no order of learners: those in front of a synchronisation task."""
+        if self.settings.dispatch == "fixed" or len(self.group) == 1 or self._check_is_due():
+            return 0
+        together = min(self.period, rounds)
+        return together - self.context.averaging.due(self.context.round_index + together - 1)
+
+    def _issue(self, batches: Batches, made: Tensor) -> IssuedRound:
+        """Issue one round."""
+        context, order = self.context, self.context.order
+        slot = self._pending.make_room()
+        due = context.averaging.due(context.round_index)
+        context.restarts.observe_learning_rate()
+        began = time.perf_counter_ns()
+        expected = self._expected(batches) if self._check_is_due() else None
+        there = context.feed.put(slot, batches, len(self.group))
+        in_parts = context.stepping is None
+        if in_parts:
+            with context.device.on(order.sync_stream):
+                context.averaging.begin(due)
+        self.runner.issue(slot, there, due)
+        order.gate = None
+        with context.device.on(order.sync_stream):
+            difference = None if expected is None else self._difference(expected, slot)
+            if in_parts:
+                self._step(slot, there.active, due)
+            if self.sync.follows(self.group.num_all):
+                self.group.matrix.z.copy_(self.group.matrix.weights[0])
+                self.runner.followed()
+            if due and context.restarts.after_drop():
+                order.move()
+            context.results.collect(slot, made)
+        self._pending.add(slot, there.active)
+        context.log.round_index += 1
+        context.log.record("issued", "round", began)
+        if difference is not None:
+            self._captures.refuse_all(difference)
+        return IssuedRound(there.active)
+
+    def _step(self, slot: int, active: list[bool], due: bool) -> None:
+        """Optimizer and synchroniser in PyTorch, for all learners behind all of them.
+
+        Weights are not looked at behind the step, for which the host would wait: infinite ones show in the next loss,
+        or in the central model.
+        """
+        context, results = self.context, self.context.results
+        outcome = results.outcome(results.rows(slot), active)
+        # Who diverged, only the device knows by now: no step can be left out, but one without a gradient is harmless.
+        self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
+        if self.sync.timing is not Timing.BEFORE_STEP:
+            outcome.healthy = active  # else the host waits: a mean of gradients is that of the finite ones
+        step_learners(context, outcome, due)
+        if due:
+            context.averaging.after_step(context.round_index)
+        context.order.move()
+
+    # The captured task beside the step itself
+
+    def _check_is_due(self) -> bool:
+        """Whether the coming round is to be held against the step, should it be replayed."""
+        return self.runner.replays and self.context.live.is_due(self.context.round_index)
+
+    def _expected(self, batches: Batches) -> Expected | None:
+        """What the user's own step makes of one learner's batch; the host waits for all rounds first."""
+        context, learners = self.context, range(len(self.group))
+        if isinstance(batches, Stacked):
+            whole = FlatBatch.of(batches.value, stacked=True)
+            dealt: list[FlatBatch | None] = [whole.of_learner(index) for index in learners]
+        else:
+            dealt = [None if batch is None else FlatBatch.of(batch) for batch in batches]
+        index = context.live.choose([None if batch is None else batch.signature for batch in dealt])
+        batch = None if index is None else dealt[index]
+        if index is None or batch is None:
+            return None
+        self._pending.finish_all()
+        context.order.join()
+        context.fork()
+        learner, seed = context.learners[index], context.task_seed(index)
+        expected = learner.expect(context.live, batch, context.order.issued, seed, self.runner.draws_as_eager)
+        learner.through.synchronize()  # what comes next is issued behind it
+        return expected
+
+    def _difference(self, expected: Expected, slot: int) -> str | None:
+        """How a round that has been issued differs from the step; the host waits for its learning tasks."""
+        live, results = self.context.live, self.context.results
+        row = results.rows_of_learners(slot)[expected.learner].clone()
+        metrics = {name: row[METRICS + index] for index, name in enumerate(results.metrics)}
+        made = live.run_of(expected.learner, row[LOSS], metrics)
+        return live.verdict(made, expected, self.context.round_index)
+
+    def _warn_of_library_dropout(self) -> None:
+        for name, module in self.group.template.named_modules():
+            if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
+                self.context.log.tell(
+                    f"{name or type(module).__name__} drops between its layers by a state of cuDNN's that all learners "
+                    "share: this training cannot be repeated exactly; use one layer each, and nn.Dropout between them"
+                )
+                return

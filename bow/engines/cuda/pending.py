@@ -1,0 +1,131 @@
+"""Rounds that were issued: under way on the device, and what the host does when it sees one end."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.results import FINITE, SLOTS, Results
+from bow.engines.outcome import Outcome
+
+
+@dataclass
+class IssuedRound:
+    """A round that has been issued."""
+
+    active: list[bool]  # which learners have a batch; where learners take batches as they come, which batches there are
+    taken_by: Sequence[int] | None = None  # by batch, the learner that took it, where that is not the batch's own
+
+
+@dataclass
+class PendingRound:
+    """A round that the device has yet to end, as far as the host knows."""
+
+    round: int
+    slot: int
+    active: list[bool]
+    restarted: bool  # whether weights of learners that diverged were set back on the device
+
+
+@dataclass
+class FinishedRound:
+    """A round that the host has seen end."""
+
+    values: Sequence[Sequence[float]]
+    issued: IssuedRound
+    round: int
+    restarted: bool
+    diverged: set[int]
+
+    @classmethod
+    def of(
+        cls, values: Sequence[Sequence[float]], issued: IssuedRound, round_index: int, restarted: bool
+    ) -> "FinishedRound":
+        """Look which learners diverged."""
+        pairs = enumerate(zip(issued.active, values, strict=True))
+        bad = [batch for batch, (there, row) in pairs if there and row[FINITE] == 0]
+        taken_by = issued.taken_by or range(len(issued.active))
+        return cls(values, issued, round_index, restarted, {taken_by[batch] for batch in bad})
+
+    def outcome(self, results: Results) -> Outcome:
+        """What the round has left, by name."""
+        outcome = results.outcome(torch.tensor(self.values), self.issued.active)
+        outcome.taken_by = self.issued.taken_by
+        pairs = zip(self.issued.active, self.values, strict=True)
+        outcome.healthy = [there and row[FINITE] != 0 for there, row in pairs]
+        return outcome
+
+
+class PendingRounds:
+    """The rounds that the host has not seen end, at most `SLOTS`.
+
+    Learners that diverged start again when the host sees it, always the same number of rounds later, so that a training
+    is repeated exactly. Plain SGD with `SMA` sets weights back on the device at once.
+
+    Args:
+        context: whose rounds.
+    """
+
+    def __init__(self, context: DeviceContext) -> None:
+        self._context = context
+        self._rounds: deque[PendingRound] = deque()
+        self._over = [context.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]
+
+    def make_room(self) -> int:
+        """The slot of the coming round; waits for the round that has it."""
+        while len(self._rounds) >= SLOTS:
+            self._finish_oldest()
+        return self._context.round_index % SLOTS
+
+    def add(self, slot: int, active: list[bool]) -> None:
+        """A round has been issued, and the synchronisation stream comes to its end."""
+        self._context.order.sync_stream.record(self._over[slot])
+        restarted = self._context.stepping is not None
+        self._rounds.append(PendingRound(self._context.round_index, slot, active, restarted))
+
+    def finish_all(self) -> None:
+        """Wait for all rounds, and act on what has come of them."""
+        while self._rounds:
+            self._finish_oldest()
+
+    def catch_up(self) -> None:
+        """The same outside of a call."""
+        if not self._rounds:
+            return
+        with torch.no_grad(), self._context.device.issuing():
+            self.finish_all()
+            self._context.order.join()
+
+    def act_on(self, rounds: Sequence[FinishedRound]) -> None:
+        """Start learners again that diverged in any of these rounds, each once."""
+        context = self._context
+        diverged: set[int] = set()
+        restarted = all(each.restarted for each in rounds)
+        for each in rounds:
+            bad = each.diverged - diverged
+            if not each.diverged:
+                if any(each.issued.active):  # a round that all sit out says nothing
+                    context.restarts.count_healthy()
+            elif bad or each.restarted:
+                context.restarts.count(each.outcome(context.results), each.round)
+            diverged |= bad
+        if diverged:
+            which = [learner in diverged for learner in range(len(context.group))]
+            with context.device.on(context.order.sync_stream):
+                context.restarts.restart(which, weights=not restarted)
+            context.order.move()
+
+    def _finish_oldest(self) -> None:
+        rounds = [self._finished()]
+        if rounds[0].diverged:
+            # Learners that have diverged since must not be taken for healthy, and none is started again twice for one.
+            rounds += [self._finished() for _ in range(len(self._rounds))]
+        self.act_on(rounds)
+
+    def _finished(self) -> FinishedRound:
+        over = self._rounds.popleft()
+        self._over[over.slot].synchronize()
+        values = self._context.results.on_host(over.slot)
+        return FinishedRound.of(values, IssuedRound(over.active), over.round, over.restarted)

@@ -1,0 +1,115 @@
+"""Rounds without a barrier: each learner takes the next batch when it is free."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from bow.engines.batches import Batch, Batches, batch_of, present
+from bow.engines.outcome import Outcome
+from bow.engines.task import Learned, collected
+from bow.replicas import LearnerGroup
+from bow.schedule.scheduler import Dispatch, Learn, Run, TaskScheduler
+
+Task = TypeVar("Task")
+
+
+@dataclass
+class FinishedTask:
+    """A learning task that has ended."""
+
+    learned: Learned
+    finite: bool
+
+
+class Period:
+    """The rounds up to a synchronisation task, or fewer: who takes which batch, and what has come of it.
+
+    Args:
+        group: the learners.
+        batches: by round.
+        ahead: in so many of the rounds, from the first on, learners step alone; where there is one more, each learner
+            has its own batch there and leaves its gradient in `G`.
+    """
+
+    def __init__(self, group: LearnerGroup, batches: Sequence[Batches], ahead: int) -> None:
+        self.batches = batches
+        self.ahead = ahead
+        self._z = group.matrix.z
+        self.learners = len(group)
+        self.present = [present(each, self.learners) for each in batches]
+        self._done: list[list[FinishedTask | None]] = [[None] * self.learners for _ in batches]
+        self._taken_by = [list(range(self.learners)) for _ in batches]
+        if self.synchronises:
+            for learner, there in zip(group.learners, self.present[-1], strict=True):
+                if not there:
+                    learner.gradient.zero_()
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether the last round is one whose gradients or weights are averaged behind it."""
+        return self.ahead < len(self.batches)
+
+    def start(self, places: int, dispatch: Dispatch) -> tuple[TaskScheduler, list[Run]]:
+        """Begin to give tasks out."""
+        scheduler = TaskScheduler(self.learners, places, dispatch)
+        return scheduler, scheduler.start(self.present, self.synchronises)
+
+    def locate(self, task: Learn) -> tuple[int, int]:
+        """Of which round a task is, counted from the first, and the position of its batch in that."""
+        return divmod(task.batch, self.learners)
+
+    def batch(self, task: Learn) -> Batch | None:
+        """What a task learns from."""
+        index, position = self.locate(task)
+        return batch_of(self.batches[index], position)
+
+    def steps(self, task: Learn) -> bool:
+        """Whether a task steps its learner alone."""
+        return self.locate(task)[0] < self.ahead
+
+    def take(self, task: Learn, done: FinishedTask | None = None) -> None:
+        """Note who took a batch, and what has come of it."""
+        index, position = self.locate(task)
+        self._done[index][position] = done
+        self._taken_by[index][position] = task.learner
+
+    def taken_by(self, index: int) -> list[int] | None:
+        """By batch of a round, the learner that took it; None where each learner has its own."""
+        return self._taken_by[index] if index < self.ahead else None
+
+    def outcomes(self) -> list[Outcome]:
+        """What every round has left."""
+        return [self._outcome(index, done) for index, done in enumerate(self._done)]
+
+    def _outcome(self, index: int, done: Sequence[FinishedTask | None]) -> Outcome:
+        losses, metrics = collected([None if each is None else each.learned for each in done], self._z)
+        finite = torch.tensor([each is not None and each.finite for each in done])
+        return Outcome(losses, finite, [each is not None for each in done], metrics, self.taken_by(index))
+
+
+def run_tasks(
+    scheduler: TaskScheduler,
+    runs: Sequence[Run],
+    start: Callable[[Run, Learn], Task],
+    first_ended: Callable[[dict[Learn, Task]], Learn],
+) -> None:
+    """Start the learning tasks that a scheduler gives out, and tell it of each that has ended.
+
+    Args:
+        scheduler: says what can run behind a task that has ended.
+        runs: what can run at first.
+        start: starts a task and does not wait for it.
+        first_ended: waits until one of the tasks under way has ended.
+    """
+    under_way: dict[Learn, Task] = {}
+    while True:
+        for run in runs:
+            if isinstance(run.task, Learn):  # the synchronisation task is the caller's, behind this
+                under_way[run.task] = start(run, run.task)
+        if not under_way:
+            return
+        ended = first_ended(under_way)
+        del under_way[ended]
+        runs = scheduler.finished(ended)

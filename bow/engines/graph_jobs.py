@@ -1,0 +1,137 @@
+"""The native jobs of engine `graph`, one for each combination of shapes of batches, and the executors that run them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bow.devices import available_cores
+from bow.engines.batches import Batch, Batches, batch_of
+from bow.engines.captured import CapturedTask, CapturedTasks, Shape, shape_of
+from bow.engines.context import RoundContext
+from bow.engines.executor_groups import ExecutorGroups
+from bow.engines.graph_round import GraphRound
+from bow.engines.sgd_state import SgdState
+from bow.errors import ScheduleError, reason
+from bow.runtime import NativeTeam, native
+from bow.runtime.issue import operators_of
+from bow.runtime.local import dependencies_of
+from bow.schedule import Schedule
+
+MAX_JOBS = 16
+"""Combinations of shapes of batches that are kept ready."""
+
+
+class GraphJobs:
+    """Keeps jobs ready, and a team of executors that fits them.
+
+    Args:
+        context: the learners.
+        tasks: their learning tasks, captured.
+    """
+
+    def __init__(self, context: RoundContext, tasks: CapturedTasks) -> None:
+        self.team: NativeTeam = None
+        self._context = context
+        self._group = context.group
+        self._tasks = tasks
+        self._cores = len(available_cores())
+        self._executors: ExecutorGroups | None = None  # those of the team
+        self._by_shapes: dict[tuple[Any, ...], GraphRound] = {}
+        self._alone: dict[tuple[int, Shape, bool], GraphRound] = {}
+        self._usual: GraphRound | None = None  # what ran last
+        self._usual_mode: tuple[Any, ...] = ()
+
+    def forget(self) -> None:
+        """Forget all jobs: learners or what was captured are others now."""
+        self._by_shapes.clear()
+        self._alone.clear()
+        self._usual = None
+
+    def close(self) -> None:
+        """End the executors' threads; the next round starts them again."""
+        if self.team is not None:
+            self.team.close()
+
+    def ready(self, batches: Batches, sgd: SgdState | None) -> GraphRound | None:
+        """What runs these batches, which it has been given; None where they are to be run in turn."""
+        mode = (self._groups(), torch.is_autocast_enabled("cpu"), sgd is not None)
+        usual = self._usual
+        if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
+            usual = self._for(batches, sgd)
+            if usual is None:
+                return None
+            fed = usual.feed(batches, self._seeds(usual))
+            assert fed
+            self._usual, self._usual_mode = usual, mode
+        return usual
+
+    def alone(self, learner: int, batch: Batch, sgd: SgdState | None) -> GraphRound:
+        """What runs one learner's task on one executor."""
+        shape = shape_of(batch)
+        key = (learner, shape, sgd is not None)
+        if key not in self._alone:
+            executor = ExecutorGroups(1, (1,))
+            self._alone[key] = GraphRound(self._group, [learner], [self._tasks[shape]], [batch], executor, sgd)
+        return self._alone[key]
+
+    def one_executor_each(self) -> ExecutorGroups:
+        """One executor for each learner, as far as there are cores."""
+        return ExecutorGroups.of(len(self._group), self._cores, torch.get_num_threads(), schedule=None)
+
+    def team_of(self, groups: ExecutorGroups) -> NativeTeam:
+        """These executors, and as many more of the kind as there are cores for where learners have one each."""
+        if groups.schedule is None:
+            each = groups.threads[0]
+            groups = ExecutorGroups(self._cores // each, (each,) * (self._cores // each))
+        if self.team is None or groups != self._executors:
+            self.close()
+            self.team = native().Team(*groups.affinities)
+            self._executors = groups
+        return self.team
+
+    def _seeds(self, job: GraphRound) -> list[int]:
+        learners = range(len(self._group))
+        return [self._context.task_seed(j) for j in learners] if job.is_random else [0] * len(learners)
+
+    def _for(self, batches: Batches, sgd: SgdState | None) -> GraphRound | None:
+        """The job for batches of these shapes; None where they are to be run in turn."""
+        dealt = [batch_of(batches, learner) for learner in range(len(self._group))]
+        shapes = [None if batch is None else shape_of(batch) for batch in dealt]
+        like = next((batch for batch in dealt if batch is not None), None)
+        if like is None:
+            return None
+        groups = self._groups()
+        key = (groups, sgd is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
+        if key not in self._by_shapes:
+            tasks = self._tasks.by_learner(dealt, shapes, self._context.round_index)
+            if tasks is None:
+                return None
+            if len(self._by_shapes) == MAX_JOBS:
+                self._by_shapes.clear()
+            if groups.schedule is not None and not self._fits(groups.schedule, tasks):
+                groups = self.one_executor_each()
+            examples = [like if batch is None else batch for batch in dealt]
+            try:
+                made = GraphRound(self._group, range(len(self._group)), tasks, examples, groups, sgd)
+            except RuntimeError as error:  # an argument or a library that the runtime cannot take
+                self._tasks.refused = reason(error)
+                return None
+            self._by_shapes[key] = made
+        self.team_of(self._by_shapes[key].groups)
+        return self._by_shapes[key]
+
+    def _groups(self) -> ExecutorGroups:
+        """The executors that work."""
+        schedule = self._context.settings.schedule
+        return ExecutorGroups.of(len(self._group), self._cores, torch.get_num_threads(), schedule)
+
+    def _fits(self, schedule: Schedule, tasks: Sequence[CapturedTask]) -> bool:
+        """Whether a schedule is one of these learning tasks; the user is told once where it is not."""
+        try:
+            for task in tasks:
+                schedule.check(dependencies_of(operators_of(task.graph)))
+        except ScheduleError as error:
+            self._context.log.tell(f"the strategy does not fit ({reason(error)}); operators run one after another")
+            return False
+        return True

@@ -1,0 +1,124 @@
+"""Which learners start again from the central model, and when a training is beyond help."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from bow.engines.outcome import Outcome, TaskSettings
+from bow.errors import DivergenceError
+from bow.replicas import LearnerGroup
+from bow.sync import DropRule, Synchroniser, Timing
+
+HOPELESS_ROUNDS = 10
+"""After this many rounds in a row in which every learner diverged, training ends with an error."""
+
+REMEDY = 'lower the learning rate, look for NaN in the data, or go on with on_nan="continue"'
+
+
+class Note(Protocol):
+    """Remembers an event of a round."""
+
+    def __call__(self, event: str, message: str, round_index: int | None = None) -> None:
+        """Remember it."""
+        ...
+
+
+class Restarts:
+    """Starts learners again: those that left the finite numbers, and all of them when the learning rate drops.
+
+    Args:
+        group: the learners of the device.
+        sync: what keeps them together.
+        settings: what their learning tasks have in common.
+        note: remembers events.
+        where: the context in which the central model is read.
+    """
+
+    def __init__(
+        self,
+        group: LearnerGroup,
+        sync: Synchroniser,
+        settings: TaskSettings,
+        note: Note,
+        where: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self.drop = DropRule()
+        self.num_restarts = 0
+        self._group = group
+        self._sync = sync
+        self._on_nan = settings.on_nan
+        self._note = note
+        self._where = where
+        self._hopeless_rounds = 0
+
+    @property
+    def gives_weights(self) -> bool:
+        """Whether a learner that diverged gets new weights; where gradients are averaged, all have the same anyway."""
+        return self._sync.timing is not Timing.BEFORE_STEP
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether all learners of this device have diverged round after round."""
+        return self._on_nan != "continue" and self._hopeless_rounds >= HOPELESS_ROUNDS
+
+    def observe_learning_rate(self) -> None:
+        """See the learning rate of the coming round."""
+        self.drop.observe(float(self._group.optimizer.optimizer.param_groups[0]["lr"]))
+
+    def after_drop(self) -> bool:
+        """Behind a synchronisation task: start all learners again if the learning rate has dropped."""
+        if not (self._sync.restarts_on_drop and self.drop.take()):
+            return False
+        self._sync.restart_all(self._group.matrix)
+        self._note("restart", "the learning rate dropped: every learner starts again from the central model")
+        return True
+
+    def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
+        """Start learners again that have left the finite numbers."""
+        center = self._sync.center(self._group.matrix)
+        self._group.restart(diverged, center, weights=weights and self.gives_weights, gather=gather)
+
+    def after_step(self, outcome: Outcome) -> None:
+        """Learners whose step led out of the finite numbers start again before others average with them."""
+        finite = torch.isfinite(self._group.matrix.weights.sum(1))
+        if not bool(finite.all()):
+            outcome.take_out(finite)
+            self.restart(outcome.diverged)
+            for learner, diverged in enumerate(outcome.diverged):
+                if diverged:
+                    self._sync.restarted(self._group.matrix, learner)
+
+    def count_healthy(self) -> None:
+        """Count a round in which nobody diverged."""
+        self._hopeless_rounds = 0
+
+    def count(self, outcome: Outcome, round_index: int) -> None:
+        """Tell of learners that diverged, or end the training where starting them again from `z` cannot help."""
+        if not outcome.any_diverged:
+            if any(outcome.active):  # a round that all sit out says nothing
+                self.count_healthy()
+            return
+        which = outcome.diverged.index(True)
+        loss = float(outcome.losses[which])
+        quantity = "gradient or weights were not finite" if math.isfinite(loss) else f"loss was {loss:g}"
+        learner = which if outcome.taken_by is None else outcome.taken_by[which]
+        cause = f"learner {self._group.first + learner}'s {quantity} in round {round_index}"
+        if self._on_nan == "error":
+            raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
+        self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
+        if self.is_hopeless and self._group.is_alone:  # else other devices may have healthy ones
+            raise DivergenceError(f"training diverged: {cause}, and so did every other; {REMEDY}")
+        with self._where():
+            is_finite = bool(torch.isfinite(self._group.matrix.z).all())
+        if not is_finite:
+            raise DivergenceError(f"training diverged: {cause}, and with it the central model; lower the learning rate")
+        what = "starts again from the central model" if self.gives_weights else "is left out of the mean"
+        message = f"{cause}: it {what}"
+        if not self.num_restarts:
+            warnings.warn(f"{message} (said once, then counted)", stacklevel=5)
+        self.num_restarts += sum(outcome.diverged)
+        self._note("learner restarted", message, round_index)
