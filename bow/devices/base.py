@@ -14,11 +14,7 @@ from torch import Tensor
 
 
 class Event(abc.ABC):
-    """A point in the work of a stream. Recording it again moves it.
-
-    Args:
-        name: for messages, and for the fake device's list of waits.
-    """
+    """A point in the work of a stream. Recording it again moves it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,11 +29,7 @@ class Event(abc.ABC):
 
 
 class Stream(abc.ABC):
-    """A queue of work on a device.
-
-    Args:
-        name: unique on its device.
-    """
+    """A queue of work on a device."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -67,11 +59,7 @@ class CapturedGraph(abc.ABC):
 
 
 class StreamDevice(abc.ABC):
-    """A device that works through streams.
-
-    Args:
-        torch_device: where its tensors live.
-    """
+    """A device that works through streams."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device

@@ -59,11 +59,7 @@ class CudaStream(Stream):
 
 
 class CudaGraph(CapturedGraph):
-    """A CUDA graph with a memory pool of its own: graphs that may run at the same time must not share one.
-
-    Args:
-        of_stream: the graphs that were captured on the same stream.
-    """
+    """A CUDA graph with a memory pool of its own: graphs that may run at the same time must not share one."""
 
     def __init__(self, of_stream: "GraphsOfStream") -> None:
         self.raw: Any = torch.cuda.CUDAGraph()
@@ -108,11 +104,7 @@ class GraphsOfStream:
 
 
 class CudaDevice(StreamDevice):
-    """One GPU.
-
-    Args:
-        torch_device: with its index.
-    """
+    """One GPU."""
 
     def __init__(self, torch_device: torch.device) -> None:
         super().__init__(torch_device)

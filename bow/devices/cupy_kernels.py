@@ -30,13 +30,6 @@ class CupyKernels:
     Everything is compiled and loaded here, before any CUDA graph is captured. A launch is one kernel on the stream that
     is current in PyTorch, so that it can be captured; only the first launch of a thread asks the driver for more
     than a capture allows (`launch_once`).
-
-    Args:
-        device: the CUDA device that all tensors are on.
-
-    Raises:
-        MissingDependencyError: CuPy is not installed.
-        RuntimeUnavailableError: CuPy cannot be imported, or is installed beside libraries that break it.
     """
 
     name = "cupy"

@@ -112,9 +112,6 @@ class Kernels(Protocol):
 class TorchKernels:
     """The kernels as operators of PyTorch: for any device and dtype, and what the CUDA kernels are tested against.
 
-    Args:
-        reason: why these kernels are used although there are faster ones; None: there are not.
-
     Example:
         >>> weights, z, total = torch.tensor([[1.0], [3.0]]), torch.zeros(1), torch.empty(1)
         >>> TorchKernels().sma_contribute(weights, z, torch.empty(2, 1), total, alpha=0.5)

@@ -18,11 +18,6 @@ class Averaging:
     """Carries a synchroniser out on the learners of one device, in the order of its timing.
 
     A round calls `begin`, then has the learners learn, then calls `before_step`, steps, and calls `after_step`.
-
-    Args:
-        group: the learners of the device.
-        sync: what keeps them together.
-        kernels: what averages in one pass over the rows, where the synchroniser is plain SMA; None: PyTorch does.
     """
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, kernels: Kernels | None = None) -> None:

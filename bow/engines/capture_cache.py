@@ -22,12 +22,7 @@ Captured = TypeVar("Captured")
 
 
 class CaptureCache(Generic[Captured]):
-    """What was captured, by shape of batch, until a value in Python changes that the step reads.
-
-    Args:
-        step: what is done with a batch.
-        model: gives a learner's module.
-    """
+    """What was captured, by shape of batch, until a value in Python changes that the step reads."""
 
     def __init__(self, step: Step, model: Callable[[], nn.Module]) -> None:
         self._step = step

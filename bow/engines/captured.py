@@ -43,13 +43,7 @@ class CapturedTask:
 
 
 class CapturedTasks(CaptureCache[CapturedTask]):
-    """The learning task of a training as step graphs, one for each shape of batch that is worth it.
-
-    Args:
-        group: the learners, which have one model.
-        settings: what their learning tasks have in common.
-        tell: says what a user should know.
-    """
+    """The learning task of a training as step graphs, one for each shape of batch that is worth it."""
 
     def __init__(self, group: LearnerGroup, settings: TaskSettings, tell: Callable[[str], None]) -> None:
         super().__init__(settings.step, lambda: group.learners[0].module)

@@ -61,13 +61,7 @@ class Eager(TaskRunner):
 
 
 class InTurn:
-    """Runs the learning tasks of a device one after another.
-
-    Args:
-        group: the learners.
-        settings: what their learning tasks have in common.
-        around: as for `LearningTasks`.
-    """
+    """Runs the learning tasks of a device one after another."""
 
     def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:
         self._group = group
@@ -111,11 +105,6 @@ class LearningTasks:
     """The learning tasks of a device's learners, by ordinary autograd or compiled, each when it is asked for.
 
     Different learners' tasks can run at the same time.
-
-    Args:
-        group: the learners.
-        settings: what their learning tasks have in common.
-        around: makes the context around forward and backward pass of a task; None: there is none.
     """
 
     def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:

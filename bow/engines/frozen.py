@@ -59,10 +59,6 @@ class FrozenValues:
     Followed are globals and attributes that their code names (and the code of functions and methods that it names),
     enclosing variables, defaults, partials and bound methods, and from there on dictionaries, lists, tuples, sets,
     instances with `__dict__` or `__slots__`, and classes. No property and no method of the user's is called.
-
-    Args:
-        step: what is done with a batch.
-        model: one learner's module.
     """
 
     def __init__(self, step: Any, model: nn.Module) -> None:
@@ -114,13 +110,7 @@ class FrozenValues:
 
 
 class _Walk:
-    """Finds the places of a step and a model that hold values, nearest first.
-
-    Args:
-        step: what is done with a batch.
-        model: one learner's module.
-        followed: the attributes and globals that are looked at, by name.
-    """
+    """Finds the places of a step and a model that hold values, nearest first."""
 
     def __init__(self, step: Any, model: nn.Module, followed: set[str]) -> None:
         self.names: set[str] = set()

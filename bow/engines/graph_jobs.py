@@ -23,12 +23,7 @@ MAX_JOBS = 16
 
 
 class GraphJobs:
-    """Keeps jobs ready, and a team of executors that fits them.
-
-    Args:
-        context: the learners.
-        tasks: their learning tasks, captured.
-    """
+    """Keeps jobs ready, and a team of executors that fits them."""
 
     def __init__(self, context: RoundContext, tasks: CapturedTasks) -> None:
         self.team: NativeTeam = None

@@ -25,16 +25,7 @@ from bow.schedule.scheduler import Learn, TaskScheduler
 
 
 class GraphRound:
-    """Runs learning tasks of a round for batches of certain shapes: all learners' or one's.
-
-    Args:
-        group: the learners.
-        learners: those that it runs, neighbours in the replica matrix.
-        tasks: by learner: what it runs.
-        like: by learner: a batch of the kind that it learns from.
-        groups: the executors that share the learners.
-        sgd: what steps and averages inside the job; None: gradients go to the rows of `G` and nothing else happens.
-    """
+    """Runs learning tasks of a round for batches of certain shapes: all learners' or one's."""
 
     def __init__(
         self,

@@ -55,48 +55,27 @@ Numbers: TypeAlias = Callable[[], contextlib.AbstractContextManager[Callable[[],
 
 @dataclass(frozen=True)
 class TaskRun:
-    """What a learning task left.
+    """What a learning task left."""
 
-    Attributes:
-        loss: shape [].
-        gradient: as a row.
-        metrics: by name.
-        buffers: of the learner, behind the task.
-        rounding: by element, how far off the gradient is for the way in which it was found.
-    """
-
-    loss: Tensor
-    gradient: Tensor
-    metrics: Metrics
-    buffers: Mapping[str, Tensor]
-    rounding: Tensor | None = None
+    loss: Tensor  # shape []
+    gradient: Tensor  # as a row
+    metrics: Metrics  # by name
+    buffers: Mapping[str, Tensor]  # of the learner, behind the task
+    rounding: Tensor | None = None  # by element, how far off the gradient is for the way in which it was found
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the user's own step makes of a batch.
+    """What the user's own step makes of a batch."""
 
-    Attributes:
-        learner: whose.
-        run: what it left; None where it cannot be compared.
-        spread: by part, the effect of rounding; None: nobody has looked.
-        failure: what it has raised.
-    """
-
-    learner: int
-    run: TaskRun | None
-    spread: Mapping[str, float] | None = None
-    failure: str | None = None
+    learner: int  # whose
+    run: TaskRun | None  # what it left; None where it cannot be compared
+    spread: Mapping[str, float] | None = None  # by part, the effect of rounding; None: nobody has looked
+    failure: str | None = None  # what it has raised
 
 
 class LiveCheck:
-    """Compares a capture with the step, in the first rounds behind a capture and then in 1 % of the time.
-
-    Args:
-        group: the learners.
-        settings: what their learning tasks have in common.
-        captures: what has been captured.
-    """
+    """Compares a capture with the step, in the first rounds behind a capture and then in 1 % of the time."""
 
     def __init__(self, group: LearnerGroup, settings: TaskSettings, captures: CaptureCache[Any]) -> None:
         self._group = group

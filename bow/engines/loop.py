@@ -27,11 +27,7 @@ InParts: TypeAlias = Callable[[Batches, bool], Outcome]
 
 
 class TaskRunner(abc.ABC):
-    """Runs the learning tasks of one device's rounds: what engines on a host differ in.
-
-    Args:
-        context: the learners, and what carries a round out.
-    """
+    """Runs the learning tasks of one device's rounds: what engines on a host differ in."""
 
     name: ClassVar[str]
 
@@ -91,16 +87,7 @@ class AheadRunner(TaskRunner):
 
 
 class Loop(abc.ABC):
-    """The rounds of one device, whatever runs its learning tasks: `RoundLoop` on a host, `DeviceRoundLoop` on streams.
-
-    Args:
-        context: the learners, and what carries a round out.
-        name: of the engine.
-        keeps_step: whether no learner can start on its next batch while others are still at theirs.
-
-    Warns:
-        UserWarning: `dispatch="first_come"` for an engine whose learners keep step.
-    """
+    """The rounds of one device: `RoundLoop` on a host, `DeviceRoundLoop` on a device with streams."""
 
     brings_batches: ClassVar[bool] = False
     """Whether it brings batches to its device itself, where learners do not compute on the host."""
@@ -210,15 +197,7 @@ def rounds_to_synchronise(context: RoundContext) -> int:
 
 @final
 class RoundLoop(Loop):
-    """Rounds on the host: one has ended when the call returns.
-
-    Args:
-        kind: the class of what runs the learning tasks.
-        group: the learners of the device.
-        sync: what keeps them together.
-        settings: what their learning tasks have in common.
-        device: where they run, if it is a device with streams all the same.
-    """
+    """Rounds on the host: one has ended when the call returns."""
 
     def __init__(
         self,

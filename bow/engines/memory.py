@@ -53,31 +53,18 @@ def bytes_text(count: float) -> str:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What k learners need of a device's memory, in bytes: `k learner + min(k, m) task + device`.
+    """What k learners need of a device's memory, in bytes: `k learner + min(k, m) task + device`."""
 
-    Attributes:
-        learners: k.
-        row_bytes: the trainable parameters of one learner, padding included.
-        rows_per_learner: weights, gradient, and the correction where the synchroniser keeps one.
-        state_tensors: tensors of a row's size that the optimizer keeps for a learner.
-        rows_per_device: z, its next value, the sum, and what the synchroniser keeps.
-        buffer_bytes: buffers of one module.
-        frozen_bytes: parameters that are not trained, which all learners share.
-        activation_bytes: what the backward pass of one learning task needs; None where that is unknown.
-        learners_at_once: m, learning tasks that are under way at the same time; None: all.
-        workspace_bytes: what libraries keep for each of those.
-    """
-
-    learners: int
-    row_bytes: int
-    rows_per_learner: int = 3
-    state_tensors: int = 0
-    rows_per_device: int = 4
-    buffer_bytes: int = 0
-    frozen_bytes: int = 0
-    activation_bytes: int | None = None
-    learners_at_once: int | None = None
-    workspace_bytes: int = 0
+    learners: int  # k
+    row_bytes: int  # the trainable parameters of one learner, padding included
+    rows_per_learner: int = 3  # weights, gradient, and the correction where the synchroniser keeps one
+    state_tensors: int = 0  # tensors of a row's size that the optimizer keeps for a learner
+    rows_per_device: int = 4  # z, its next value, the sum, and what the synchroniser keeps
+    buffer_bytes: int = 0  # buffers of one module
+    frozen_bytes: int = 0  # parameters that are not trained, which all learners share
+    activation_bytes: int | None = None  # what the backward pass of one learning task needs; None where that is unknown
+    learners_at_once: int | None = None  # m, learning tasks that are under way at the same time; None: all
+    workspace_bytes: int = 0  # what libraries keep for each of those
 
     @property
     def learner_bytes(self) -> int:

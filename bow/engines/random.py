@@ -35,9 +35,6 @@ class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     The default generator is one for all threads: what learners that run at the same time draw from it would depend on
     who comes first.
-
-    Args:
-        seed: of the generator.
     """
 
     def __init__(self, seed: int) -> None:
@@ -72,10 +69,6 @@ class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class NumbersOfGraph(OwnNumbers):  # type: ignore[no-untyped-call]
     """Within it, operators draw what those of a step graph draw, which have a stream each.
-
-    Args:
-        seed: of the learning task.
-        operators: the graph's random operators by index, in the order of capture.
 
     Attributes:
         num_draws: operators that have drawn so far.
@@ -118,9 +111,6 @@ class DrawWatch:
             a generator of the user's, by an operator that is not declared as random, or after the state was changed
             (activation checkpointing sets it back to draw a dropout mask for the second time); or whether they take
             forward-mode derivatives, which only one thread at a time can.
-
-    Args:
-        operators: whether to look at every operator. Not possible in compiled code, where all that draws is entangled.
     """
 
     def __init__(self, *, operators: bool) -> None:

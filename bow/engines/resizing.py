@@ -7,13 +7,7 @@ from bow.sync import Timing
 
 
 class Resizing:
-    """Changes how many learners a device has, between two rounds.
-
-    Args:
-        context: the learners and what keeps them together.
-        catch_up: waits for rounds that are still under way.
-        resized: has the task runner follow.
-    """
+    """Changes how many learners a device has, between two rounds."""
 
     def __init__(self, context: RoundContext, catch_up: Callable[[], None], resized: Callable[[], None]) -> None:
         self._group = context.group

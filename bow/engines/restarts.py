@@ -28,15 +28,7 @@ class Note(Protocol):
 
 
 class Restarts:
-    """Starts learners again: those that left the finite numbers, and all of them when the learning rate drops.
-
-    Args:
-        group: the learners of the device.
-        sync: what keeps them together.
-        settings: what their learning tasks have in common.
-        note: remembers events.
-        where: the context in which the central model is read.
-    """
+    """Starts learners again: those that left the finite numbers, and all of them when the learning rate drops."""
 
     def __init__(
         self,

@@ -35,28 +35,17 @@ class Room:
     On a device with streams, what is needed must be free. On a CPU, others may give memory back, and what is not used
     for long may be written to disk: there, what is refused is more than the machine or the container has in all, and
     activations, which are estimates, are left out.
-
-    Args:
-        place: where.
-        model: the template.
-        optimizer: makes the optimizer.
-        sync: what keeps the learners together.
-        engine: the name of the engine that runs them.
-        batch: one of a learner's, where `loss` takes it; None: activations are not known.
-        precision: as in `TaskSettings`.
-        clip_norm: as in `TaskSettings`.
-        memory: as in `TaskSettings`.
     """
 
-    place: Place
-    model: nn.Module
-    optimizer: OptimizerFactory
-    sync: Synchroniser
-    engine: str
-    batch: Batch | None = None
-    precision: str | None = None
-    clip_norm: float | None = None
-    memory: Memory = "device"
+    place: Place  # where
+    model: nn.Module  # the template
+    optimizer: OptimizerFactory  # makes the optimizer
+    sync: Synchroniser  # what keeps the learners together
+    engine: str  # the name of the engine that runs them
+    batch: Batch | None = None  # one of a learner's, where `loss` takes it; None: activations are not known
+    precision: str | None = None  # as in `TaskSettings`
+    clip_norm: float | None = None  # as in `TaskSettings`
+    memory: Memory = "device"  # as in `TaskSettings`
 
     @property
     def bytes(self) -> int:

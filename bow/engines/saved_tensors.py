@@ -68,23 +68,14 @@ class _Slot:
 
 @dataclass(eq=False)
 class _Parked:
-    """Elements that are, or soon will be, in pinned memory.
+    """Elements that are, or soon will be, in pinned memory."""
 
-    Attributes:
-        index: counts them within a learning task.
-        slot: where they are; None once the task has ended.
-        count: how many.
-        dtype: of each; those who saved them may see others.
-        flat: they on the device, where they are there and can be used.
-        changed: whether they were written to while they were being copied.
-    """
-
-    index: int
-    slot: _Slot | None
-    count: int
-    dtype: torch.dtype
-    flat: Tensor | None = None
-    changed: bool = False
+    index: int  # counts them within a learning task
+    slot: _Slot | None  # where they are; None once the task has ended
+    count: int  # how many
+    dtype: torch.dtype  # of each; those who saved them may see others
+    flat: Tensor | None = None  # they on the device, where they are there and can be used
+    changed: bool = False  # whether they were written to while they were being copied
 
 
 class _Leaving(NamedTuple):
@@ -109,23 +100,14 @@ class _Known(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """What autograd holds instead of a tensor. Nothing but this keeps it on the device, or a copy of it.
+    """What autograd holds instead of a tensor. Nothing but this keeps it on the device, or a copy of it."""
 
-    Attributes:
-        parked: its elements, or those of its whole allocation.
-        position: counts what is saved within a learning task.
-        dtype: of the tensor.
-        shape: of the tensor.
-        view: where it lies among them.
-        spread: whether it gets gaps between its elements that they do not have.
-    """
-
-    parked: _Parked
-    position: int
-    dtype: torch.dtype
-    shape: torch.Size
-    view: View
-    spread: bool
+    parked: _Parked  # its elements, or those of its whole allocation
+    position: int  # counts what is saved within a learning task
+    dtype: torch.dtype  # of the tensor
+    shape: torch.Size  # of the tensor
+    view: View  # where it lies among them
+    spread: bool  # whether it gets gaps between its elements that they do not have
 
 
 class _Kept(NamedTuple):
@@ -140,11 +122,6 @@ class Swap:
 
     Learners that learn at the same time need one each; learners in turn on the same stream share one, and with it the
     pinned memory.
-
-    Args:
-        device: where the learning tasks run.
-        name: of the two streams for copies, unique on the device.
-        min_bytes: what is smaller stays on the device.
 
     Example:
         >>> from bow.testing import FakeDevice

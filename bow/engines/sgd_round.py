@@ -18,13 +18,7 @@ from bow.sync import SMA
 
 
 class SgdRound:
-    """Rounds of one device whose optimizer is plain `torch.optim.SGD` and whose synchroniser is `SMA`.
-
-    Args:
-        group: the learners.
-        sync: an `SMA`.
-        together: the learning task of all learners at once, `(rows, buffers, batch) -> TaskResult`.
-    """
+    """Rounds of one device whose optimizer is plain `torch.optim.SGD` and whose synchroniser is `SMA`."""
 
     def __init__(self, group: LearnerGroup, sync: SMA, together: Callable[..., TaskResult]) -> None:
         self._group = group

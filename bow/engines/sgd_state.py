@@ -22,12 +22,7 @@ class Numbers(NamedTuple):
 
 
 class SgdState:
-    """The learners of a device whose optimizer is plain `torch.optim.SGD` and whose synchroniser is `SMA`.
-
-    Args:
-        group: the learners.
-        sync: an `SMA`.
-    """
+    """The learners of a device whose optimizer is plain `torch.optim.SGD` and whose synchroniser is `SMA`."""
 
     def __init__(self, group: LearnerGroup, sync: SMA) -> None:
         self._group = group

@@ -55,14 +55,7 @@ def check_swap(memory: Memory, engine: str, *, streams: bool) -> None:
 
 
 class SwappedTasks:
-    """Puts every learning task of a group of learners into the context of a `Swap`.
-
-    Args:
-        group: the learners.
-        device: where their tasks run.
-        at_once: whether tasks of different learners run at the same time, each on a stream of its own.
-        min_bytes: what is smaller stays on the device.
-    """
+    """Puts every learning task of a group of learners into the context of a `Swap`."""
 
     def __init__(self, group: LearnerGroup, device: StreamDevice, *, at_once: bool, min_bytes: int = MIN_BYTES) -> None:
         self._group = group

@@ -49,14 +49,7 @@ def check_precision(precision: str | None) -> None:
 
 
 class LearningTask(nn.Module):
-    """A model and its step as one module, so that `functional_call` can swap the model's parameters.
-
-    Args:
-        model: one learner's module.
-        step: what is done with a batch.
-        device: where it runs.
-        precision: `"bfloat16"` or None.
-    """
+    """A model and its step as one module, so that `functional_call` can swap the model's parameters."""
 
     def __init__(self, model: nn.Module, step: Step, device: torch.device, precision: str | None) -> None:
         super().__init__()
@@ -139,12 +132,7 @@ class TaskResult(NamedTuple):
 
 
 class PureTask:
-    """The learning task as a function of tensors alone, fit for `vmap` and `torch.compile`.
-
-    Args:
-        task: the learning task of any learner; its own parameters and buffers are not used.
-        layout: how a row is cut into parameters.
-    """
+    """The learning task as a function of tensors alone, fit for `vmap` and `torch.compile`."""
 
     def __init__(self, task: LearningTask, layout: ParameterLayout) -> None:
         self._task = task

@@ -48,11 +48,7 @@ def writing_results(together: Vectorised) -> TogetherTask:
 
 
 class StackedBuffers:
-    """The learners' buffers as one tensor each, of which every learner's module sees its row.
-
-    Args:
-        group: the learners.
-    """
+    """The learners' buffers as one tensor each, of which every learner's module sees its row."""
 
     def __init__(self, group: LearnerGroup) -> None:
         self._group = group

@@ -36,13 +36,7 @@ ROWS_PER_SPARE = 3
 
 
 class Learner:
-    """One replica: its module on its row, and the leaf on which its gradient is taken.
-
-    Args:
-        module: a copy of the model of this learner's own: one module used by two learners at once mixes them up.
-        row: the learner's row of `W`, a leaf that requires gradients.
-        gradient: the learner's row of `G`.
-    """
+    """One replica: its module on its row, and the leaf on which its gradient is taken."""
 
     def __init__(self, module: nn.Module, row: Tensor, gradient: Tensor) -> None:
         self.module = module
@@ -53,23 +47,10 @@ class Learner:
 class LearnerGroup:
     """All learners of one device and their central model.
 
-    Args:
-        template: the model; its parameters are read once and it is not changed.
-        optimizer: makes a torch optimizer over the template's parameters.
-        learners: how many to start with.
-        device: where they live.
-        buffers: what the central model's buffers are.
-        spare_bytes: what rows for learners that may come can take, on a device where they cost memory at once; None:
-            as much as they want.
-        world: the processes of the training, one for each device. All start from the weights of rank 0's template.
-
     Attributes:
         by_device: how many learners each device has.
         nodes: on which machine each device is.
         first: the number of this device's first learner among those of all devices.
-
-    Raises:
-        ModelError, OptimizerError, SettingError: as their messages say.
     """
 
     def __init__(

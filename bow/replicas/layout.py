@@ -48,13 +48,6 @@ class ParameterLayout:
 
     Parameters lie in the order of the optimizer's groups, so that every group is one contiguous slice of
     the row. The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
-
-    Args:
-        model: the template model; its names decide which parameters are tied.
-        groups: the parameters of each optimizer group, in order.
-
-    Raises:
-        OptimizerError: a group has a tensor that is not a parameter of the model.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> None:

@@ -14,15 +14,6 @@ class ReplicaMatrix:
 
     `W` and `G` reserve `capacity` rows, so rows never move when learners come and go: views of a row stay
     valid for as long as its learner lives.
-
-    Args:
-        row_length: elements in a row, padding included.
-        capacity: the most learners that this device will hold.
-        dtype: dtype of the parameters.
-        device: where the rows live.
-
-    Raises:
-        SettingError: there is not enough memory.
     """
 
     def __init__(self, row_length: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:

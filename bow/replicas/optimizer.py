@@ -74,16 +74,7 @@ def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
 
 
 class OptimizerRows:
-    """One optimizer for all learners of a device.
-
-    Args:
-        optimizer: made by the user's factory over the template's parameters; it is taken over.
-        layout: the row layout made from the optimizer's groups.
-        matrix: the rows that the optimizer will update.
-
-    Raises:
-        OptimizerError: the optimizer works neither on rows nor parameter by parameter.
-    """
+    """One optimizer for all learners of a device."""
 
     def __init__(self, optimizer: Optimizer, layout: ParameterLayout, matrix: ReplicaMatrix) -> None:
         self.optimizer = optimizer

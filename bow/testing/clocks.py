@@ -23,23 +23,14 @@ def merge(clock: Clock, other: Clock) -> None:
 
 @dataclass(frozen=True)
 class Access:
-    """One read or write.
+    """One read or write."""
 
-    Attributes:
-        actor: who.
-        time: the actor's count.
-        what: the work that it is part of.
-        writes: whether it writes.
-        begin: the first byte, counted from the start of the allocation.
-        end: the byte behind the last one.
-    """
-
-    actor: str
-    time: int
-    what: str
-    writes: bool
-    begin: int
-    end: int
+    actor: str  # who
+    time: int  # the actor's count
+    what: str  # the work that it is part of
+    writes: bool  # whether it writes
+    begin: int  # the first byte, counted from the start of the allocation
+    end: int  # the byte behind the last one
 
     def conflicts(self, other: "Access") -> bool:
         """Whether the order of the two matters."""
@@ -52,13 +43,9 @@ class Access:
 
 @dataclass
 class History:
-    """The accesses of one allocation that later ones may still have to be ordered with.
+    """The accesses of one allocation that later ones may still have to be ordered with."""
 
-    Args:
-        owner: the actor that allocated it, to which its memory goes back.
-    """
-
-    owner: str
+    owner: str  # the actor that allocated it, to which its memory goes back
     accesses: list[Access] = field(default_factory=list)
 
     def unordered(self, access: Access, clock: Clock) -> Access | None:

@@ -45,15 +45,10 @@ class CaptureRuleError(RuntimeError):
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait for an event: what a test can leave out.
+    """A wait for an event: what a test can leave out."""
 
-    Attributes:
-        waiting: the stream, or `"host"`.
-        event: its name.
-    """
-
-    waiting: str
-    event: str
+    waiting: str  # the stream, or `"host"`
+    event: str  # its name
 
 
 class FakeEvent(Event):
@@ -148,10 +143,6 @@ class _Capture:
 
 class FakeDevice(StreamDevice):
     """A device for tests.
-
-    Args:
-        without: leave this wait out, to see whether anything notices.
-        memory_bytes: what it pretends to have.
 
     Attributes:
         waits: every wait that there was, in order of appearance.

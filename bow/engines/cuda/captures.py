@@ -12,13 +12,7 @@ from bow.errors import BowError, CaptureError, reason
 
 
 class Captures:
-    """Captures learning tasks when batches of a shape come, and forgets them when they are stale.
-
-    Args:
-        context: the learners.
-        runner: what captures.
-        pending: rounds that are waited for before anything is captured or forgotten.
-    """
+    """Captures learning tasks when batches of a shape come, and forgets them when they are stale."""
 
     def __init__(self, context: DeviceContext, runner: DeviceRunner, pending: PendingRounds) -> None:
         self._context = context

@@ -18,13 +18,7 @@ _Key = tuple[Hashable, ...]
 
 
 class DeviceBatches:
-    """The batches of a round, on the device as soon as `copied` is.
-
-    Args:
-        batches: by learner, None where it sits out; or those of all as one.
-        learners: how many.
-        copied: what a stream has to wait for before it reads them; None where the caller's stream has made them.
-    """
+    """The batches of a round, on the device as soon as `copied` is."""
 
     def __init__(
         self, batches: FlatBatch | Sequence[FlatBatch | None], learners: int, copied: Event | None = None
@@ -58,9 +52,6 @@ class Feed:
 
     Batches of the host go through page-locked memory on a stream of their own, those that lie on the device are taken
     from where they are. Every round has a slot; who takes a slot again has seen the round before end.
-
-    Args:
-        device: where to.
     """
 
     def __init__(self, device: StreamDevice) -> None:

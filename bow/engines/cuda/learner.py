@@ -46,15 +46,7 @@ class LearnerGraph:
 
 
 class StreamLearner:
-    """A learner that learns on a stream of its own, and on further ones where its operators are spread over several.
-
-    Args:
-        device: where.
-        kernels: what gathers batches that lie on the device.
-        group: the learners.
-        tasks: their learning tasks.
-        index: which learner this is.
-    """
+    """A learner that learns on a stream of its own, and on further ones where its operators are spread over several."""
 
     def __init__(
         self, device: StreamDevice, kernels: Kernels, group: LearnerGroup, tasks: LearningTasks, index: int

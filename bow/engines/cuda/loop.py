@@ -39,13 +39,6 @@ class DeviceRoundLoop(Loop):
       computed there while the learners learn; behind their steps it moves the central model.
     * The host sees a round's results `SLOTS` rounds later, and learners that diverged then start again
       (`PendingRounds`).
-
-    Args:
-        kind: the class of what issues the learning tasks.
-        group: the learners of the device.
-        sync: what keeps them together.
-        settings: what their learning tasks have in common.
-        device: where they run; None: the GPU that their rows are on.
     """
 
     brings_batches = True

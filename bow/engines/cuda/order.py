@@ -7,11 +7,7 @@ from bow.engines.cuda.step import SgdStep
 
 
 class StreamOrder:
-    """Orders rounds with what the caller issues before and behind them; only `abandon` waits for the device.
-
-    Args:
-        device: whose streams.
-    """
+    """Orders rounds with what the caller issues before and behind them; only `abandon` waits for the device."""
 
     def __init__(self, device: StreamDevice) -> None:
         self.sync_stream = device.stream("synchronisation", high_priority=True)

@@ -63,9 +63,6 @@ class PendingRounds:
 
     Learners that diverged start again when the host sees it, always the same number of rounds later, so that a training
     is repeated exactly. Plain SGD with `SMA` sets weights back on the device at once.
-
-    Args:
-        context: whose rounds.
     """
 
     def __init__(self, context: DeviceContext) -> None:

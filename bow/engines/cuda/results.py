@@ -19,14 +19,7 @@ LOSS, FINITE, METRICS = 0, 1, 2
 
 
 class Results:
-    """Rows `[loss, finite, metrics...]` of every learner, for the last rounds.
-
-    Args:
-        device: where they are made.
-        learners: how many.
-        metrics: the names of what the step returns besides the loss.
-        dtype: of the losses.
-    """
+    """Rows `[loss, finite, metrics...]` of every learner, for the last rounds."""
 
     def __init__(self, device: StreamDevice, learners: int, metrics: Sequence[str], dtype: torch.dtype) -> None:
         self._device = device

@@ -13,11 +13,7 @@ from bow.schedule.scheduler import Learn, Run, TaskScheduler
 
 
 class DeviceRunner(abc.ABC):
-    """Issues the learning tasks of one device's rounds.
-
-    Args:
-        context: the learners, and what belongs to each of them on the device.
-    """
+    """Issues the learning tasks of one device's rounds."""
 
     name: ClassVar[str]
     replays: ClassVar[bool] = True

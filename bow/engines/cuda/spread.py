@@ -21,18 +21,6 @@ class SpreadTask:
     It begins and ends on the first of them. The gradient goes to the learner's row of `G`, buffers are written where
     they are, and random numbers are those of the device's generator, in the order of issue.
 
-    Args:
-        device: where.
-        graph: the step, captured for the batches.
-        schedule: which stream runs which operators.
-        streams: one for each of its executors, the learner's own first.
-        learner: whose task it is.
-        layout: how a row is cut into parameters.
-
-    Raises:
-        GraphError, ScheduleError: as `StreamRuntime`.
-        CaptureError: the step makes something else of a buffer than a tensor of its kind.
-
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
     """

@@ -17,12 +17,6 @@ class SgdStep:
         center:  z_next = z + sum_j alpha (w_j - z) + mu (z - z_prev)      on the synchronisation stream
         row:     w_j = w_j - (SGD's step) - alpha (w_j - z)                on learner j's stream, behind its gradient
         commit:  z_prev = z, z = z_next                                    behind all rows
-
-    Args:
-        device: where.
-        group: the learners.
-        sync: an `SMA`.
-        kernels: what carries it out.
     """
 
     def __init__(self, device: StreamDevice, group: LearnerGroup, sync: SMA, kernels: Kernels) -> None:
