@@ -18,3 +18,4 @@ from bow.devices.cuda import prepare_environment as prepare_environment
 from bow.devices.kernels import Kernels as Kernels
 from bow.devices.kernels import TorchKernels as TorchKernels
 from bow.devices.kernels import kernels_for as kernels_for
+from bow.devices.kernels import sgd_sma_round as sgd_sma_round

@@ -164,7 +164,8 @@ class TorchKernels:
         """See `Kernels.sgd_row`."""
         with torch.no_grad(), _written(weights, momentum) as (w, m):
             hyper = numbers.to(w.dtype).unbind()
-            moved = _stepped(w, m, _read(gradient), finite, hyper)
+            moved, momentum_next = sgd_step(w, m, _read(gradient), finite, hyper)
+            m.copy_(momentum_next)
             if synchronise:
                 alpha = hyper[4]
                 moved.addcmul_(torch.sub(w, _read(z)), alpha, value=-1)
@@ -185,14 +186,13 @@ class TorchKernels:
         with torch.no_grad(), _written(weights, momenta) as (w, m):
             steps = finite.unsqueeze(1)
             hyper = numbers.to(w.dtype).unbind()
-            moved = _stepped(w, m, _read(gradients), steps, hyper)
+            given = w, m, _read(gradients), _read(z), _read(z_prev)
+            moved, momenta_next, z_next = sgd_sma_round(*given, steps, hyper, synchronise)
+            m.copy_(momenta_next)
             if synchronise:
-                *_, alpha, mu = hyper
                 with _written(z, z_prev) as (central, before):
-                    corrections = torch.sub(w, central).mul_(alpha)
-                    torch.sub(central, before, out=before).mul_(mu).add_(corrections.sum(0))
-                    _advance(central, before)
-                moved.sub_(corrections)
+                    before.copy_(central)
+                    central.copy_(z_next)
             torch.where(steps, moved, _read(z), out=w)
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
@@ -245,18 +245,39 @@ def cuda_extra() -> str:
     return "cu12" if (torch.version.cuda or "").startswith("12.") else "cu13"
 
 
-def _stepped(w: Tensor, m: Tensor, gradient: Tensor, finite: Tensor, hyper: tuple[Tensor, ...]) -> Tensor:
-    """Rows after the optimizer's step, as new memory; `m` is brought up to date.
+def sgd_step(
+    w: Tensor, m: Tensor, gradient: Tensor, finite: Tensor, hyper: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Rows and momenta behind a step of SGD, as new memory.
 
-    Where a learner is not finite, the result means nothing. Nothing is multiplied by a flag: 0 * NaN is NaN.
+    Where a learner is not finite, its row means nothing, and its momentum is 0. Nothing is multiplied by a flag, since
+    0 * NaN is NaN.
     """
     lr, momentum, weight_decay, nesterov, _, _ = hyper
-    m.masked_fill_(~finite, 0)
     gradient = torch.addcmul(gradient, w, weight_decay)
     velocity = torch.addcmul(gradient, m, momentum)
     step = torch.where(nesterov != 0, torch.addcmul(gradient, velocity, momentum), velocity)
-    torch.where(finite & (momentum != 0), velocity, m, out=m)
-    return torch.addcmul(w, step, lr, value=-1)
+    kept = torch.where(finite, torch.where(momentum != 0, velocity, m), 0)
+    return torch.addcmul(w, step, lr, value=-1), kept
+
+
+def sgd_sma_round(
+    w: Tensor,
+    m: Tensor,
+    gradients: Tensor,
+    z: Tensor,
+    z_prev: Tensor,
+    finite: Tensor,
+    hyper: tuple[Tensor, ...],
+    synchronise: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, momenta and central model behind a round of SGD and SMA, as new memory; as `sgd_step` otherwise."""
+    moved, momenta = sgd_step(w, m, gradients, finite, hyper)
+    if not synchronise:
+        return moved, momenta, z
+    *_, alpha, mu = hyper
+    corrections = torch.sub(w, z).mul(alpha)
+    return moved - corrections, momenta, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
 
 
 def _advance(z: Tensor, movement: Tensor) -> None:

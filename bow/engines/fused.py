@@ -3,21 +3,25 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
+import torch
+from torch import Tensor
+
+from bow.devices import sgd_sma_round
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, InTurn
 from bow.engines.loop import InParts, TaskRunner
 from bow.engines.outcome import Outcome
 from bow.engines.random import task_random
-from bow.engines.sgd_round import SgdRound
-from bow.engines.sgd_state import fits
-from bow.engines.task import Batch, compiled
+from bow.engines.sgd_state import Numbers, SgdState, fits
+from bow.engines.task import Batch, Metrics, TaskResult, compiled
 from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, ModelError, reason
 from bow.graph.side_effects import changed, python_state
+from bow.replicas import LearnerGroup
 from bow.sync import SMA
 
 WHOLE = "whole round"
@@ -135,3 +139,67 @@ class Fused(TaskRunner):
         self._whole_round = SgdRound(self.group, cast(SMA, context.sync), together) if whole else None
         self._buffers = StackedBuffers(self.group)
         self._has_run = False
+
+
+class SgdRound:
+    """A whole round in one compiled region: learning tasks, SGD with momentum, and the synchronisation task of SMA.
+
+    One pass over the memory that must move: for a model of ten thousand parameters the separate passes of
+    `torch.optim.SGD` and `SMA` take longer than the learning tasks themselves.
+    """
+
+    def __init__(self, group: LearnerGroup, sync: SMA, together: Callable[..., TaskResult]) -> None:
+        self._group = group
+        self._together = together
+        self._state = SgdState(group, sync)
+        z = group.matrix.z
+        self._hyper = torch.zeros(len(Numbers._fields), dtype=z.dtype, device=z.device)
+        self._hyper_values: Numbers | None = None
+        self._regions = {True: self._region(synchronise=True), False: self._region(synchronise=False)}
+
+    def __call__(self, buffers: dict[str, Tensor], batch: Batch, due: bool) -> Outcome:
+        """Run one round; `due` is whether it has a synchronisation task."""
+        momenta = self._state.momenta
+        self._update_hyperparameters()
+        self._state.begin_round()
+        matrix = self._group.matrix
+        z, z_prev = matrix.z, matrix.state["z_prev"]
+        loss, finite, metrics, z_next = self._regions[due](
+            matrix.weights, momenta, z, z_prev, self._hyper, buffers, batch
+        )
+        if due:
+            # Not inside the region: torch.compile writes its mutated inputs back in the order of the arguments, so
+            # that z_prev would receive the new z (seen in torch 2.13).
+            z_prev.copy_(z)
+            z.copy_(z_next)
+        return Outcome(loss, finite, [True] * len(self._group), metrics)
+
+    def _region(self, synchronise: bool) -> Callable[..., tuple[Tensor, Tensor, Metrics, Tensor]]:
+        together = self._together
+
+        def run(
+            weights: Tensor,
+            momenta: Tensor,
+            z: Tensor,
+            z_prev: Tensor,
+            hyper: Tensor,
+            buffers: dict[str, Tensor],
+            batch: Batch,
+        ) -> tuple[Tensor, Tensor, Metrics, Tensor]:
+            result = together(weights, buffers, batch)
+            finite = result.finite.unsqueeze(1)
+            given = weights, momenta, result.gradient, z, z_prev
+            moved, momenta_next, z_next = sgd_sma_round(*given, finite, hyper.unbind(), synchronise)
+            momenta.copy_(momenta_next)
+            weights.copy_(torch.where(finite, moved, z_next))  # as the kernels do, of which this is the arithmetic
+            for name, buffer in result.buffers.items():
+                buffers[name].copy_(buffer)
+            return result.loss, result.finite & torch.isfinite(moved.sum(1)), result.metrics, z_next
+
+        return compiled(run)
+
+    def _update_hyperparameters(self) -> None:
+        values = self._state.numbers()
+        if values != self._hyper_values:
+            self._hyper.copy_(torch.tensor(values, dtype=self._hyper.dtype))
+            self._hyper_values = values
