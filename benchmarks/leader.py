@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from bow.cluster import PendingSum
 from bow.engines import Batches, Outcome, TaskRunner
-from bow.engines.averaging import Averaging
+from bow.engines.averaging import ModelAveraging
 from bow.engines.batches import Batch, batch_of
 from bow.engines.context import RoundContext
 from bow.engines.task import LearningTask
@@ -27,8 +27,8 @@ class All(PendingSum):
             each.wait()
 
 
-class SummedByVariable(Averaging):
-    """Averaging whose sums are begun by the learners, variable by variable."""
+class SummedByVariable(ModelAveraging):
+    """ModelAveraging whose sums are begun by the learners, variable by variable."""
 
     def begin(self, due: bool) -> None:
         """Nothing: what learners contribute, they sum themselves."""

@@ -14,7 +14,7 @@ from bow.replicas import LearnerGroup
 from bow.sync import EASGD, SMA, Synchroniser, Timing, TwoLevel
 
 
-class Averaging:
+class ModelAveraging:
     """Carries a synchroniser out on the learners of one device, in the order of its timing.
 
     A round calls `begin`, then has the learners learn, then calls `before_step`, steps, and calls `after_step`.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bow.devices import Kernels, StreamDevice
-from bow.engines.averaging import Averaging
+from bow.engines.averaging import ModelAveraging
 from bow.engines.outcome import Event, TaskSettings
 from bow.engines.restarts import Restarts
 from bow.replicas import LearnerGroup
@@ -67,7 +67,7 @@ class RoundContext:
         self.settings = settings
         self.device = device
         self.log = RoundLog()
-        self.averaging = Averaging(group, sync, kernels)
+        self.averaging = ModelAveraging(group, sync, kernels)
         self.restarts = Restarts(group, sync, settings, self.log.note, where)
 
     @property

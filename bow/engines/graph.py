@@ -13,10 +13,9 @@ from bow.engines.batches import Batches, Stacked, batch_of
 from bow.engines.captured import CapturedTasks, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, InTurn
-from bow.engines.executor_groups import ExecutorGroups
 from bow.engines.first_come import FinishedTask, Period, run_tasks
 from bow.engines.graph_jobs import GraphJobs
-from bow.engines.graph_round import GraphRound
+from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.live_check import LiveCheck
 from bow.engines.loop import AheadRunner, InParts, step_alone
 from bow.engines.outcome import Outcome

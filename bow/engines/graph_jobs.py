@@ -9,8 +9,7 @@ from bow.devices import available_cores
 from bow.engines.batches import Batch, Batches, batch_of
 from bow.engines.captured import CapturedTask, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
-from bow.engines.executor_groups import ExecutorGroups
-from bow.engines.graph_round import GraphRound
+from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.sgd_state import SgdState
 from bow.errors import ScheduleError, reason
 from bow.runtime import NativeTeam, native

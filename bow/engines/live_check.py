@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from bow.engines.capture_cache import CaptureCache
+from bow.engines.captured import CaptureCache
 from bow.engines.eager import LearningTasks
 from bow.engines.frozen import generators_kept
 from bow.engines.outcome import TaskSettings

@@ -32,8 +32,50 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from bow.devices import Event, StreamDevice
-from bow.engines.strides import View, view_of
 from bow.errors import SettingError, reason
+
+
+class StridedView(NamedTuple):
+    """How a tensor lies in memory. A dimension of stride 0 counts as one of size 1: `expand` repeats it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def compact(self) -> tuple[int, ...]:
+        """The strides in the same order without gaps."""
+        strides, step = list(self.strides), 1
+        for dimension in self._from_fastest():
+            strides[dimension] = step
+            step *= self.shape[dimension]
+        return tuple(strides)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last one, gaps included."""
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether elements share memory, as the windows of `unfold` do."""
+        reach = 1
+        for dimension in self._from_fastest():
+            if self.strides[dimension] < reach:
+                return True
+            reach += (self.shape[dimension] - 1) * self.strides[dimension]
+        return False
+
+    def _from_fastest(self) -> list[int]:
+        dimensions = [dimension for dimension, size in enumerate(self.shape) if size > 1]
+        return sorted(dimensions, key=lambda dimension: self.strides[dimension])
+
+
+def view_of(tensor: Tensor) -> StridedView:
+    """How a tensor lies in its allocation."""
+    shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return StridedView(tuple(shape), tensor.stride(), int(tensor.storage_offset()))
+
 
 MIN_BYTES = 2**20
 """What is smaller stays on the device: a copy of it costs more time than it is worth memory."""
@@ -58,7 +100,7 @@ MODIFIED = (
 
 
 @dataclass(eq=False)
-class _Slot:
+class _PinnedSlot:
     """Pinned memory, and when it was last copied to and from."""
 
     memory: Tensor
@@ -71,7 +113,7 @@ class _Parked:
     """Elements that are, or soon will be, in pinned memory."""
 
     index: int  # counts them within a learning task
-    slot: _Slot | None  # where they are; None once the task has ended
+    slot: _PinnedSlot | None  # where they are; None once the task has ended
     count: int  # how many
     dtype: torch.dtype  # of each; those who saved them may see others
     flat: Tensor | None = None  # they on the device, where they are there and can be used
@@ -82,7 +124,7 @@ class _Leaving(NamedTuple):
     """What is on its way to the host: its memory must not be given back before it has got there."""
 
     parked: _Parked
-    slot: _Slot
+    slot: _PinnedSlot
     flat: Tensor
     version: int
 
@@ -106,7 +148,7 @@ class _Saved(NamedTuple):
     position: int  # counts what is saved within a learning task
     dtype: torch.dtype  # of the tensor
     shape: torch.Size  # of the tensor
-    view: View  # where it lies among them
+    view: StridedView  # where it lies among them
     spread: bool  # whether it gets gaps between its elements that they do not have
 
 
@@ -143,9 +185,9 @@ class Swap:
         self._saved = device.event(f"{name}: saved")
         self._room = device.event(f"{name}: there is room")
         self._idle = device.event(f"{name}: idle")
-        self._pool: dict[int, list[_Slot]] = {}
+        self._pool: dict[int, list[_PinnedSlot]] = {}
         self._stays: set[int] = set()
-        self._slots: list[_Slot] = []
+        self._slots: list[_PinnedSlot] = []
         self._order: list[weakref.ref[_Parked]] = []
         self._known: dict[Hashable, _Known] = {}
         self._leaving: deque[_Leaving] = deque()
@@ -201,7 +243,7 @@ class Swap:
             return False
         return tensor.untyped_storage().nbytes() >= self._min_bytes and _allocation_of(tensor) not in self._stays
 
-    def _pack_whole(self, tensor: Tensor, view: View, count: int) -> _Saved:
+    def _pack_whole(self, tensor: Tensor, view: StridedView, count: int) -> _Saved:
         """Save a tensor that has its allocation to itself."""
         key = (_allocation_of(tensor),)
         parked = self._known_as(key, tensor)
@@ -210,7 +252,7 @@ class Swap:
             parked = self._remembered(key, tensor, self._copy_to_host(flat))
         return self._in_order(parked, tensor, view, spread=False)
 
-    def _pack_part(self, tensor: Tensor, view: View, count: int) -> _Saved:
+    def _pack_part(self, tensor: Tensor, view: StridedView, count: int) -> _Saved:
         """Save a tensor that is a part of its allocation, without gaps."""
         key = (_allocation_of(tensor), tensor.dtype, view)
         compact = view._replace(strides=view.compact, offset=0)
@@ -221,7 +263,7 @@ class Swap:
             parked = self._remembered(key, tensor, self._copy_to_host(flat))
         return self._in_order(parked, tensor, view._replace(offset=0), spread=compact.strides != view.strides)
 
-    def _in_order(self, parked: _Parked, tensor: Tensor, view: View, *, spread: bool) -> _Saved:
+    def _in_order(self, parked: _Parked, tensor: Tensor, view: StridedView, *, spread: bool) -> _Saved:
         """Note that this is what the backward pass will ask for before it asks for what was saved earlier."""
         self._order.append(weakref.ref(parked))
         return _Saved(parked, len(self._order) - 1, tensor.dtype, tensor.shape, view, spread)
@@ -309,7 +351,7 @@ class Swap:
         while len(self._coming) > MAX_COMING:
             self._give_up(next(iter(self._coming)))
 
-    def _fetch(self, parked: _Parked, slot: _Slot) -> None:
+    def _fetch(self, parked: _Parked, slot: _PinnedSlot) -> None:
         """Copy back, into memory of the computation's stream: that is where it is used and given back."""
         flat = torch.empty(parked.count, dtype=parked.dtype, device=self._device.torch_device)
         self._device.caller().record(self._room)  # what used this memory before is over by then
@@ -341,7 +383,7 @@ class Swap:
 
     # Pinned memory
 
-    def _take(self, num_bytes: int) -> _Slot:
+    def _take(self, num_bytes: int) -> _PinnedSlot:
         size = 2 ** (num_bytes - 1).bit_length()  # as torch's allocator of pinned memory does
         free = self._pool.get(size)
         if free:
@@ -353,7 +395,7 @@ class Swap:
                 f'memory="swap" finds no {size} bytes of host memory to pin more ({reason(error)}); use fewer '
                 "learners or a smaller batch_size"
             ) from error
-        return _Slot(
+        return _PinnedSlot(
             memory, self._device.event(f"{self._name}: on the host"), self._device.event(f"{self._name}: back")
         )
 
@@ -363,6 +405,6 @@ def _allocation_of(tensor: Tensor) -> int:
     return key
 
 
-def _like(slot: _Slot, dtype: torch.dtype, count: int) -> Tensor:
+def _like(slot: _PinnedSlot, dtype: torch.dtype, count: int) -> Tensor:
     """Pinned memory as so many elements."""
     return slot.memory[: count * dtype.itemsize].view(dtype)

@@ -13,7 +13,7 @@ INNER, OUTER = "inner_", "outer_"
 
 
 @dataclass
-class View:
+class RowsView:
     """Some rows as another synchroniser sees them."""
 
     weights: Tensor
@@ -158,16 +158,16 @@ class TwoLevel(Synchroniser):
         if z_prev is not None:
             z_prev.add_(shift)
 
-    def _near(self, rows: Rows) -> View:
+    def _near(self, rows: Rows) -> RowsView:
         """The learners around the node's central model."""
         state = _part(rows.state, INNER)
         center = rows.state[CENTER]
-        return View(rows.weights, rows.gradients, center, rows.total, rows.corrections, state, rows.before)
+        return RowsView(rows.weights, rows.gradients, center, rows.total, rows.corrections, state, rows.before)
 
-    def _far(self, rows: Rows) -> View:
+    def _far(self, rows: Rows) -> RowsView:
         """The node's central model as the only learner around z."""
         center = rows.state[CENTER].unsqueeze(0)
-        return View(center, center, rows.z, rows.total, rows.corrections, _part(rows.state, OUTER))
+        return RowsView(center, center, rows.z, rows.total, rows.corrections, _part(rows.state, OUTER))
 
     def __repr__(self) -> str:
         return f"TwoLevel({self.inner!r}, {self.outer!r})"

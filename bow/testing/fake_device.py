@@ -89,7 +89,7 @@ class FakeStream(Stream):
 
 
 @dataclass
-class _Step:
+class _GraphStep:
     """One operator of a graph."""
 
     actor: str
@@ -114,7 +114,7 @@ class FakeGraph(CapturedGraph):
 
     def __init__(self, name: str, device: "FakeDevice", generator: torch.Generator | None) -> None:
         self.name = name
-        self.steps: list[_Step | _Order] = []
+        self.steps: list[_GraphStep | _Order] = []
         self.generator = generator
         self.last: tuple[str, int] | None = None
         self._device = device
@@ -443,7 +443,7 @@ class FakeDevice(StreamDevice):
         clock[actor] = clock.get(actor, 0) + 1
         arguments, keywords = tree_map_only(Tensor, _as_it_is, (arguments, keywords))
         kept = [_as_it_is(tensor) for tensor in fresh]
-        capture.graph.steps.append(_Step(actor, function, arguments, keywords, kept, random))
+        capture.graph.steps.append(_GraphStep(actor, function, arguments, keywords, kept, random))
         return made
 
     def _replay(self, graph: FakeGraph) -> None:
@@ -465,7 +465,7 @@ class FakeDevice(StreamDevice):
                 if first:
                     origin, first = step.actor, False
                 actor = stream if step.actor == origin else f"{graph.name}/{step.actor}"
-                if isinstance(step, _Step):
+                if isinstance(step, _GraphStep):
                     self._replay_one(graph, actor, step)
                 elif step.waits:
                     merge(self._clock(actor), events[step.event])
@@ -476,7 +476,7 @@ class FakeDevice(StreamDevice):
             clock[stream] = clock.get(stream, 0) + 1
             graph.last = (stream, clock[stream])
 
-    def _replay_one(self, graph: FakeGraph, actor: str, step: _Step) -> None:
+    def _replay_one(self, graph: FakeGraph, actor: str, step: _GraphStep) -> None:
         reads, writes = accessed(step.function, step.arguments, step.keywords)
         self.launches[actor] = self.launches.get(actor, 0) + 1
         self._tick(actor, f"{step.function} of {graph.name}", reads, [*writes, *step.made])

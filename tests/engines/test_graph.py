@@ -20,8 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.devices import available_cores
-from bow.engines.capture_cache import MAX_SHAPES
-from bow.engines.captured import COMPILING_PAYS_S, compiling_pays
+from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
 from bow.errors import GraphError, RuntimeUnavailableError
 from tests.engines.pairs import TOLERANCE, Pair
 

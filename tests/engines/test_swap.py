@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bow.engines import Eager, RoundLoop, TaskSettings, step_from_loss
 from bow.engines.eager import LearningTasks
-from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap
-from bow.engines.strides import view_of
+from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap, view_of
 from bow.engines.swap import SwappedTasks, check_swap
 from bow.errors import SettingError
 from bow.models import LeNet, Transformer

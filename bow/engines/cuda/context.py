@@ -5,12 +5,11 @@ from typing import Any, cast
 
 import torch
 
-from bow.devices import StreamDevice, kernels_for
-from bow.engines.capture_cache import CaptureCache
+from bow.devices import Event, Stream, StreamDevice, kernels_for
+from bow.engines.captured import CaptureCache
 from bow.engines.context import RoundContext
 from bow.engines.cuda.feed import Feed
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.order import StreamOrder
 from bow.engines.cuda.results import Results
 from bow.engines.cuda.step import SgdStep
 from bow.engines.eager import LearningTasks
@@ -20,6 +19,45 @@ from bow.engines.sgd_state import fits
 from bow.engines.swap import swapped_tasks
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Synchroniser
+
+
+class StreamOrder:
+    """Orders rounds with what the caller issues before and behind them; only `abandon` waits for the device."""
+
+    def __init__(self, device: StreamDevice) -> None:
+        self.sync_stream = device.stream("synchronisation", high_priority=True)
+        self.issued = device.event("the caller has issued its work")
+        self.gate: Event | None = None  # what learners wait for before they learn; None: their own streams order it
+        self._device = device
+        self._advanced = device.event("learners and central model have been moved")
+
+    def fork(self, stepping: SgdStep | None) -> None:
+        """Have everything wait for what the caller has issued: batches, and whatever was done to the learners."""
+        self._device.caller().wait(self._advanced)  # the last call may have been made from another stream
+        if stepping is not None:
+            stepping.begin()
+        self._device.caller().record(self.issued)
+        self.sync_stream.wait(self.issued)
+        self.gate = self.issued
+
+    def join(self) -> None:
+        """Have what the caller issues next wait for the rounds; the synchronisation stream has waited for all else."""
+        self.sync_stream.record(self._advanced)
+        self._device.caller().wait(self._advanced)
+
+    def move(self) -> None:
+        """Learners were moved on the synchronisation stream: they wait for it before they learn again."""
+        self.sync_stream.record(self._advanced)
+        self.gate = self._advanced
+
+    def abandon(self, streams: Sequence[Stream]) -> None:
+        """Wait for all that was issued of a call that ends in the middle: what it used is used again."""
+        for stream in streams:
+            over = self._device.event(f"{stream.name} was abandoned")
+            stream.record(over)
+            self.sync_stream.wait(over)
+        self.sync_stream.record(self._advanced)
+        self._advanced.synchronize()
 
 
 class DeviceContext(RoundContext):

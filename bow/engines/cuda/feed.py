@@ -37,7 +37,7 @@ class DeviceBatches:
 
 
 @dataclass
-class _Slot:
+class _FeedSlot:
     """Memory that a round's batches go through."""
 
     copied: Event
@@ -57,12 +57,12 @@ class Feed:
     def __init__(self, device: StreamDevice) -> None:
         self.stream = device.stream("host to device")
         self._device = device
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _FeedSlot] = {}
 
     def put(self, slot: int, batches: Batches, learners: int) -> DeviceBatches:
         """Bring the batches of a round; the host can go on at once."""
         if slot not in self._slots:
-            self._slots[slot] = _Slot(self._device.event(f"batches of slot {slot} are there"))
+            self._slots[slot] = _FeedSlot(self._device.event(f"batches of slot {slot} are there"))
         used = self._slots[slot]
         if len(used.buffers) > MOST_BUFFERS:
             used.buffers.clear()
@@ -75,11 +75,11 @@ class Feed:
         there = [None if each is None else each[0] for each in brought]
         return DeviceBatches(there, learners, self._copied(used) if copies else None)
 
-    def _copied(self, slot: _Slot) -> Event:
+    def _copied(self, slot: _FeedSlot) -> Event:
         self.stream.record(slot.copied)
         return slot.copied
 
-    def _bring(self, slot: _Slot, index: int, batch: FlatBatch) -> tuple[FlatBatch, bool]:
+    def _bring(self, slot: _FeedSlot, index: int, batch: FlatBatch) -> tuple[FlatBatch, bool]:
         """A batch on the device, and whether it has to be copied there."""
         there = [
             self._copy(slot, (index, position), leaf)
@@ -89,7 +89,7 @@ class Feed:
         ]
         return batch.with_leaves(there), any(new is not old for new, old in zip(there, batch.leaves, strict=True))
 
-    def _copy(self, slot: _Slot, place: _Key, leaf: Tensor) -> Tensor:
+    def _copy(self, slot: _FeedSlot, place: _Key, leaf: Tensor) -> Tensor:
         key = (*place, leaf.shape, leaf.dtype)
         if key not in slot.buffers:
             # A last batch is smaller: what it takes is made once more and kept.

@@ -12,8 +12,7 @@ from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.pending import FinishedRound, IssuedRound, PendingRounds
 from bow.engines.cuda.results import SLOTS
-from bow.engines.cuda.runner import AheadDeviceRunner
-from bow.engines.cuda.side_by_side import step_on_stream
+from bow.engines.cuda.runner import AheadDeviceRunner, step_on_stream
 from bow.engines.first_come import Period
 from bow.schedule.scheduler import Learn
 

@@ -9,10 +9,8 @@ from bow.engines.batches import FlatBatch
 from bow.engines.captured import with_autocast
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.first_come import first_through
-from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner
-from bow.engines.cuda.side_by_side import issue_side_by_side, learn_one
-from bow.engines.cuda.spread import SpreadTask
+from bow.engines.cuda.learner import SpreadTask, StreamLearner
+from bow.engines.cuda.runner import AheadDeviceRunner, issue_side_by_side, learn_one
 from bow.engines.first_come import run_tasks
 from bow.errors import reason
 from bow.graph import StepGraph

@@ -10,8 +10,7 @@ from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import DeviceContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner
-from bow.engines.cuda.side_by_side import issue_side_by_side, learn_one
+from bow.engines.cuda.runner import AheadDeviceRunner, issue_side_by_side, learn_one
 from bow.engines.thread_pool import ThreadPool, num_threads
 from bow.schedule.scheduler import Learn, Run, TaskScheduler
 

@@ -13,8 +13,7 @@ from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import DeviceContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
-from bow.engines.cuda.runner import DeviceRunner
-from bow.engines.cuda.side_by_side import issue_side_by_side, learn_one
+from bow.engines.cuda.runner import DeviceRunner, issue_side_by_side, learn_one
 
 
 @dataclass

@@ -17,7 +17,7 @@ import bow
 from bow.data import open_stream
 from bow.engines import Stacked, TaskSettings, step_from_loss
 from bow.engines.cuda import CudaGraphs, DeviceRoundLoop
-from bow.engines.cuda.spread import SpreadTask
+from bow.engines.cuda.learner import SpreadTask
 from bow.errors import CaptureError, DataError, DeviceMemoryError, GraphError, SettingError
 from bow.replicas import LearnerGroup, prepare_template
 from bow.runtime import StreamRuntime, branch_schedule
