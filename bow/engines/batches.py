@@ -87,18 +87,11 @@ class FlatBatch:
         cls,
         batch: Batch,
         *,
-        stacked: bool = False,
-        strides: bool = False,
+        stacked: bool = False,  # it is that of all learners
+        strides: bool = False,  # batches that lie in memory in another way are others
         other: Callable[[object], Hashable] | None = None,
     ) -> "FlatBatch":
-        """Take a batch apart.
-
-        Args:
-            batch: any pytree.
-            stacked: whether it is that of all learners.
-            strides: whether batches that lie in memory in another way are others.
-            other: tells leaves apart that are no tensors; None: a batch of anything but dense tensors has no signature.
-        """
+        """Take a batch apart; where there is an `other`, it tells leaves apart that are no tensors."""
         leaves, spec, structure = _flattened(batch)
         kinds: list[Hashable] = []
         for leaf in leaves:

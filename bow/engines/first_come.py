@@ -95,14 +95,7 @@ def run_tasks(
     start: Callable[[Run, Learn], Task],
     first_ended: Callable[[dict[Learn, Task]], Learn],
 ) -> None:
-    """Start the learning tasks that a scheduler gives out, and tell it of each that has ended.
-
-    Args:
-        scheduler: says what can run behind a task that has ended.
-        runs: what can run at first.
-        start: starts a task and does not wait for it.
-        first_ended: waits until one of the tasks under way has ended.
-    """
+    """Start the learning tasks that a scheduler gives out, and tell it of each that has ended."""
     under_way: dict[Learn, Task] = {}
     while True:
         for run in runs:

@@ -1,11 +1,18 @@
-"""What memory an operator reads and writes, as its schema says."""
+"""What memory operators read and write, and whether something orders accesses that must not overlap."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
+
+from bow.testing.clocks import Access, Clock, History, extent, merge
+
+HOST = "host"
+CALLER = "caller"
 
 _aten: Any = torch.ops.aten
 
@@ -34,3 +41,98 @@ def accessed(
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors of a nested value."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+class RaceError(AssertionError):
+    """Two accesses of the same memory that nothing orders, or memory that is given back while it is in use."""
+
+
+class AccessLog:
+    """The accesses of all memory that may still matter, and the clocks of all actors."""
+
+    def __init__(self) -> None:
+        self.clocks: dict[str, Clock] = {HOST: {}}
+        self._histories: dict[int, tuple[StorageWeakRef, History]] = {}
+        self._pinned: set[int] = set()
+
+    @property
+    def host(self) -> Clock:
+        """What the host has seen end."""
+        return self.clocks[HOST]
+
+    def clock(self, actor: str) -> Clock:
+        """An actor's clock."""
+        return self.clocks.setdefault(actor, {})
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether the device has been seen to use this memory."""
+        return key_of(tensor) in self._histories
+
+    def pin(self, tensor: Tensor) -> None:
+        """This is memory that the host writes and reads."""
+        self._pinned.add(key_of(tensor))
+        self.allocate(HOST, [tensor])
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether it is."""
+        return key_of(tensor) in self._pinned
+
+    def used_bytes(self) -> int:
+        """What the allocations that are still there take."""
+        self.collect()
+        return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
+
+    def tick(self, actor: str, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+        """Check and remember the accesses of one piece of work."""
+        clock = self.clock(actor)
+        merge(clock, self.clocks[HOST])  # what the host has seen end before it issued this
+        clock[actor] = clock.get(actor, 0) + 1
+        for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
+            begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
+            access = Access(actor, clock[actor], what, is_write, begin, end)
+            history = self._history(tensor)
+            earlier = history.unordered(access, clock)
+            if earlier is not None:
+                raise RaceError(
+                    f"{what} on {actor} {'writes' if is_write else 'reads'} bytes {begin} to {end} of a tensor "
+                    f"{tuple(tensor.shape)} while {earlier.what} on {earlier.actor} may still be "
+                    f"{'writing' if earlier.writes else 'reading'} them; no event orders the two"
+                )
+            history.add(access)
+
+    def _history(self, tensor: Tensor) -> History:
+        key = key_of(tensor)
+        if key not in self._histories:  # made before anything was watched
+            self._histories[key] = (_weak(tensor), History(CALLER))
+        return self._histories[key][1]
+
+    def allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
+        """Tensors have new memory, which goes back to this actor."""
+        for tensor in tensors:
+            self._histories[key_of(tensor)] = (_weak(tensor), History(actor))
+
+    def collect(self) -> None:
+        """Look at allocations that have been given back: their owner may give the memory out again at once."""
+        for key, (reference, history) in list(self._histories.items()):
+            if not reference.expired():  # type: ignore[no-untyped-call]
+                continue
+            del self._histories[key]
+            self._pinned.discard(key)
+            over = dict(self.clocks[HOST])  # a graph's memory goes with the graph, which is the host's doing
+            merge(over, self.clocks.get(history.owner, {}))
+            left = history.unfinished(over)
+            if left is not None:
+                raise RaceError(
+                    f"memory of {history.owner} was given back while {left.what} on {left.actor} may still use it; "
+                    "keep it until that is over"
+                )
+
+
+def _weak(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def key_of(tensor: Tensor) -> int:
+    """What tells allocations apart."""
+    key: int = tensor.untyped_storage()._cdata
+    return key

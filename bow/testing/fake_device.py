@@ -17,26 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from bow.devices.base import CapturedGraph, Event, Stream, StreamDevice
 from bow.devices.cores import available_cores
-from bow.testing.accesses import accessed, tensors_in
-from bow.testing.clocks import Access, Clock, History, extent, merge
-
-HOST = "host"
-CALLER = "caller"
+from bow.testing.accesses import CALLER, HOST, AccessLog, accessed, key_of, tensors_in
+from bow.testing.accesses import RaceError as RaceError
+from bow.testing.clocks import Clock, merge
 
 _aten: Any = torch.ops.aten
 
 _BLOCKING = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default, _aten.nonzero.default}
 """Operators with a result that the host needs: it waits for the current stream."""
-
-
-class RaceError(AssertionError):
-    """Two accesses of the same memory that nothing orders, or memory that is given back while it is in use."""
 
 
 class CaptureRuleError(RuntimeError):
@@ -62,11 +55,14 @@ class FakeEvent(Event):
 
     def synchronize(self) -> None:
         """The host knows from now on that what is in front of the event is over."""
-        self._device._host_waits(self)
+        device = self._device
+        with device.lock:
+            if not device.left_out(HOST, self):
+                merge(device.log.host, self.clock)
 
     def query(self) -> bool:
         """Whether the host may find it over: always, since work runs when it is issued."""
-        self._device._host_waits(self)
+        self.synchronize()
         return True
 
 
@@ -121,7 +117,45 @@ class FakeGraph(CapturedGraph):
 
     def replay(self) -> None:
         """Run it on the current stream."""
-        self._device._replay(self)
+        device = self._device
+        with device.lock, _unseen():
+            stream = device.actor()
+            if device._capture is not None:
+                raise CaptureRuleError("a graph cannot be replayed within a capture")
+            clock = device.log.clock(stream)
+            merge(clock, device.log.host)
+            if self.last is not None and clock.get(self.last[0], 0) < self.last[1]:
+                raise RaceError(f"{self.name} is replayed on {stream} while it may still be running")
+            device.replays += 1
+            device.log.collect()
+            events: dict[FakeEvent, Clock] = {}
+            # The branch that the capture began on is the stream itself; every other one is an actor of its own.
+            origin = self.steps[0].actor if self.steps else ""
+            for step in self.steps:
+                actor = stream if step.actor == origin else f"{self.name}/{step.actor}"
+                own = device.log.clock(actor)
+                if isinstance(step, _GraphStep):
+                    self._run(actor, step)
+                elif step.waits:
+                    merge(own, events[step.event])
+                else:
+                    own[actor] = own.get(actor, 0) + 1
+                    events[step.event] = dict(own)
+            clock[stream] = clock.get(stream, 0) + 1
+            self.last = (stream, clock[stream])
+
+    def _run(self, actor: str, step: _GraphStep) -> None:
+        device = self._device
+        reads, writes = accessed(step.function, step.arguments, step.keywords)
+        device.launches[actor] = device.launches.get(actor, 0) + 1
+        device.log.tick(actor, f"{step.function} of {self.name}", reads, [*writes, *step.made])
+        drawing = step.random and self.generator is not None
+        with device.drawing_from(self.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
+            made = step.function(*step.arguments, **step.keywords)
+        given = {key_of(tensor) for tensor in tensors_in((step.arguments, step.keywords))}
+        anew = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
+        for kept, new in zip(step.made, anew, strict=True):
+            kept.copy_(new)
 
     def reset(self) -> None:
         """Forget it."""
@@ -140,6 +174,37 @@ class _Capture:
     own: set[int] = field(default_factory=set)
     """Storages that the capture has allocated."""
 
+    def run(
+        self,
+        device: "FakeDevice",
+        actor: str,
+        function: OpOverload,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Any:
+        """Run an operator to learn what it makes, and add it to the graph."""
+        if function in _BLOCKING:
+            raise CaptureRuleError(f"{function} makes the host wait for a stream that is being captured")
+        _, writes = accessed(function, arguments, keywords)
+        for tensor in writes:
+            key = key_of(tensor)
+            if key not in self.own and key not in self.before:
+                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self.before[key] = (whole, whole.clone())
+        given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
+        random = torch.Tag.nondeterministic_seeded in function.tags
+        with device.drawing_from(torch.Generator()) if random else contextlib.nullcontext():  # nothing is drawn yet
+            made = function(*arguments, **keywords)
+        fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given | self.own]
+        self.own.update(key_of(tensor) for tensor in fresh)
+        device.log.allocate(self.graph.name, fresh)
+        clock = self.clocks[actor]
+        clock[actor] = clock.get(actor, 0) + 1
+        arguments, keywords = tree_map_only(Tensor, _as_it_is, (arguments, keywords))
+        kept = [_as_it_is(tensor) for tensor in fresh]
+        self.graph.steps.append(_GraphStep(actor, function, arguments, keywords, kept, random))
+        return made
+
 
 class FakeDevice(StreamDevice):
     """A device for tests.
@@ -156,11 +221,9 @@ class FakeDevice(StreamDevice):
         self.replays = 0
         self._without = without
         self._memory_bytes = memory_bytes
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._current = threading.local()
-        self._clocks: dict[str, Clock] = {HOST: {}}
-        self._histories: dict[int, tuple[StorageWeakRef, History]] = {}
-        self._pinned: set[int] = set()
+        self.log = AccessLog()
         self._capture: _Capture | None = None
         self._num_graphs = 0
 
@@ -171,12 +234,12 @@ class FakeDevice(StreamDevice):
 
     def caller(self) -> Stream:
         """The stream that is current in the calling thread."""
-        return FakeStream(self._actor(), self)
+        return FakeStream(self.actor(), self)
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         """Make a stream the current one."""
-        before = self._actor()
+        before = self.actor()
         self._current.name = stream.name
         try:
             yield
@@ -213,7 +276,7 @@ class FakeDevice(StreamDevice):
                 yield graph
         finally:
             self._capture = None
-            with self._unseen():
+            with _unseen():
                 for bytes_now, bytes_before in capture.before.values():
                     bytes_now.copy_(bytes_before)
         origin = capture.clocks[capture.origin]
@@ -251,35 +314,34 @@ class FakeDevice(StreamDevice):
 
     def is_host(self, tensor: Tensor) -> bool:
         """Whether this is a tensor that the device has not been seen to use."""
-        return _key(tensor) not in self._histories
+        return not self.log.knows(tensor)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory that the host writes and reads."""
         made = torch.empty(tuple(shape), dtype=dtype)
-        self._pinned.add(_key(made))
-        self._histories[_key(made)] = (_weak(made), History(HOST))
+        self.log.pin(made)
         return made
 
     def write_host(self, target: Tensor, source: Tensor) -> None:
         """The host writes pinned memory."""
-        assert _key(target) in self._pinned
-        with self._lock, self._unseen():
-            self._tick(HOST, "host write", [], [target])
+        assert self.log.is_pinned(target)
+        with self.lock, _unseen():
+            self.log.tick(HOST, "host write", [], [target])
             target.copy_(source)
 
     def read_host(self, pinned: Tensor) -> list[Any]:
         """The host reads pinned memory."""
-        assert _key(pinned) in self._pinned
-        with self._lock, self._unseen():
-            self._tick(HOST, "host read", [pinned], [])
+        assert self.log.is_pinned(pinned)
+        with self.lock, _unseen():
+            self.log.tick(HOST, "host read", [pinned], [])
             values: list[Any] = pinned.tolist()
         return values
 
     def upload(self, target: Tensor, values: Sequence[float]) -> None:
         """Write a tensor in the order of the current stream."""
-        with self._unseen():
+        with _unseen():
             source = torch.tensor(values, dtype=target.dtype)
-        self._allocate(self._actor(), [source])
+        self.log.allocate(self.actor(), [source])
         target.copy_(source)
 
     def free_bytes(self) -> int:
@@ -288,9 +350,8 @@ class FakeDevice(StreamDevice):
 
     def used_bytes(self) -> int:
         """What the allocations that it has seen and that are still there take."""
-        with self._lock:
-            self._collect()
-            return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
+        with self.lock:
+            return self.log.used_bytes()
 
     def cores(self) -> tuple[int, ...]:
         """All cores."""
@@ -300,95 +361,45 @@ class FakeDevice(StreamDevice):
 
     def saw(self, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run an operator that was issued on the current stream."""
-        with self._lock:
-            actor = self._actor()
+        with self.lock:
+            actor = self.actor()
             if self._capture is not None and actor in self._capture.clocks:
-                return self._capture_one(self._capture, actor, function, arguments, keywords)
+                return self._capture.run(self, actor, function, arguments, keywords)
             return self._run(actor, function, arguments, keywords)
 
     def _run(self, actor: str, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         reads, writes = accessed(function, arguments, keywords)
         self.launches[actor] = self.launches.get(actor, 0) + 1
-        self._collect()
-        given = {_key(tensor) for tensor in tensors_in((arguments, keywords))}
-        if function is _aten.lift_fresh.default and _key(arguments[0]) not in self._histories:
-            self._allocate(actor, [arguments[0]])  # what torch.tensor has just made
-        self._tick(actor, str(function), reads, writes)
+        self.log.collect()
+        given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
+        if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
+            self.log.allocate(actor, [arguments[0]])  # what torch.tensor has just made
+        self.log.tick(actor, str(function), reads, writes)
         made = function(*arguments, **keywords)
-        fresh = [tensor for tensor in tensors_in(made) if _key(tensor) not in given]
-        self._allocate(actor, fresh)
-        self._tick(actor, str(function), [], fresh)
+        fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
+        self.log.allocate(actor, fresh)
+        self.log.tick(actor, str(function), [], fresh)
         if function in _BLOCKING:
             if getattr(self._current, "must_not_wait", False):
                 raise CaptureRuleError(f"{function} makes the host wait")
-            merge(self._clocks[HOST], self._clock(actor))
+            merge(self.log.host, self.log.clock(actor))
         return made
-
-    def _tick(self, actor: str, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
-        """Check and remember the accesses of one piece of work."""
-        clock = self._clock(actor)
-        merge(clock, self._clocks[HOST])  # what the host has seen end before it issued this
-        clock[actor] = clock.get(actor, 0) + 1
-        for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
-            begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
-            access = Access(actor, clock[actor], what, is_write, begin, end)
-            history = self._history(tensor)
-            earlier = history.unordered(access, clock)
-            if earlier is not None:
-                raise RaceError(
-                    f"{what} on {actor} {'writes' if is_write else 'reads'} bytes {begin} to {end} of a tensor "
-                    f"{tuple(tensor.shape)} while {earlier.what} on {earlier.actor} may still be "
-                    f"{'writing' if earlier.writes else 'reading'} them; no event orders the two"
-                )
-            history.add(access)
-
-    def _history(self, tensor: Tensor) -> History:
-        key = _key(tensor)
-        if key not in self._histories:  # made by somebody who was not watched
-            self._histories[key] = (_weak(tensor), History(CALLER))
-        return self._histories[key][1]
-
-    def _allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            self._histories[_key(tensor)] = (_weak(tensor), History(actor))
-
-    def _collect(self) -> None:
-        """Look at allocations that have been given back: their owner may give the memory out again at once."""
-        for key, (reference, history) in list(self._histories.items()):
-            if not reference.expired():  # type: ignore[no-untyped-call]
-                continue
-            del self._histories[key]
-            self._pinned.discard(key)
-            over = dict(self._clocks[HOST])  # a graph's memory goes with the graph, which is the host's doing
-            merge(over, self._clocks.get(history.owner, {}))
-            left = history.unfinished(over)
-            if left is not None:
-                raise RaceError(
-                    f"memory of {history.owner} was given back while {left.what} on {left.actor} may still use it; "
-                    "keep it until that is over"
-                )
 
     # Streams and events
 
-    def _actor(self) -> str:
+    def actor(self) -> str:
+        """The stream that is current in the calling thread."""
         return getattr(self._current, "name", CALLER)
 
-    def _clock(self, actor: str) -> Clock:
-        return self._clocks.setdefault(actor, {})
-
-    def _left_out(self, waiting: str, event: FakeEvent) -> bool:
+    def left_out(self, waiting: str, event: FakeEvent) -> bool:
+        """Note a wait, and say whether it is the one to leave out."""
         wait = Wait(waiting, event.name)
         self.waits[wait] = self.waits.get(wait, 0) + 1
         return wait == self._without
 
-    def _host_waits(self, event: FakeEvent) -> None:
-        with self._lock:
-            if not self._left_out(HOST, event):
-                merge(self._clocks[HOST], event.clock)
-
     def _stream_waits(self, stream: str, event: FakeEvent) -> None:
-        with self._lock:
-            left_out = self._left_out(stream, event)
+        with self.lock:
+            left_out = self.left_out(stream, event)
             capture = self._capture
             if capture is not None and event.recorded_in is capture:
                 if left_out:
@@ -398,10 +409,10 @@ class FakeDevice(StreamDevice):
             elif capture is not None and stream in capture.clocks:
                 raise CaptureRuleError(f"{stream} is being captured and cannot wait for {event.name} outside of it")
             elif not left_out:
-                merge(self._clock(stream), event.clock)
+                merge(self.log.clock(stream), event.clock)
 
     def _record(self, stream: str, event: FakeEvent) -> None:
-        with self._lock:
+        with self.lock:
             capture = self._capture
             if capture is not None and stream in capture.clocks:
                 event.recorded_in = capture
@@ -410,88 +421,9 @@ class FakeDevice(StreamDevice):
                 capture.graph.steps.append(_Order(stream, event, waits=False))
             else:
                 event.recorded_in = None
-                clock = self._clock(stream)
-                merge(clock, self._clocks[HOST])
+                clock = self.log.clock(stream)
+                merge(clock, self.log.host)
             event.clock = dict(clock)
-
-    # Graphs
-
-    def _capture_one(
-        self,
-        capture: _Capture,
-        actor: str,
-        function: OpOverload,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-    ) -> Any:
-        if function in _BLOCKING:
-            raise CaptureRuleError(f"{function} makes the host wait for a stream that is being captured")
-        _, writes = accessed(function, arguments, keywords)
-        for tensor in writes:
-            key = _key(tensor)
-            if key not in capture.own and key not in capture.before:
-                whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-                capture.before[key] = (whole, whole.clone())
-        given = {_key(tensor) for tensor in tensors_in((arguments, keywords))}
-        random = torch.Tag.nondeterministic_seeded in function.tags
-        with self.drawing_from(torch.Generator()) if random else contextlib.nullcontext():  # nothing is drawn yet
-            made = function(*arguments, **keywords)
-        fresh = [tensor for tensor in tensors_in(made) if _key(tensor) not in given and _key(tensor) not in capture.own]
-        capture.own.update(_key(tensor) for tensor in fresh)
-        self._allocate(capture.graph.name, fresh)
-        clock = capture.clocks[actor]
-        clock[actor] = clock.get(actor, 0) + 1
-        arguments, keywords = tree_map_only(Tensor, _as_it_is, (arguments, keywords))
-        kept = [_as_it_is(tensor) for tensor in fresh]
-        capture.graph.steps.append(_GraphStep(actor, function, arguments, keywords, kept, random))
-        return made
-
-    def _replay(self, graph: FakeGraph) -> None:
-        with self._lock, self._unseen():
-            stream = self._actor()
-            if self._capture is not None:
-                raise CaptureRuleError("a graph cannot be replayed within a capture")
-            clock = self._clock(stream)
-            merge(clock, self._clocks[HOST])
-            if graph.last is not None and clock.get(graph.last[0], 0) < graph.last[1]:
-                raise RaceError(f"{graph.name} is replayed on {stream} while it may still be running")
-            self.replays += 1
-            self._collect()
-            clocks = {stream: clock}
-            events: dict[FakeEvent, Clock] = {}
-            first = True
-            for step in graph.steps:
-                # The branch that the capture began on is the stream itself; every other one is an actor of its own.
-                if first:
-                    origin, first = step.actor, False
-                actor = stream if step.actor == origin else f"{graph.name}/{step.actor}"
-                if isinstance(step, _GraphStep):
-                    self._replay_one(graph, actor, step)
-                elif step.waits:
-                    merge(self._clock(actor), events[step.event])
-                else:
-                    self._clock(actor)[actor] = self._clock(actor).get(actor, 0) + 1
-                    events[step.event] = dict(self._clock(actor))
-                clocks[actor] = self._clock(actor)
-            clock[stream] = clock.get(stream, 0) + 1
-            graph.last = (stream, clock[stream])
-
-    def _replay_one(self, graph: FakeGraph, actor: str, step: _GraphStep) -> None:
-        reads, writes = accessed(step.function, step.arguments, step.keywords)
-        self.launches[actor] = self.launches.get(actor, 0) + 1
-        self._tick(actor, f"{step.function} of {graph.name}", reads, [*writes, *step.made])
-        drawing = step.random and graph.generator is not None
-        with self.drawing_from(graph.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
-            made = step.function(*step.arguments, **step.keywords)
-        given = {_key(tensor) for tensor in tensors_in((step.arguments, step.keywords))}
-        anew = [tensor for tensor in tensors_in(made) if _key(tensor) not in given]
-        for kept, new in zip(step.made, anew, strict=True):
-            kept.copy_(new)
-
-    @contextlib.contextmanager
-    def _unseen(self) -> Iterator[None]:
-        with _disable_current_modes(), torch.no_grad():
-            yield
 
 
 class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -505,15 +437,12 @@ class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._device.saw(func, args, kwargs or {})
 
 
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
 def _as_it_is(tensor: Tensor) -> Tensor:
     """The same memory under a tensor of its own: Python may give the first one other memory (`set_`)."""
     return tensor.detach()
-
-
-def _weak(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key

@@ -316,13 +316,13 @@ def test_the_averaging_hides_behind_the_learning_tasks(device: FakeDevice, monke
     for t in range(3):
         replicas.round(round_of(t))
     order: list[tuple[str, str]] = []
-    see = device._tick
+    see = device.log.tick
 
     def noting(actor: str, what: str, reads: Any, writes: Any) -> None:
         order.append((actor, what))
         see(actor, what, reads, writes)
 
-    device._tick = noting  # type: ignore[method-assign]
+    device.log.tick = noting  # type: ignore[method-assign]
     replicas.round(round_of(3))
     replicas.close()
     # What is computed from before the step is issued, and needs nothing, before any learner begins.
