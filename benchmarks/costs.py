@@ -1,6 +1,6 @@
 """`python -m benchmarks costs`: how well cost models know what operators take, on a machine made up and on this one.
 
-Four parts. `papers`: the made-up machine, `bow.costs.Saturation`, against what two papers measured on the one that it
+Four parts. `papers`: the made-up machine, `Saturation`, against what two papers measured on the one that it
 stands for. `climbing`: hill climbing on it, by interval, on the operators of three networks (Liu et al., Table V).
 `regression`: regressions trained on these operators and tested on a fourth network's (Table IV). `here`: all of that
 on this machine, as far as it has cores. Every accuracy is against times that the model has not seen.
@@ -15,15 +15,15 @@ from typing import Any
 
 from benchmarks import costs_report
 from benchmarks.arguments import check_positive, setting
+from benchmarks.cost_models import ESTIMATORS, Saturation
+from benchmarks.cost_models.counters import source
+from benchmarks.cost_models.evidence import compare
 from benchmarks.costs_climbing import climb_all, variants
 from benchmarks.costs_here import measure_network, summarise
 from benchmarks.costs_population import drawn, population, several
 from benchmarks.costs_regressions import MISCOUNT, compare_families, compare_others
 from benchmarks.environment import inspect_environment
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.costs import ESTIMATORS, Saturation
-from bow.costs.counters import source
-from bow.costs.evidence import compare
 from bow.devices import available_cores
 from bow.errors import SettingError
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bow.costs import Case, HillClimb, Saturation, Work, accuracy, cases, r_squared
-from bow.costs.evidence import standalone
+from benchmarks.cost_models import Curve, HillClimb, Saturation, Threads, Work, accuracy, cases, r_squared
+from benchmarks.cost_models.evidence import standalone
 
-Times = Mapping[Case, float]  # Seconds of an operator in every case
+Times = Mapping[Threads, float]  # Seconds of an operator in every case
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def climb_all(works: Mapping[str, Work], variant: Variant, intervals: Sequence[i
     }
 
 
-def times_of(machine: Saturation, work: Work) -> dict[Case, float]:
+def times_of(machine: Saturation, work: Work) -> dict[Threads, float]:
     """What an operator takes in every case of a machine."""
     return {case: machine.time_s(work.flops, work.bytes_moved, work.kind, case) for case in cases(machine.cores)}
 
@@ -64,12 +64,12 @@ def times_of(machine: Saturation, work: Work) -> dict[Case, float]:
 def climb(times: Times, truth: Times, cores: int, interval: int) -> Climbed:
     """Climb on one operator's times, and ask for all that was not measured."""
     walk = HillClimb(cores, interval)
-    while (case := walk.next_case()) is not None:
+    while (case := walk.next_placement()) is not None:
         walk.report(case, times[case])
     untested = [case for case in times if case not in walk.measured]
-    curve = walk.curve
+    curve = Curve(walk.measured)
 
-    def score(chosen: list[Case]) -> float | None:
+    def score(chosen: list[Threads]) -> float | None:
         return accuracy([curve.time_s(case) for case in chosen], [times[case] for case in chosen]) if chosen else None
 
     return Climbed(

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from benchmarks.cost_models import Curve, HillClimb, Roofline, Sample, Threads, Work, computed_events
+from benchmarks.cost_models.counters import count, why_not
 from benchmarks.costs_population import is_worth_measuring, key_of, works_of
 from benchmarks.costs_regressions import Operators, score_family, scored
 from benchmarks.measure import Spread
-from bow.costs import Case, HillClimb, Roofline, Sample, Work, computed_events
-from bow.costs.counters import count, why_not
 from bow.graph.execution import inputs_of, run_operator
 from bow.models import NETWORKS
 from bow.runtime.issue import operators_of
@@ -20,7 +20,7 @@ from bow.schedule.profiler.profiling import measure
 from bow.schedule.profiler.subject import Subject
 
 FAMILIES = ("k-neighbours", "gradient boosting", "random forest", "ordinary least squares")
-ONE = Case(1)
+ONE = Threads(1)
 
 SIZE = "tiny"  # Of the networks: the one for few cores
 
@@ -32,12 +32,12 @@ class Measured:
     """The different operators of a network's step on this machine."""
 
     works: Mapping[str, Work]  # by operator
-    first: Mapping[str, Mapping[Case, float]]  # by operator: seconds by case
-    again: Mapping[str, Mapping[Case, float]]  # the same, measured again afterwards
+    first: Mapping[str, Mapping[Threads, float]]  # by operator: seconds by case
+    again: Mapping[str, Mapping[Threads, float]]  # the same, measured again afterwards
     spread: Mapping[str, float]  # by operator: with one thread, between the quartiles, as a part of the median
     events: Mapping[str, Mapping[str, float]]  # by operator
 
-    def profile(self, operator: str) -> dict[Case, Sample]:
+    def profile(self, operator: str) -> dict[Threads, Sample]:
         """What a regression is told: one run with one thread."""
         seconds = self.first[operator][ONE]
         events = self.events.get(operator) or computed_events(self.works[operator], ONE, seconds)
@@ -86,18 +86,18 @@ def summarise(measured: Mapping[str, Measured], unseen: str, cores: int) -> dict
 
 def climbs(measured: Measured, cores: int) -> dict[str, Any]:
     """What climbs with interval 1 find: they measure everything, so what they have not seen is the second time."""
-    best: dict[str, Case] = {}
+    best: dict[str, Threads] = {}
     predicted: list[float] = []
     actual: list[float] = []
     for operator, times in measured.first.items():
         climb = HillClimb(cores, interval=1, caches=False)
-        while (case := climb.next_case()) is not None:
+        while (case := climb.next_placement()) is not None:
             climb.report(case, times[case])
         best[operator] = climb.best
-        predicted += [climb.curve.time_s(case) for case in times]
+        predicted += [Curve(climb.measured).time_s(case) for case in times]
         actual += [measured.again[operator][case] for case in times]
     chosen_s = sum(measured.again[operator][case] for operator, case in best.items())
-    uniform_s = {n: sum(times[Case(n)] for times in measured.again.values()) for n in range(1, cores + 1)}
+    uniform_s = {n: sum(times[Threads(n)] for times in measured.again.values()) for n in range(1, cores + 1)}
     counts = [case.threads for case in best.values()]
     return {
         "operators": len(best),
@@ -123,7 +123,7 @@ def fit_roofline(measured: Sequence[Measured], cores: int) -> Roofline:
 
 def _times(
     subject: Subject, threads: Sequence[int], repeats: int
-) -> tuple[dict[str, dict[Case, float]], dict[str, float]]:
+) -> tuple[dict[str, dict[Threads, float]], dict[str, float]]:
     """Medians over repeats, and over operators of the same key; and the spread with one thread."""
     profile = measure(subject, threads=threads, repeats=repeats, cache=False)
     places: dict[str, list[int]] = {}
@@ -131,7 +131,7 @@ def _times(
         if is_worth_measuring(operator):
             places.setdefault(key_of(operator, subject.graph), []).append(place)
     times = {
-        key: {Case(n): statistics.median(profile.times[n][place].median_s for place in those) for n in threads}
+        key: {Threads(n): statistics.median(profile.times[n][place].median_s for place in those) for n in threads}
         for key, those in places.items()
     }
     spread = {

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 import bow
-from bow.costs import Work
+from benchmarks.cost_models import Work
 from bow.errors import SettingError
 from bow.graph import Operator, StepGraph, kinds
 from bow.models import NETWORKS

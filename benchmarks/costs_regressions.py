@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bow.costs import (
-    Case,
+from benchmarks.cost_models import (
+    Curve,
     HillClimb,
     Profile,
     Regression,
     Roofline,
     Sample,
     Saturation,
+    Threads,
     Work,
     accuracy,
     computed_events,
     evenly,
-    lanes,
+    placements,
     r_squared,
 )
 
@@ -38,23 +39,27 @@ class Operators:
     """What a machine makes of operators."""
 
     profiles: Mapping[str, Profile]  # by operator: what a regression is told
-    times: Mapping[str, Mapping[Case, float]]  # by operator: seconds by case, of other runs
+    times: Mapping[str, Mapping[Threads, float]]  # by operator: seconds by case, of other runs
 
-    def actual(self, case: Case) -> list[float]:
+    def actual(self, case: Threads) -> list[float]:
         """Seconds of all in a case."""
         return [times[case] for times in self.times.values()]
 
 
 def run_all(
-    machine: Saturation, works: Mapping[str, Work], samples: Sequence[Case], cases: Sequence[Case], miscount: float = 0
+    machine: Saturation,
+    works: Mapping[str, Work],
+    samples: Sequence[Threads],
+    cases: Sequence[Threads],
+    miscount: float = 0,
 ) -> Operators:
     """Run operators on a machine."""
     draws = random.Random(machine.seed)
 
-    def seconds(work: Work, case: Case, run: int) -> float:
+    def seconds(work: Work, case: Threads, run: int) -> float:
         return machine.time_s(work.flops, work.bytes_moved, work.kind, case, run)
 
-    def sample(work: Work, case: Case) -> Sample:
+    def sample(work: Work, case: Threads) -> Sample:
         taken = seconds(work, case, SAMPLED)
         events = computed_events(work, case, taken)
         return Sample(taken, {name: many * math.exp(draws.gauss(0.0, miscount)) for name, many in events.items()})
@@ -87,7 +92,7 @@ def compare_families(
 
 
 def score_family(
-    family: str, training: Operators, test: Operators, samples: Sequence[Case], seed: int = 0
+    family: str, training: Operators, test: Operators, samples: Sequence[Threads], seed: int = 0
 ) -> dict[str, Any]:
     """Train one regression and hold it against what it has not seen."""
     model = Regression(family, samples, seed=seed)
@@ -100,21 +105,21 @@ def score_family(
 
 def compare_others(machine: Saturation, unseen: Mapping[str, Work], num_cases: int) -> dict[str, dict[str, float]]:
     """The same of models that need no training: the climb, on the cases that it has not measured, and the roofline."""
-    cases = evenly(lanes(machine.cores), num_cases)
+    cases = evenly(placements(machine.cores), num_cases)
     climbed: list[float] = []
     climbed_actual: list[float] = []
     computed: list[float] = []
     actual: list[float] = []
     for work in unseen.values():
         walk = HillClimb(machine.cores, INTERVAL)
-        while (case := walk.next_case()) is not None:
+        while (case := walk.next_placement()) is not None:
             walk.report(case, machine.time_s(work.flops, work.bytes_moved, work.kind, case, SAMPLED))
         for case in cases:
             seconds = machine.time_s(work.flops, work.bytes_moved, work.kind, case, UNSEEN)
             computed.append(ROOFLINE.time_s(work.flops, work.bytes_moved, case.threads))
             actual.append(seconds)
             if case not in walk.measured:
-                climbed.append(walk.curve.time_s(case))
+                climbed.append(Curve(walk.measured).time_s(case))
                 climbed_actual.append(seconds)
     return {
         f"hill climbing, interval {INTERVAL}": scored(climbed, climbed_actual),

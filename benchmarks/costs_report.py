@@ -133,7 +133,7 @@ def markdown(values: Mapping[str, Any], environment: str) -> str:
 `{values["command"]}`, {values["date"][:10]}, {values["seconds"]:.0f} s ({took}). {environment}.
 
 Accuracy is `1 - mean(|predicted - actual| / actual)`, as in Liu et al., 2019, section III-B: who always predicts 0 has
-0%, and there is no lower limit. The machine made up is `bow.costs.Saturation`, a formula for the 68 cores of a Xeon
+0%, and there is no lower limit. The machine made up is `Saturation`, a formula for the 68 cores of a Xeon
 Phi 7250, whose times vary by {noise:.2g}% (standard deviation of the logarithm). Operators are those of captured
 training steps; equal ones count once.
 

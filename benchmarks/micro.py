@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import micro_report
 from benchmarks.arguments import check_positive, setting
+from benchmarks.cost_models.evidence import TABLE_II
 from benchmarks.environment import inspect_environment
 from benchmarks.micro_operators import (
     BY_FILTER,
@@ -38,7 +39,6 @@ from benchmarks.micro_operators import (
 from benchmarks.quartiles import Quartiles
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from benchmarks.schedule_contestants import pairs, shape
-from bow.costs.evidence import TABLE_II
 from bow.devices import available_cores, core_sets
 from bow.devices.topology import read_topology
 from bow.errors import SettingError

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.cost_models.evidence import SATURATION, TABLE_II
 from benchmarks.line_up import counted
 from benchmarks.micro_operators import GEMM, PRODUCT
 from benchmarks.results import Table
 from benchmarks.schedule_contestants import shape
-from bow.costs.evidence import SATURATION, TABLE_II
 from bow.schedule.profiler.profiling import numbers_of_threads
 
 # Tang et al.: the threads behind which performance no longer grows, on 64 cores

@@ -1,7 +1,7 @@
 """`python -m benchmarks manycore`: the experiments of both papers on operator scheduling, on their machine, simulated.
 
 Steps of the papers' networks are captured in the papers' sizes; what operators take on the 68 cores of a Xeon Phi is
-`bow.costs.Saturation`'s; the schedulers are those that the runtime is driven by. Nothing is run, so the numbers are the
+`Saturation`'s; the schedulers are those that the runtime is driven by. Nothing is run, so the numbers are the
 same on every machine.
 
 Of Tang et al., 2018: speed-up by number of executors (Figure 6), critical path first against queues (Table 2), cells of

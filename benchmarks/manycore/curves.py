@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from benchmarks.cost_models import Curve, HillClimb, Saturation, Threads, Work, placements
 from benchmarks.manycore.machines import CACHES, CORES
 from benchmarks.manycore.steps import Step
-from bow.costs import Case, Curve, HillClimb, Saturation, Work, lanes
 from bow.schedule.scheduler import CacheTimes, Start
 
 Times: TypeAlias = dict[int, int]  # Of one operator, by number of threads: nanoseconds
@@ -29,9 +29,9 @@ def learn(machine: Saturation, step: Step, noise: float, interval: int, seed: in
     noisy = replace(machine, noise=noise, seed=seed)
     found = {work: _climbed(work, noisy, interval) for work in dict.fromkeys(step.works)}
 
-    def in_nanoseconds(of: Callable[[Work, Case], float]) -> CacheTimes:
+    def in_nanoseconds(of: Callable[[Work, Threads], float]) -> CacheTimes:
         made = {
-            work: [{case.threads: round(1e9 * of(work, case)) for case in lane} for lane in lanes(CORES)]
+            work: [{case.threads: round(1e9 * of(work, case)) for case in lane} for lane in placements(CORES)]
             for work in found
         }
         apart, together = zip(*(made[work] for work in step.works), strict=True)
@@ -45,9 +45,9 @@ def learn(machine: Saturation, step: Step, noise: float, interval: int, seed: in
 
 def _climbed(work: Work, noisy: Saturation, interval: int) -> Curve:
     climb = HillClimb(CORES, interval)
-    while (case := climb.next_case()) is not None:
+    while (case := climb.next_placement()) is not None:
         climb.report(case, noisy.time_s(work.flops, work.bytes_moved, work.kind, case))
-    return climb.curve
+    return Curve(climb.measured)
 
 
 class Teams:

@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.cost_models import Saturation
 from benchmarks.manycore.machines import TEAM_CORES, durations, share_of_memory, team
 from benchmarks.manycore.steps import Step
-from bow.costs import Saturation
 from bow.schedule.scheduler import ListScheduler, Scheduler, Start, critical_path
 from bow.schedule.simulator import simulate_operators
 

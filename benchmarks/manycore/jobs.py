@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from benchmarks.cost_models import Saturation, sort_of
 from benchmarks.manycore.curves import learn
 from benchmarks.manycore.diagonal import compare_diagonals
 from benchmarks.manycore.executors import fastest, held_to_shares, sequential_ns, shapes, sweep
@@ -28,7 +29,6 @@ from benchmarks.manycore.strategies import (
     try_plans,
     try_sharing,
 )
-from bow.costs import Saturation, sort_of
 from bow.schedule import Timeline
 from bow.schedule.scheduler import critical_path
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from benchmarks.cost_models import Saturation, Scaling, Threads, Work
+from benchmarks.cost_models.evidence import standalone
+from benchmarks.cost_models.scaling import Sort
 from benchmarks.manycore.steps import Step
-from bow.costs import Case, Saturation, Scaling, Work
-from bow.costs.evidence import standalone
-from bow.costs.scaling import Sort
 
 CORES = 68  # Of a Xeon Phi 7250; every two share a cache
 
@@ -77,18 +77,18 @@ VARIATIONS: Mapping[str, Callable[[Saturation, float], Saturation]] = MappingPro
 )
 
 
-def team(threads: int) -> Case:
+def team(threads: int) -> Threads:
     """How a team of an executor runs: on tiles of its own, so that two threads share a cache."""
-    return Case(threads, shared=threads > 1)
+    return Threads(threads, shared=threads > 1)
 
 
-def durations(machine: Saturation, step: Step, case: Case) -> list[int]:
+def durations(machine: Saturation, step: Step, case: Threads) -> list[int]:
     """By operator: nanoseconds in a case, without noise."""
     quiet = replace(machine, noise=0.0)
     return by_work(step.works, lambda work: nanoseconds(quiet, work, case))
 
 
-def nanoseconds(machine: Saturation, work: Work, case: Case) -> int:
+def nanoseconds(machine: Saturation, work: Work, case: Threads) -> int:
     """What an operator takes on a machine."""
     return round(1e9 * machine.time_s(work.flops, work.bytes_moved, work.kind, case))
 

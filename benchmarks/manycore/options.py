@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.cost_models import Saturation, sort_of
 from benchmarks.manycore.executors import simulated_ns
 from benchmarks.manycore.machines import TEAM_CORES, durations, team
 from benchmarks.manycore.steps import Step
-from bow.costs import Saturation, sort_of
 from bow.schedule.scheduler import ListScheduler, Start, classes_by_scaling, critical_path
 from bow.schedule.simulator import simulate_operators
 

@@ -30,7 +30,7 @@ def markdown(values: Mapping[str, Any], environment: str) -> str:
 
 `{values["command"]}`, {values["date"][:10]}, {values["seconds"]:.0f} s. {environment}.
 
-Nothing here was measured: times of operators come from `bow.costs.Saturation`, decisions from the schedulers that the
+Nothing here was measured: times of operators come from `Saturation`, decisions from the schedulers that the
 runtime is driven by, and the rest is simulated. [scheduling.md](../../docs/scheduling.md) says what to make of it.
 
 {body}"""

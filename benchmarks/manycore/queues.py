@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.cost_models import Saturation
 from benchmarks.manycore.executors import at_random, critical_first, first_come, simulated_ns
 from benchmarks.manycore.machines import durations, team
 from benchmarks.manycore.steps import Step
-from bow.costs import Saturation
 
 TABLE_2_SHAPES = ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.cost_models import Saturation
 from benchmarks.manycore.curves import learn
 from benchmarks.manycore.executors import critical_first, fastest, first_come, sequential_ns, simulated_ns
 from benchmarks.manycore.machines import VARIATIONS, durations, team
 from benchmarks.manycore.steps import Step
 from benchmarks.manycore.strategies import Plan, recommended, simulate_plan, try_pairs
-from bow.costs import Saturation
 
 USUAL_PAIRS = ((1, 34), (2, 34), (3, 22), (4, 16))  # Those that the manual optimum is chosen from here
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.cost_models import Saturation, Threads, Work
 from benchmarks.manycore.curves import Curves, Teams
 from benchmarks.manycore.executors import first_come
 from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds
 from benchmarks.manycore.seats import Seated, fit
 from benchmarks.manycore.steps import Step
-from bow.costs import Case, Saturation, Work
 from bow.schedule import Timeline
 from bow.schedule.picture import co_running, mean_co_running
 from bow.schedule.scheduler import CoRunScheduler, Start
@@ -61,7 +61,7 @@ PLANS = (Plan(1), Plan(2), Plan(3), Plan(4), Plan(3, narrow=True), Plan(4, narro
 
 def recommended(machine: Saturation, step: Step) -> list[int]:
     """By operator: nanoseconds with all cores, as TensorFlow's guide recommends; one after another."""
-    return by_work(step.works, lambda work: nanoseconds(machine, work, Case(CORES, shared=True)))
+    return by_work(step.works, lambda work: nanoseconds(machine, work, Threads(CORES, shared=True)))
 
 
 def simulate_plan(
@@ -156,7 +156,9 @@ def _pair_ns(machine: Saturation, step: Step, inter: int, intra: int) -> int:
 
 def _fastest_ns(machine: Saturation, work: Work, threads: int) -> int:
     """With or without shared caches, as for the strategies."""
-    possible = [Case(threads, shared=True)] if threads > CORES // 2 else [Case(threads), Case(threads, shared=True)]
+    possible = (
+        [Threads(threads, shared=True)] if threads > CORES // 2 else [Threads(threads), Threads(threads, shared=True)]
+    )
     return min(nanoseconds(machine, work, case) for case in possible)
 
 

@@ -12,13 +12,13 @@ from torch import nn
 
 import bow
 from benchmarks.arguments import parse
+from benchmarks.cost_models import ESTIMATORS, Saturation, Threads, Work, cases
 from benchmarks.costs import PARTS, UNSEEN, Settings, run
 from benchmarks.costs_climbing import climb, times_of, variants
 from benchmarks.costs_here import Measured, climbs, count_events, fit_roofline
 from benchmarks.costs_population import drawn, key_of, kind_of, population, several, works_of
 from benchmarks.costs_regressions import compare_others, run_all
 from benchmarks.costs_report import TABLE_IV, TABLE_V
-from bow.costs import ESTIMATORS, Case, Saturation, Work, cases
 from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.schedule.profiler.subject import Subject
@@ -134,11 +134,11 @@ def test_machines_differ_in_noise_and_in_what_does_not_scale() -> None:
 
 def test_models_are_held_against_other_runs_than_they_are_told_of() -> None:
     machine = Saturation(noise=0.1)
-    found = run_all(machine, {"conv": WORK}, [Case(4)], [Case(4)])
-    assert found.profiles["conv"][Case(4)].time_s != found.times["conv"][Case(4)]
-    miscounted = run_all(machine, {"conv": WORK}, [Case(4)], [Case(4)], miscount=0.5)
+    found = run_all(machine, {"conv": WORK}, [Threads(4)], [Threads(4)])
+    assert found.profiles["conv"][Threads(4)].time_s != found.times["conv"][Threads(4)]
+    miscounted = run_all(machine, {"conv": WORK}, [Threads(4)], [Threads(4)], miscount=0.5)
     assert miscounted.times == found.times
-    assert miscounted.profiles["conv"][Case(4)].events != found.profiles["conv"][Case(4)].events
+    assert miscounted.profiles["conv"][Threads(4)].events != found.profiles["conv"][Threads(4)].events
 
 
 def test_a_climb_knows_a_machine_better_than_its_data_sheet() -> None:
@@ -150,7 +150,7 @@ def test_a_climb_knows_a_machine_better_than_its_data_sheet() -> None:
 def made_up(again: float) -> Measured:
     """Three operators whose second measurement took so many times what the first took."""
     seconds = {"a": (4.0, 2.0), "b": (1.0, 3.0), "c": (0.5, 0.5)}
-    first = {name: {Case(1): one, Case(2): two} for name, (one, two) in seconds.items()}
+    first = {name: {Threads(1): one, Threads(2): two} for name, (one, two) in seconds.items()}
     second = {name: {case: again * taken for case, taken in times.items()} for name, times in first.items()}
     works = {name: Work("aten.mm.default", 8.0, 16.0) for name in seconds}
     return Measured(works, first, second, dict.fromkeys(seconds, 0.1), {})
@@ -167,7 +167,7 @@ def test_a_climb_here_is_scored_by_the_second_measurement() -> None:
 
 def test_a_roofline_is_what_all_but_the_fastest_tenth_reach() -> None:
     works = {str(n): Work("mm", 10.0 * n, 1000.0 * n) for n in range(1, 11)}
-    times = {name: {Case(1): 1.0} for name in works}
+    times = {name: {Threads(1): 1.0} for name in works}
     machine = fit_roofline([Measured(works, times, times, {}, {})], cores=2)
     assert (machine.peak_flops_per_s, machine.bandwidth_bytes_per_s) == (2 * 90.0, 2 * 9000.0)
     assert (machine.latency_s, machine.cores) == (1.0, 2)
@@ -187,8 +187,8 @@ def test_events_are_counted_operator_by_operator_where_they_can_be() -> None:
     assert len(runs) == len(subject.graph.operators)
     assert events.keys() == works_of(subject.graph).keys()
     operator = next(iter(events))
-    known = Measured(works_of(subject.graph), {operator: {Case(1): 1.0}}, {}, {}, events)
-    assert known.profile(operator)[Case(1)].events == events[operator]
+    known = Measured(works_of(subject.graph), {operator: {Threads(1): 1.0}}, {}, {}, events)
+    assert known.profile(operator)[Threads(1)].events == events[operator]
 
 
 def test_without_counters_events_are_computed_from_work_and_time() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import bow
 from benchmarks.arguments import parse
+from benchmarks.cost_models import Saturation, Threads, Work
 from benchmarks.document import keys_in
 from benchmarks.manycore import Settings, run
 from benchmarks.manycore.claims import graphi_claims
@@ -61,7 +62,6 @@ from benchmarks.manycore.strategies import (
     try_plans,
     try_sharing,
 )
-from bow.costs import Case, Saturation, Work
 from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.models.recurrent import RNNLanguageModel, sequence_cross_entropy
@@ -359,7 +359,9 @@ def test_more_threads_than_cores_slow_each_other_down() -> None:
 def test_a_climb_without_noise_knows_what_it_has_measured() -> None:
     curves = learn(MACHINE, FAN, noise=0.0, interval=4, seed=0)
     predicted, actual = curves.predicted.least[0], curves.actual.least[0]
-    assert predicted[1] == actual[1] == round(1e9 * MACHINE.time_s(LARGE.flops, LARGE.bytes_moved, LARGE.kind, Case(1)))
+    assert (
+        predicted[1] == actual[1] == round(1e9 * MACHINE.time_s(LARGE.flops, LARGE.bytes_moved, LARGE.kind, Threads(1)))
+    )
     assert set(predicted) == {*range(1, 35), *range(36, 69, 2)}
     assert any(predicted[threads] != actual[threads] for threads in predicted)
 
@@ -373,7 +375,12 @@ def test_noise_is_in_predictions_and_never_in_what_happens() -> None:
 
 def test_operators_take_what_they_take_where_they_sit() -> None:
     work, actual = FAN.works[0], learn(MACHINE, FAN, 0.0, 4, 0).actual
-    for cores, case in (((0, 1), Case(2, shared=True)), ((0, 2), Case(2)), ((3, 4), Case(2)), ((0, 1, 2), Case(3))):
+    for cores, case in (
+        ((0, 1), Threads(2, shared=True)),
+        ((0, 2), Threads(2)),
+        ((3, 4), Threads(2)),
+        ((0, 1, 2), Threads(3)),
+    ):
         assert actual.ns(0, cores) == round(1e9 * MACHINE.time_s(work.flops, work.bytes_moved, work.kind, case))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.costs import Case, accuracy, candidates, cases, r_squared
+from benchmarks.cost_models import Threads, accuracy, candidates, cases, r_squared
 from bow.errors import SettingError
 
 positive = st.floats(1e-6, 1e6)
@@ -17,10 +17,10 @@ pairs = st.lists(st.tuples(positive, positive), min_size=1, max_size=20)
 class Table:
     """A model that knows everything."""
 
-    def __init__(self, times: dict[Case, float]) -> None:
+    def __init__(self, times: dict[Threads, float]) -> None:
         self.times = times
 
-    def time_s(self, operator: str, case: Case) -> float:
+    def time_s(self, operator: str, case: Threads) -> float:
         return self.times[case]
 
 
@@ -64,7 +64,7 @@ def test_candidates_are_the_fastest_and_of_equal_ones_those_with_fewer_threads(d
 
 
 def test_there_may_be_fewer_candidates_than_wanted() -> None:
-    assert candidates(Table({Case(1): 1.0}), "mm", [Case(1)], count=3) == [Case(1)]
+    assert candidates(Table({Threads(1): 1.0}), "mm", [Threads(1)], count=3) == [Threads(1)]
 
 
 def test_what_cannot_be_scored_is_refused() -> None:

@@ -7,13 +7,24 @@ import random
 import numpy as np
 import pytest
 
-from bow.costs import ESTIMATORS, Case, Regression, Sample, Saturation, Work, accuracy, computed_events, evenly, lanes
-from bow.costs.events import PAPERS
-from bow.costs.regression import Profile, select_events
+from benchmarks.cost_models import (
+    ESTIMATORS,
+    Regression,
+    Sample,
+    Saturation,
+    Threads,
+    Work,
+    accuracy,
+    computed_events,
+    evenly,
+    placements,
+)
+from benchmarks.cost_models.events import PAPERS
+from benchmarks.cost_models.regression import Profile, select_events
 from bow.errors import SettingError
 
 MACHINE = Saturation(noise=0.01)
-CASES = evenly(lanes(68), 2)
+CASES = evenly(placements(68), 2)
 
 
 def operators(count: int, seed: int) -> dict[str, Work]:
@@ -24,15 +35,15 @@ def operators(count: int, seed: int) -> dict[str, Work]:
     }
 
 
-def seen(works: dict[str, Work], samples: tuple[Case, ...]) -> dict[str, Profile]:
-    def sample(work: Work, case: Case) -> Sample:
+def seen(works: dict[str, Work], samples: tuple[Threads, ...]) -> dict[str, Profile]:
+    def sample(work: Work, case: Threads) -> Sample:
         seconds = MACHINE.time_s(work.flops, work.bytes_moved, work.kind, case)
         return Sample(seconds, computed_events(work, case, seconds))
 
     return {name: {case: sample(work, case) for case in samples} for name, work in works.items()}
 
 
-def times(works: dict[str, Work]) -> dict[str, dict[Case, float]]:
+def times(works: dict[str, Work]) -> dict[str, dict[Threads, float]]:
     return {
         name: {case: MACHINE.time_s(work.flops, work.bytes_moved, work.kind, case, run=1) for case in CASES}
         for name, work in works.items()
@@ -40,7 +51,7 @@ def times(works: dict[str, Work]) -> dict[str, dict[Case, float]]:
 
 
 def fitted(family: str, num_samples: int, count: int = 40) -> tuple[Regression, dict[str, Profile]]:
-    samples = evenly(lanes(68), num_samples)
+    samples = evenly(placements(68), num_samples)
     model = Regression(family, samples)
     model.fit(seen(operators(count, 0), samples), times(operators(count, 0)))
     return model, seen(operators(10, 1), samples)
@@ -73,7 +84,7 @@ def test_operators_that_are_alike_are_predicted_well(num_samples: int) -> None:
 
 
 def test_a_seed_changes_what_draws() -> None:
-    samples = evenly(lanes(68), 1)
+    samples = evenly(placements(68), 1)
     known, unseen = operators(12, 0), list(seen(operators(10, 1), samples).values())
     predictions = []
     for seed in (0, 1):
@@ -92,7 +103,7 @@ def test_what_was_observed_is_predicted_by_name() -> None:
 
 def test_the_events_that_tell_the_time_are_chosen() -> None:
     draws = random.Random(0)
-    case = Case(1)
+    case = Threads(1)
     telling = [draws.uniform(1.0, 9.0) for _ in range(60)]
     profiles = [
         {case: Sample(1.0, {"instructions": 2.0, "telling": t, "noise": draws.uniform(1.0, 9.0), "constant": 3.0})}
@@ -105,17 +116,17 @@ def test_the_events_that_tell_the_time_are_chosen() -> None:
 
 def test_events_are_normalised_by_instructions() -> None:
     work = Work("aten.mm.default", 6.4e9, 6.4e8)
-    events = computed_events(work, Case(4, shared=True), 1e-2)
+    events = computed_events(work, Threads(4, shared=True), 1e-2)
     assert set(PAPERS) < events.keys()
     sample = Sample(1e-2, events).normalised()
     assert "instructions" not in sample
     assert sample["flops"] == pytest.approx(6.4e9 / (6.4e9 / 32 + 6.4e8 / 64))
     assert events["cache_misses"] == events["cache_accesses"] - 2 * 2**20 / 64  # two caches for four threads
-    assert computed_events(work, Case(4), 1e-2)["cache_misses"] == events["cache_accesses"] - 4 * 2**20 / 64
+    assert computed_events(work, Threads(4), 1e-2)["cache_misses"] == events["cache_accesses"] - 4 * 2**20 / 64
 
 
 def test_what_cannot_be_learned_from_is_refused() -> None:
-    samples = (Case(1),)
+    samples = (Threads(1),)
     profiles, known = seen(operators(3, 0), samples), times(operators(3, 0))
     model = Regression("k-neighbours", samples)
     with pytest.raises(SettingError, match=r"family must be one of .*, got 'magic'"):
@@ -129,10 +140,10 @@ def test_what_cannot_be_learned_from_is_refused() -> None:
     with pytest.raises(SettingError, match="a profile has no sample with 1 thread"):
         model.fit({**profiles, "0": {}}, known)
     with pytest.raises(SettingError, match="all samples must have the events"):
-        model.fit({**profiles, "1": {Case(1): Sample(1.0, {"instructions": 1.0})}}, known)
+        model.fit({**profiles, "1": {Threads(1): Sample(1.0, {"instructions": 1.0})}}, known)
     with pytest.raises(SettingError, match="no regression was fitted for 1 thread"):
-        model.times_s([], Case(1))
+        model.times_s([], Threads(1))
     with pytest.raises(SettingError, match="'mm' was not observed"):
-        model.time_s("mm", Case(1))
+        model.time_s("mm", Threads(1))
     with pytest.raises(SettingError, match="events need instructions above 0"):
         Sample(1.0, {"cycles": 1.0})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.costs import Analytic, Case, Roofline, Work
+from benchmarks.cost_models import Analytic, Roofline, Threads, Work
 from bow.errors import SettingError
 
 MACHINE = Roofline(1e12, 1e11, latency_s=1e-6, cores=8, bandwidth_cores=2)
@@ -31,11 +31,11 @@ def test_bandwidth_is_all_used_by_fewer_threads() -> None:
 def test_a_formula_is_a_cost_model() -> None:
     work = Work("aten.mm.default", 1e9, 1e6)
     model = Analytic({"mm": work}, lambda of, case: MACHINE.time_s(of.flops, of.bytes_moved, case.threads))
-    assert model.time_s("mm", Case(4)) == MACHINE.time_s(1e9, 1e6, 4)
+    assert model.time_s("mm", Threads(4)) == MACHINE.time_s(1e9, 1e6, 4)
     assert work.intensity == 1000.0
     assert Work("view", 0.0, 0.0).intensity == 0.0
     with pytest.raises(SettingError, match="the work of 'conv' is not known"):
-        model.time_s("conv", Case(1))
+        model.time_s("conv", Threads(1))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.costs import Case, cases, evenly, lanes
+from benchmarks.cost_models import Threads, cases, evenly, placements
 from bow.errors import SettingError
 
 MACHINES = [1, 2, 3, 6, 67, 68, 100]
@@ -16,7 +16,7 @@ MACHINES = [1, 2, 3, 6, 67, 68, 100]
 
 
 def test_the_papers_machine_has_34_cases_with_one_thread_to_a_cache_and_34_with_two() -> None:
-    alone, sharing = lanes(68)
+    alone, sharing = placements(68)
     assert [case.threads for case in alone] == list(range(1, 35))
     assert [case.threads for case in sharing] == list(range(2, 69, 2))
     assert not any(case.shared for case in alone)
@@ -26,7 +26,7 @@ def test_the_papers_machine_has_34_cases_with_one_thread_to_a_cache_and_34_with_
 
 @pytest.mark.parametrize("cores", MACHINES)
 def test_without_shared_caches_every_number_of_threads_is_a_case(cores: int) -> None:
-    assert cases(cores, caches=False) == tuple(map(Case, range(1, cores + 1)))
+    assert cases(cores, caches=False) == tuple(map(Threads, range(1, cores + 1)))
 
 
 @pytest.mark.parametrize("cores", MACHINES)
@@ -38,7 +38,7 @@ def test_no_case_needs_more_cores_or_caches_than_there_are(cores: int) -> None:
 
 @given(st.data(), st.integers(2, 100))
 def test_cases_that_stand_for_all_are_spread_over_both_lanes(data: st.DataObject, cores: int) -> None:
-    both = lanes(cores)
+    both = placements(cores)
     count = data.draw(st.integers(1, 2 * min(map(len, both))))
     chosen = evenly(both, count)
     assert len(set(chosen)) == count
@@ -49,17 +49,17 @@ def test_cases_that_stand_for_all_are_spread_over_both_lanes(data: st.DataObject
 
 
 def test_one_case_stands_in_the_middle() -> None:
-    assert evenly(lanes(68), 1) == (Case(36, shared=True),)
+    assert evenly(placements(68), 1) == (Threads(36, shared=True),)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Case(0), "threads must be at least 1, got 0"),
-        (lambda: Case(3, shared=True), "threads must be even where two share a cache, got 3"),
-        (lambda: lanes(0), "cores must be at least 1, got 0"),
-        (lambda: evenly(lanes(4), 0), "count must be at least 1 and fit the 4 cases, got 0"),
-        (lambda: evenly(lanes(4), 5), "count must be at least 1 and fit the 4 cases, got 5"),
+        (lambda: Threads(0), "threads must be at least 1, got 0"),
+        (lambda: Threads(3, shared=True), "threads must be even where two share a cache, got 3"),
+        (lambda: placements(0), "cores must be at least 1, got 0"),
+        (lambda: evenly(placements(4), 0), "count must be at least 1 and fit the 4 cases, got 0"),
+        (lambda: evenly(placements(4), 5), "count must be at least 1 and fit the 4 cases, got 5"),
     ],
     ids=["none", "odd", "no core", "no case", "too many"],
 )

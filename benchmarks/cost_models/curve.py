@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bow.costs.case import Case
 from bow.errors import SettingError
+from bow.schedule.climbing import Threads
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Curve:
         SettingError: nothing was measured, or a time is below 0 or not finite.
 
     Example:
-        >>> curve = Curve({Case(1): 10.0, Case(4): 4.0})
-        >>> [curve.time_s(Case(threads)) for threads in (1, 2, 3, 4, 9)]
+        >>> curve = Curve({Threads(1): 10.0, Threads(4): 4.0})
+        >>> [curve.time_s(Threads(threads)) for threads in (1, 2, 3, 4, 9)]
         [10.0, 8.0, 6.0, 4.0, 4.0]
 
     References:
         Liu et al., 2019, section III-C.
     """
 
-    measured: Mapping[Case, float]
+    measured: Mapping[Threads, float]
 
     def __post_init__(self) -> None:
         if not self.measured:
@@ -45,7 +45,7 @@ class Curve:
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise SettingError(f"a time must be finite and at least 0, got {seconds} for {case}")
 
-    def time_s(self, case: Case) -> float:
+    def time_s(self, case: Threads) -> float:
         """Seconds in a case; what was measured, where it was."""
         lane = self._lanes[case.shared]
         if not lane:
@@ -58,12 +58,12 @@ class Curve:
         part = (case.threads - low.threads) / (high.threads - low.threads)
         return self.measured[low] + part * (self.measured[high] - self.measured[low])
 
-    def reaches(self, case: Case) -> bool:
+    def reaches(self, case: Threads) -> bool:
         """Whether a case was measured or lies between two that were."""
         lane = self._lanes[case.shared]
         return bool(lane) and lane[0] <= case <= lane[-1]
 
     @functools.cached_property
-    def _lanes(self) -> dict[bool, list[Case]]:
+    def _lanes(self) -> dict[bool, list[Threads]]:
         ascending = sorted(self.measured)
         return {shared: [case for case in ascending if case.shared == shared] for shared in (False, True)}

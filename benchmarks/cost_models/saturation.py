@@ -5,9 +5,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bow.costs.case import Case
-from bow.costs.scaling import KNIGHTS_LANDING, Scaling, Sort, sort_of
+from benchmarks.cost_models.scaling import KNIGHTS_LANDING, Scaling, Sort, sort_of
 from bow.errors import SettingError
+from bow.schedule.climbing import Threads
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Saturation:
     same measurement always gives the same time, in whatever order measurements are made.
 
     The parameters were chosen once, by hand from a least-squares fit to Liu et al.'s Table II and from Tang et al.'s
-    Figure 2; `bow.costs.evidence` says what they miss by. Operators that run at the same time do not disturb each
+    Figure 2; `evidence` says what they miss by. Operators that run at the same time do not disturb each
     other here.
 
     Attributes:
@@ -47,7 +47,7 @@ class Saturation:
 
     Example:
         >>> machine = Saturation()
-        >>> gemm = [machine.time_s(2 * 64 * 512 * 512, 1.3e6, "aten.mm.default", Case(n)) for n in (1, 8, 32)]
+        >>> gemm = [machine.time_s(2 * 64 * 512 * 512, 1.3e6, "aten.mm.default", Threads(n)) for n in (1, 8, 32)]
         >>> [round(1e6 * seconds) for seconds in gemm]
         [881, 117, 121]
 
@@ -75,7 +75,7 @@ class Saturation:
             if not getattr(self, name) >= 0:
                 raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
 
-    def time_s(self, flops: float, bytes_moved: float, kind: str, case: Case, run: int = 0) -> float:
+    def time_s(self, flops: float, bytes_moved: float, kind: str, case: Threads, run: int = 0) -> float:
         """Seconds that an operator takes."""
         if case.threads > self.cores:
             raise SettingError(f"threads must be at most {self.cores}, the cores of this machine, got {case.threads}")
@@ -83,7 +83,7 @@ class Saturation:
         seconds = self.launch_s + bytes_moved / self.copy_bytes_per_s + self._work_s(flops, bytes_moved, scaling, case)
         return seconds * self._disturbance(flops, bytes_moved, kind, case, run)
 
-    def _work_s(self, flops: float, bytes_moved: float, scaling: Scaling, case: Case) -> float:
+    def _work_s(self, flops: float, bytes_moved: float, scaling: Scaling, case: Threads) -> float:
         arithmetic_s = flops / scaling.flops_per_s
         memory_s = bytes_moved / self.thread_bytes_per_s
         whole_s, busy = arithmetic_s + memory_s, float(case.threads)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bow.costs import counters
-from bow.costs.counters import CPU_TIME, HARDWARE, Event, count, open_counter, source, why_not
+from benchmarks.cost_models import counters
+from benchmarks.cost_models.counters import CPU_TIME, HARDWARE, Event, count, open_counter, source, why_not
 
 
 def refuse(event: Event, thread: int) -> int:

@@ -4,26 +4,26 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from bow.costs.case import Case
 from bow.errors import SettingError
+from bow.schedule.climbing import Threads
 
 
 class CostModel(Protocol):
     """Predicts how long operators take."""
 
-    def time_s(self, operator: str, case: Case) -> float:
+    def time_s(self, operator: str, case: Threads) -> float:
         """Seconds that an operator takes in a case."""
         ...
 
 
-def candidates(model: CostModel, operator: str, cases: Iterable[Case], count: int = 3) -> list[Case]:
+def candidates(model: CostModel, operator: str, cases: Iterable[Threads], count: int = 3) -> list[Threads]:
     """The cases in which an operator takes the least time, in ascending order of time; of equal ones fewer threads.
 
     Example:
         >>> class Halving:
-        ...     def time_s(self, operator: str, case: Case) -> float:
+        ...     def time_s(self, operator: str, case: Threads) -> float:
         ...         return 1 / min(case.threads, 4)
-        >>> [case.threads for case in candidates(Halving(), "aten.mm.default", map(Case, range(1, 9)))]
+        >>> [case.threads for case in candidates(Halving(), "aten.mm.default", map(Threads, range(1, 9)))]
         [4, 5, 6]
 
     References:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from bow.costs.case import Case
-from bow.costs.saturation import Saturation
-from bow.costs.scaling import Sort
-from bow.costs.work import Work
+from benchmarks.cost_models.saturation import Saturation
+from benchmarks.cost_models.scaling import Sort
+from benchmarks.cost_models.work import Work
+from bow.schedule.climbing import Threads
 
 FLOAT_BYTES = 4
 
@@ -174,4 +174,4 @@ def _rate(machine: Saturation, work: Work, threads: int) -> float:
 
 
 def _time_s(machine: Saturation, work: Work, threads: int) -> float:
-    return machine.time_s(work.flops, work.bytes_moved, work.kind, Case(threads, shared=threads > 1))
+    return machine.time_s(work.flops, work.bytes_moved, work.kind, Threads(threads, shared=threads > 1))

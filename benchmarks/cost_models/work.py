@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bow.costs.case import Case
 from bow.errors import SettingError
+from bow.schedule.climbing import Threads
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Analytic:
 
     Example:
         >>> model = Analytic({"mm": Work("aten.mm.default", 2e9, 1e6)}, lambda work, case: work.flops / 1e9)
-        >>> model.time_s("mm", Case(1))
+        >>> model.time_s("mm", Threads(1))
         2.0
     """
 
-    def __init__(self, works: Mapping[str, Work], time: Callable[[Work, Case], float]) -> None:
+    def __init__(self, works: Mapping[str, Work], time: Callable[[Work, Threads], float]) -> None:
         self._works = dict(works)
         self._time = time
 
-    def time_s(self, operator: str, case: Case) -> float:
+    def time_s(self, operator: str, case: Threads) -> float:
         """Seconds by the formula."""
         if operator not in self._works:
             raise SettingError(f"the work of {operator!r} is not known; name it among the works")

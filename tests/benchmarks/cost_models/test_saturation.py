@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.costs import Case, Saturation, Scaling, Work, lanes, sort_of
-from bow.costs.evidence import SATURATION, TABLE_II, best_threads, compare, saturates_at, standalone
+from benchmarks.cost_models import Saturation, Scaling, Threads, Work, placements, sort_of
+from benchmarks.cost_models.evidence import SATURATION, TABLE_II, best_threads, compare, saturates_at, standalone
 from bow.errors import SettingError
 
 MACHINE = Saturation()
@@ -28,13 +28,13 @@ KINDS = (
 works = st.builds(Work, st.sampled_from(KINDS), st.floats(0.0, 1e11), st.floats(4.0, 1e9))
 
 
-def time_s(machine: Saturation, work: Work, case: Case) -> float:
+def time_s(machine: Saturation, work: Work, case: Threads) -> float:
     return machine.time_s(work.flops, work.bytes_moved, work.kind, case)
 
 
 @given(works)
 def test_time_is_convex_in_the_threads_of_a_lane(work: Work) -> None:
-    for lane in lanes(MACHINE.cores):
+    for lane in placements(MACHINE.cores):
         times = [time_s(MACHINE, work, case) for case in lane]
         slopes = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert all(later >= earlier - 1e-9 * times[0] for earlier, later in itertools.pairwise(slopes))
@@ -44,20 +44,20 @@ def test_time_is_convex_in_the_threads_of_a_lane(work: Work) -> None:
 def test_without_crowding_threads_never_cost(work: Work, threads: int) -> None:
     scalings = {sort: replace(scaling, crowding_s=0.0) for sort, scaling in MACHINE.scalings.items()}
     machine = replace(MACHINE, scalings=scalings)
-    assert time_s(machine, work, Case(threads + 1)) <= time_s(machine, work, Case(threads)) * (1 + 1e-12)
+    assert time_s(machine, work, Threads(threads + 1)) <= time_s(machine, work, Threads(threads)) * (1 + 1e-12)
 
 
 @given(works, st.integers(1, 34), st.floats(1.0, 10.0))
 def test_more_work_takes_longer(work: Work, threads: int, times: float) -> None:
     # Exactly at the grain, more work can mean more threads and so the same time: to rounding.
     larger = Work(work.kind, times * work.flops, times * work.bytes_moved)
-    assert time_s(MACHINE, larger, Case(threads)) >= time_s(MACHINE, work, Case(threads)) * (1 - 1e-9)
+    assert time_s(MACHINE, larger, Threads(threads)) >= time_s(MACHINE, work, Threads(threads)) * (1 - 1e-9)
 
 
 def test_threads_beyond_the_grain_bring_nothing() -> None:
     scaling = Scaling(1e9, crowding_s=0.0, grain_s=1.0, serial=0.0)
     machine = Saturation(launch_s=0.0, scalings=dict.fromkeys(MACHINE.scalings, scaling))
-    times = [machine.time_s(4e9, 0.0, "aten.mm.default", Case(threads)) for threads in (1, 2, 4, 8)]
+    times = [machine.time_s(4e9, 0.0, "aten.mm.default", Threads(threads)) for threads in (1, 2, 4, 8)]
     assert times == pytest.approx([4.0, 2.0, 1.0, 1.0])
 
 
@@ -72,20 +72,20 @@ def test_every_part_of_the_formula_is_there() -> None:
     )
     # Arithmetic 8 s, memory 4 s on one thread; 40 s copied; four threads, of which two use all of the bandwidth.
     alone = 100.0 + 7.0 + 40.0 + 0.5 * 12.0 + 0.1 * 4 * 3
-    assert machine.time_s(8e9, 4e9, "mm", Case(4)) == pytest.approx(alone + 0.5 * (8 / 4 + 4 / 2))
-    assert machine.time_s(8e9, 4e9, "mm", Case(4, shared=True)) == pytest.approx(alone + 0.5 * (8 / 4 + 0.5 * 4 / 2))
+    assert machine.time_s(8e9, 4e9, "mm", Threads(4)) == pytest.approx(alone + 0.5 * (8 / 4 + 4 / 2))
+    assert machine.time_s(8e9, 4e9, "mm", Threads(4, shared=True)) == pytest.approx(alone + 0.5 * (8 / 4 + 0.5 * 4 / 2))
 
 
 def test_sharing_a_cache_helps_where_neighbours_use_the_same_data_and_hurts_elsewhere() -> None:
     work = {"flops": 1e6, "bytes_moved": 1e9}
     for kind, helps in (("aten.convolution.default", True), ("aten.mm.default", True), ("aten.mul.Tensor", False)):
-        alone, sharing = (MACHINE.time_s(**work, kind=kind, case=Case(8, shared=shared)) for shared in (False, True))
+        alone, sharing = (MACHINE.time_s(**work, kind=kind, case=Threads(8, shared=shared)) for shared in (False, True))
         assert (sharing < alone) is helps
 
 
 def test_noise_is_a_factor_that_the_seed_determines() -> None:
     noisy = Saturation(noise=0.1, seed=3)
-    cases = [Case(threads) for threads in range(1, 35)]
+    cases = [Threads(threads) for threads in range(1, 35)]
     factors = [
         noisy.time_s(1e9, 1e6, "aten.mm.default", case, run) / MACHINE.time_s(1e9, 1e6, "aten.mm.default", case)
         for case in cases
@@ -158,7 +158,7 @@ def test_what_is_said_of_many_operators_at_once_and_of_half_of_the_cores_is_comp
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MACHINE.time_s(1.0, 1.0, "mm", Case(69)), "threads must be at most 68"),
+        (lambda: MACHINE.time_s(1.0, 1.0, "mm", Threads(69)), "threads must be at most 68"),
         (lambda: Saturation(cores=0), "cores must be above 0, got 0"),
         (lambda: Saturation(noise=-1.0), r"noise must be at least 0, got -1\.0"),
         (lambda: Scaling(0.0), r"flops_per_s must be above 0, got 0\.0"),

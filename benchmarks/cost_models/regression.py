@@ -7,12 +7,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.costs.case import Case
-from bow.costs.estimators import ESTIMATORS, Estimator, make_estimator
-from bow.costs.events import Sample
+from benchmarks.cost_models.estimators import ESTIMATORS, Estimator, make_estimator
+from benchmarks.cost_models.events import Sample
 from bow.errors import SettingError
+from bow.schedule.climbing import Threads
 
-Profile: TypeAlias = Mapping[Case, Sample]
+Profile: TypeAlias = Mapping[Threads, Sample]
 """What an operator was seen to do, by sample case."""
 
 Rows: TypeAlias = NDArray[np.float64]
@@ -35,12 +35,12 @@ class Regression:
         SettingError: an unknown family, no sample case, or no event.
 
     Example:
-        >>> model = Regression("ordinary least squares", samples=[Case(1)], num_events=1)
-        >>> profiles = {name: {Case(1): Sample(t, {"instructions": 1.0, "cycles": t})} for name, t in
+        >>> model = Regression("ordinary least squares", samples=[Threads(1)], num_events=1)
+        >>> profiles = {name: {Threads(1): Sample(t, {"instructions": 1.0, "cycles": t})} for name, t in
         ...             [("small", 1.0), ("medium", 2.0), ("large", 4.0)]}
-        >>> model.fit(profiles, {name: {Case(2): profile[Case(1)].time_s / 2} for name, profile in profiles.items()})
-        >>> model.observe("new", {Case(1): Sample(3.0, {"instructions": 1.0, "cycles": 3.0})})
-        >>> round(model.time_s("new", Case(2)), 6)
+        >>> model.fit(profiles, {name: {Threads(2): seen[Threads(1)].time_s / 2} for name, seen in profiles.items()})
+        >>> model.observe("new", {Threads(1): Sample(3.0, {"instructions": 1.0, "cycles": 3.0})})
+        >>> round(model.time_s("new", Threads(2)), 6)
         1.5
 
     References:
@@ -48,7 +48,7 @@ class Regression:
         network training, 2019, section III-B, Table IV.
     """
 
-    def __init__(self, family: str, samples: Sequence[Case], num_events: int = 4, seed: int = 0) -> None:
+    def __init__(self, family: str, samples: Sequence[Threads], num_events: int = 4, seed: int = 0) -> None:
         if family not in ESTIMATORS:
             raise SettingError(f"family must be one of {', '.join(ESTIMATORS)}, got {family!r}")
         if not samples or num_events < 1:
@@ -58,11 +58,11 @@ class Regression:
         self.events: tuple[str, ...] = ()
         self._num_events = num_events
         self._seed = seed
-        self._estimators: dict[Case, Estimator] = {}
+        self._estimators: dict[Threads, Estimator] = {}
         self._profiles: dict[str, Profile] = {}
         self._least_s = 0.0
 
-    def fit(self, profiles: Mapping[str, Profile], times: Mapping[str, Mapping[Case, float]]) -> None:
+    def fit(self, profiles: Mapping[str, Profile], times: Mapping[str, Mapping[Threads, float]]) -> None:
         """Learn from operators whose times are known."""
         operators = sorted(profiles)
         if not operators or any(operator not in times for operator in operators):
@@ -81,13 +81,13 @@ class Regression:
         """Tell what an operator was seen to do, before its time is asked for."""
         self._profiles[operator] = profile
 
-    def time_s(self, operator: str, case: Case) -> float:
+    def time_s(self, operator: str, case: Threads) -> float:
         """Seconds by the case's regression."""
         if operator not in self._profiles:
             raise SettingError(f"{operator!r} was not observed; tell its samples first")
         return self.times_s([self._profiles[operator]], case)[0]
 
-    def times_s(self, profiles: Sequence[Profile], case: Case) -> list[float]:
+    def times_s(self, profiles: Sequence[Profile], case: Threads) -> list[float]:
         """Seconds of several operators at once."""
         if case not in self._estimators:
             raise SettingError(f"no regression was fitted for {case}; give its times to `fit`")
@@ -109,7 +109,7 @@ class Regression:
 
 
 def select_events(
-    profiles: Sequence[Profile], samples: Sequence[Case], seconds: Rows, count: int, seed: int = 0
+    profiles: Sequence[Profile], samples: Sequence[Threads], seconds: Rows, count: int, seed: int = 0
 ) -> tuple[str, ...]:
     """The events that tell most about times: those with the largest importances in a decision tree.
 
@@ -128,7 +128,7 @@ def select_events(
     return tuple(sorted(sorted(names, key=lambda name: (-importance[name], name))[:count]))
 
 
-def _row(profile: Profile, samples: Sequence[Case], events: Sequence[str]) -> Rows:
+def _row(profile: Profile, samples: Sequence[Threads], events: Sequence[str]) -> Rows:
     numbers: list[float] = []
     for case in samples:
         sample = _sample(profile, case)
@@ -137,7 +137,7 @@ def _row(profile: Profile, samples: Sequence[Case], events: Sequence[str]) -> Ro
     return np.array(numbers)
 
 
-def _sample(profile: Profile, case: Case) -> Sample:
+def _sample(profile: Profile, case: Threads) -> Sample:
     if case not in profile:
         raise SettingError(f"a profile has no sample with {case}; sample every operator in the same cases")
     return profile[case]

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bow.costs.case import Case
-from bow.costs.work import Work
+from benchmarks.cost_models.work import Work
 from bow.errors import SettingError
+from bow.schedule.climbing import Threads
 
 INSTRUCTIONS = "instructions"
 """The event that all others are divided by."""
@@ -46,7 +46,7 @@ class Sample:
         return {name: count / instructions for name, count in self.events.items() if name != INSTRUCTIONS}
 
 
-def computed_events(work: Work, case: Case, time_s: float) -> dict[str, float]:
+def computed_events(work: Work, case: Threads, time_s: float) -> dict[str, float]:
     """Stand-ins for counted events where a machine counts none, from an operator's work and its measured time.
 
     They go by the names of what they stand for, on cores with vectors of 64 bytes: `instructions` are multiply-adds,
@@ -55,7 +55,7 @@ def computed_events(work: Work, case: Case, time_s: float) -> dict[str, float]:
     line is fetched for. `flops` and `bytes` are as they are. Unlike counted ones they are exact.
 
     Example:
-        >>> events = computed_events(Work("aten.mm.default", 6.4e9, 6.4e7), Case(2), 1e-2)
+        >>> events = computed_events(Work("aten.mm.default", 6.4e9, 6.4e7), Threads(2), 1e-2)
         >>> sorted(events)
         ['bytes', 'cache_accesses', 'cache_misses', 'cycles', 'flops', 'instructions', 'l1_hits']
         >>> events["cycles"], events["cache_accesses"]
