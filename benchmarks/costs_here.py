@@ -16,8 +16,8 @@ from benchmarks.measure import Spread
 from bow.graph.execution import inputs_of, run_operator
 from bow.models import NETWORKS
 from bow.runtime.issue import operators_of
-from bow.schedule.profiler.profiling import measure
-from bow.schedule.profiler.subject import Subject
+from bow.schedule.profiler.bound_step import BoundStep
+from bow.schedule.profiler.measuring import measure
 
 FAMILIES = ("k-neighbours", "gradient boosting", "random forest", "ordinary least squares")
 ONE = Threads(1)
@@ -48,7 +48,7 @@ def measure_network(network: str, samples: int, cores: int, repeats: int) -> Mea
     """Measure all operators of a step, one after another as in a step, with 1 to `cores` threads, and then again."""
     chosen = NETWORKS[network]
     torch.manual_seed(0)
-    subject = Subject.of(chosen.build(SIZE), chosen.batch(SIZE, samples), chosen.loss)
+    subject = BoundStep.of(chosen.build(SIZE), chosen.batch(SIZE, samples), chosen.loss)
     threads = list(range(1, cores + 1))
     first, spread = _times(subject, threads, repeats)
     again, _ = _times(subject, threads, repeats)
@@ -56,7 +56,7 @@ def measure_network(network: str, samples: int, cores: int, repeats: int) -> Mea
     return Measured(works_of(subject.graph), first, again, spread, events)
 
 
-def count_events(subject: Subject, counting: Count) -> dict[str, Mapping[str, float]]:
+def count_events(subject: BoundStep, counting: Count) -> dict[str, Mapping[str, float]]:
     """Run a step with one thread, and count what happens in each operator."""
     graph, events = subject.graph, dict[str, Mapping[str, float]]()
     before = torch.get_num_threads()
@@ -122,7 +122,7 @@ def fit_roofline(measured: Sequence[Measured], cores: int) -> Roofline:
 
 
 def _times(
-    subject: Subject, threads: Sequence[int], repeats: int
+    subject: BoundStep, threads: Sequence[int], repeats: int
 ) -> tuple[dict[str, dict[Threads, float]], dict[str, float]]:
     """Medians over repeats, and over operators of the same key; and the spread with one thread."""
     profile = measure(subject, threads=threads, repeats=repeats, cache=False)

@@ -81,7 +81,7 @@ def compare_families(
     miscount: float = 0.0,
 ) -> dict[str, Any]:
     """By number of samples and family: accuracy and R2 of operators that were not trained on."""
-    all_lanes = lanes(machine.cores)
+    all_lanes = placements(machine.cores)
     cases = evenly(all_lanes, num_cases)
     found = {}
     for count in samples:

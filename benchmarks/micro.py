@@ -40,9 +40,8 @@ from benchmarks.quartiles import Quartiles
 from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
 from benchmarks.schedule_contestants import pairs, shape
 from bow.devices import available_cores, core_sets
-from bow.devices.topology import read_topology
+from bow.devices.topology import Topology, read_topology
 from bow.errors import SettingError
-from bow.schedule import Topology
 
 PARTS = ("threads", "pinned", "together")
 

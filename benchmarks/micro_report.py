@@ -9,7 +9,7 @@ from benchmarks.line_up import counted
 from benchmarks.micro_operators import GEMM, PRODUCT
 from benchmarks.results import Table
 from benchmarks.schedule_contestants import shape
-from bow.schedule.profiler.profiling import numbers_of_threads
+from bow.schedule.profiler.measuring import numbers_of_threads
 
 # Tang et al.: the threads behind which performance no longer grows, on 64 cores
 FIGURE_2 = dict(zip((GEMM, PRODUCT), (threads for _, threads in SATURATION.values()), strict=True))
@@ -74,7 +74,7 @@ def markdown(values: Mapping[str, Any], environment: str) -> str:
 
 `{values["command"]}`, {values["date"][:10]}, {values["seconds"]:.0f} s. {environment}.
 
-Native executors, float32; {settings["turns"]} turns of about {1e3 * settings["stint_s"]:g} ms, every other one in
+Native executors, float32; {settings["turns"]} turns of about {1e3 * settings["window_s"]:g} ms, every other one in
 reverse order, each behind a run that does not count. Ratios are those of a turn.
 
 {body}"""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from bow.planning.placement.groups import Groups
-from bow.schedule.svg import COLOURS, WIDTH, legend, svg
+from bow.schedule.picture import COLOURS, WIDTH, legend, svg
 
 LEFT, TOP, GAP = 190, 56, 2
 ROW = 18

@@ -29,9 +29,9 @@ from benchmarks.schedule_spinning import SpinningStep
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.schedule.profiler import Subject, compare, policies_here
-from bow.schedule.profiler.profiling import REPEATS, measure
-from bow.schedule.profiler.turns import take_turns
+from bow.schedule.profiler import BoundStep, compare, policies_here
+from bow.schedule.profiler.measuring import REPEATS, measure
+from bow.timing import time_in_turns
 
 GRAPHI = ("lstm", "phased_lstm", "pathnet", "googlenet")
 LIU = ("resnet50", "dcgan", "inception", "alexnet")
@@ -113,10 +113,10 @@ def measure_network(name: str, settings: Settings, cores: int) -> dict[str, Any]
     torch.manual_seed(0)
     model, batch = network.build(settings.size), network.batch(settings.size)
     torch.set_num_threads(1)
-    subject = Subject.of(model, batch, network.loss)
+    subject = BoundStep.of(model, batch, network.loss)
     profile = measure(subject, repeats=settings.repeats, cache=False)
     policies = policies_here(subject, profile, cores, settings.repeats)
-    found = compare(subject, profile, policies=policies, turns=settings.turns, stint_s=settings.stint_s)
+    found = compare(subject, profile, policies=policies, turns=settings.turns, window_s=settings.stint_s)
     with contextlib.ExitStack() as at_the_end:
         queue = at_the_end.enter_context(contextlib.closing(PythonQueue(subject, cores)))
         spinning = {n: SpinningStep(name, settings.size, n) for n in profile.threads if n > 1}
@@ -137,7 +137,7 @@ def measure_network(name: str, settings: Settings, cores: int) -> dict[str, Any]
         "parallelism": round(found.path.parallelism, 2),
         "critical_path_ms": round(found.path.length / 1e6, 4),
         "predicted_ms": {policy.name: round(1e3 * policy.predicted.makespan, 4) for policy in policies},
-        "verdict": found.verdict,
+        "verdict": found.summary,
         **races.as_dict(),
         "uniform": sorted(races.uniform),
         "effects": effects(races.race, cores),
@@ -150,14 +150,14 @@ def race(entries: list[Entry], choice: str, settings: Settings) -> Races:
     """Let everybody take turns, and then the best, still warm, among themselves."""
     contestants = {entry.name: entry.contestant for entry in entries}
     first = Races(
-        take_turns(contestants, turns=settings.turns, stint_s=settings.stint_s),
+        time_in_turns(contestants, turns=settings.turns, window_s=settings.stint_s),
         sequential=[entry.name for entry in entries if entry.is_sequential],
         side_by_side=[entry.name for entry in entries if entry.is_side_by_side],
         uniform=[entry.name for entry in entries if entry.is_uniform],
         choice=choice,
     )
     best = {name: contestants[name] for name in first.finalists}
-    return replace(first, final=take_turns(best, turns=2 * settings.turns, stint_s=settings.stint_s))
+    return replace(first, final=time_in_turns(best, turns=2 * settings.turns, window_s=settings.stint_s))
 
 
 def aims(networks: Mapping[str, Mapping[str, Any]], costs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.line_up import counted
+from benchmarks.schedule_threads import ScheduledThreads
 from bow.devices import available_cores, core_sets
 from bow.engines import Loss
 from bow.graph.learning_step import StepOutputs
-from bow.runtime import ScheduledThreads
-from bow.schedule import Schedule
-from bow.schedule.profiler import Policy, Subject
-from bow.schedule.profiler.profiling import numbers_of_threads
-from bow.schedule.profiler.subject import Executors
-from bow.schedule.profiler.turns import Contestant
+from bow.schedule import FirstComeSchedule
+from bow.schedule.profiler import BoundStep, Policy
+from bow.schedule.profiler.bound_step import ScheduledStep
+from bow.schedule.profiler.measuring import numbers_of_threads
 from bow.schedule.scheduler import ListScheduler
+from bow.timing import TimedCase
 
 PYTORCH = "PyTorch"  # What the names of plain PyTorch begin with
 
@@ -33,7 +33,7 @@ class Entry:
     """One who takes part."""
 
     name: str  # for people; of a policy, the policy's
-    contestant: Contestant  # what runs the step
+    contestant: TimedCase  # what runs the step
     is_sequential: bool = False  # operators run one after another in the order of capture: what policies are to beat
     is_side_by_side: bool = False  # operators may run side by side
     is_uniform: bool = False
@@ -65,7 +65,7 @@ class PlainStep:
 class PythonQueue:
     """Executors in Python that take operators as these become ready."""
 
-    def __init__(self, subject: Subject, executors: int) -> None:
+    def __init__(self, subject: BoundStep, executors: int) -> None:
         self._subject = subject
         scheduler = ListScheduler(subject.dependencies, executors)
         self._threads = ScheduledThreads(subject.graph, scheduler, core_sets(executors))
@@ -90,26 +90,26 @@ def plain(model: nn.Module, batch: tuple[Any, Tensor], loss: Loss, threads: Sequ
     ]
 
 
-def scheduled(subject: Subject, policies: Sequence[Policy], cores: int) -> list[Entry]:
+def scheduled(subject: BoundStep, policies: Sequence[Policy], cores: int) -> list[Entry]:
     """The policies on native executors, and what they lack of the uniform ones."""
     made = [
         Entry(
             policy.name,
-            Executors(subject, policy.schedule),
+            ScheduledStep(subject, policy.schedule),
             is_sequential=policy.is_sequential,
             is_side_by_side=not policy.is_sequential,
-            is_uniform=policy.schedule.first_come,
+            is_uniform=isinstance(policy.schedule, FirstComeSchedule),
         )
         for policy in policies
     ]
-    known = {policy.schedule.threads for policy in policies if policy.schedule.first_come}
+    known = {policy.schedule.threads for policy in policies if isinstance(policy.schedule, FirstComeSchedule)}
     for executors, threads in pairs(cores):
-        schedule = Schedule((threads,) * executors, first_come=True)
+        schedule = FirstComeSchedule((threads,) * executors)
         if schedule.threads not in known:
             name = f"first come, {shape(executors, threads)}"
             several, enough = executors > 1, executors * threads <= cores
             shared = None if enough else [available_cores()] * executors  # as threads that nobody pins
-            made.append(Entry(name, Executors(subject, schedule, shared), is_side_by_side=several, is_uniform=True))
+            made.append(Entry(name, ScheduledStep(subject, schedule, shared), is_side_by_side=several, is_uniform=True))
     return made
 
 

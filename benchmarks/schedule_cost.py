@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from benchmarks.quartiles import Quartiles
 from bow.runtime.issue import operators_of
-from bow.schedule import Schedule
-from bow.schedule.profiler import Profile, Subject
-from bow.schedule.profiler.subject import Executors
-from bow.schedule.profiler.turns import take_turns
-from bow.schedule.scheduler import CoRunScheduler, ListScheduler, Scheduler, Start, critical_path
+from bow.schedule import FirstComeSchedule, PrioritySchedule, Schedule
+from bow.schedule.profiler import BoundStep, Profile
+from bow.schedule.profiler.bound_step import ScheduledStep
+from bow.schedule.scheduler import CoRunScheduler, ListScheduler, OperatorScheduler, Start, critical_path
 from bow.schedule.simulator import simulate_operators
+from bow.timing import time_in_turns
 
 IN_ORDER, BY_PRIORITY, FIRST_COME, AT_ONCE = "in order", "by priority", "first come", "small at once"
 
-Decisions = Callable[[], Scheduler]
+Decisions = Callable[[], OperatorScheduler]
 
 
 class Chains(nn.Module):
@@ -38,30 +38,30 @@ class Chains(nn.Module):
         return ends
 
 
-def chains(operators: int, width: int) -> Subject:
+def chains(operators: int, width: int) -> BoundStep:
     """A step of some chains."""
     model = Chains(max(1, operators // width))
-    return Subject.of(model, (torch.zeros(width), torch.zeros(width)), nn.functional.mse_loss)
+    return BoundStep.of(model, (torch.zeros(width), torch.zeros(width)), nn.functional.mse_loss)
 
 
-def schedules(subject: Subject) -> dict[str, Schedule]:
+def schedules(subject: BoundStep) -> dict[str, Schedule]:
     """One executor that is told the order, and that finds one itself."""
     dependencies, count = subject.dependencies, subject.num_operators
     levels = tuple(int(level) for level in critical_path(dependencies, [1] * count).levels)
     return {
         IN_ORDER: Schedule.sequential(count),
-        BY_PRIORITY: Schedule((1,), priority=levels),
-        FIRST_COME: Schedule((1,), first_come=True),
-        AT_ONCE: Schedule((1,), priority=levels, small=tuple(range(count))),
+        BY_PRIORITY: PrioritySchedule((1,), priority=levels),
+        FIRST_COME: FirstComeSchedule((1,)),
+        AT_ONCE: PrioritySchedule((1,), priority=levels, small=tuple(range(count))),
     }
 
 
 def measure_cost(operators: int, width: int, turns: int, stint_s: float) -> dict[str, Any]:
     """Nanoseconds for each operator: all of it in order, and what deciding adds, paired by turn."""
     subject = chains(operators, width)
-    contestants = {name: Executors(subject, schedule) for name, schedule in schedules(subject).items()}
+    contestants = {name: ScheduledStep(subject, schedule) for name, schedule in schedules(subject).items()}
     # The calling thread is the executor, so that its processor time leaves out what other programs do meanwhile.
-    seconds = take_turns(contestants, turns=turns, stint_s=stint_s, clock=time.thread_time)
+    seconds = time_in_turns(contestants, turns=turns, window_s=stint_s, clock=time.thread_time)
     added = {name: _added(own, seconds[IN_ORDER]) for name, own in seconds.items() if name != IN_ORDER}
     each = 1e9 / subject.num_operators
     return {
@@ -72,7 +72,7 @@ def measure_cost(operators: int, width: int, turns: int, stint_s: float) -> dict
     }
 
 
-def decisions_per_s(subject: Subject, profile: Profile, cores: int, repeats: int) -> dict[str, float]:
+def decisions_per_s(subject: BoundStep, profile: Profile, cores: int, repeats: int) -> dict[str, float]:
     """By scheduler in Python: operators that it gives out in a second, when it has nothing to wait for."""
     dependencies, curves = subject.dependencies, profile.curves()
     kinds = [operator.kind for operator in operators_of(subject.graph)]
@@ -89,7 +89,7 @@ def _added(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
     return [own - other for own, other in zip(seconds, base, strict=True)]
 
 
-def _rate(scheduler: Scheduler, curves: Sequence[Mapping[int, int]], repeats: int) -> float:
+def _rate(scheduler: OperatorScheduler, curves: Sequence[Mapping[int, int]], repeats: int) -> float:
     """Operators a second: a simulated step is asked for again, event by event."""
     ends = _ends(scheduler, curves)
     began = time.perf_counter()
@@ -100,7 +100,7 @@ def _rate(scheduler: Scheduler, curves: Sequence[Mapping[int, int]], repeats: in
     return repeats * len(ends) / (time.perf_counter() - began)
 
 
-def _ends(scheduler: Scheduler, curves: Sequence[Mapping[int, int]]) -> list[tuple[int, int]]:
+def _ends(scheduler: OperatorScheduler, curves: Sequence[Mapping[int, int]]) -> list[tuple[int, int]]:
     """When operators end in simulated time: (nanoseconds, operator), as the scheduler hears of it."""
     heard = Hearing(scheduler)
 
@@ -114,7 +114,7 @@ def _ends(scheduler: Scheduler, curves: Sequence[Mapping[int, int]]) -> list[tup
 class Hearing:
     """A scheduler, and what it has heard."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: OperatorScheduler) -> None:
         self._scheduler = scheduler
         self.ends: list[tuple[int, int]] = []
 

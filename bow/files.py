@@ -1,14 +1,21 @@
-"""Writing text: files that appear whole, and streams that may be lost."""
+"""Text and JSON in files: written whole, refused in a sentence where damaged; and streams that may be lost."""
 
 import contextlib
 import itertools
+import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from bow.errors import BowError, SettingError, disk_reason
 from bow.values import given_path
+
+T = TypeVar("T")
+
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading a damaged file raises."""
 
 
 class Expendable:
@@ -83,3 +90,66 @@ def read_text(what: str, path: str | Path, refusal: type[BowError] = SettingErro
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise refusal(f"{what} cannot be read from {str(path)!r} ({why}); give another file") from error
+
+
+@dataclass(frozen=True)
+class JsonFormat:
+    """JSON objects of one format, with a version; what is damaged is refused in a sentence.
+
+    Example:
+        >>> points = JsonFormat("bow point", 1, subject="the point", writer="Point.to_json", remedy="write it again")
+        >>> text = points.dumps({"x": 3})
+        >>> points.loads(text, lambda fields: fields["x"])
+        3
+        >>> points.loads(text, lambda fields: fields["y"])
+        Traceback (most recent call last):
+        bow.errors.SettingError: the point is damaged (KeyError: 'y'); write it again
+    """
+
+    name: str
+    version: int
+    subject: str  # of the sentences, such as "the schedule"
+    writer: str  # what writes such objects, such as "Schedule.to_json"
+    remedy: str  # such as "make it again"
+    refusal: type[BowError] = SettingError
+
+    def fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The object to write: fields behind format and version."""
+        return {"format": self.name, "version": self.version, **fields}
+
+    def dumps(self, fields: Mapping[str, Any], indent: int | None = None) -> str:
+        """The fields as JSON."""
+        return json.dumps(self.fields(fields), indent=indent)
+
+    def loads(self, text: str, make: Callable[[dict[str, Any]], T]) -> T:
+        """What `make` makes of the fields that were written."""
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.refusal(f"{self.subject} is not JSON ({error}); {self.remedy}") from error
+        if not isinstance(read, dict) or read.get("format") != self.name:
+            raise self.refusal(f'the text is not a "{self.name}"; give one that {self.writer} wrote')
+        if read.get("version") != self.version:
+            raise self.refusal(
+                f"{self.subject} has version {read.get('version')}, this bow reads {self.version}; {self.remedy}"
+            )
+        try:
+            return make(read)
+        except self.refusal:
+            raise
+        except DAMAGE as error:
+            raise self.refusal(f"{self.subject} is damaged ({type(error).__name__}: {error}); {self.remedy}") from error
+
+
+def cached_json(path: Path, make: Callable[[Any], T]) -> T | None:
+    """What `make` makes of a JSON file in a cache; None where it is missing or damaged."""
+    try:
+        return make(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, *DAMAGE):
+        return None
+
+
+def cache_json(path: Path, content: Any, indent: int | None = None) -> None:
+    """Write a JSON file into a cache, whole; where it cannot be written, the content is made again another time."""
+    with contextlib.suppress(OSError):
+        write_whole(path, json.dumps(content, indent=indent))

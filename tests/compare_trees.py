@@ -191,10 +191,11 @@ def _spelling() -> dict[str, Any]:
     """What trees have other names for."""
     profiler = _first_of("bow.schedule.profiler", "bow.profiler")
     return {
-        **{name: getattr(profiler, name) for name in ("Subject", "Profile", "make_policies")},
+        **{name: getattr(profiler, name) for name in ("Profile", "make_policies")},
+        "Subject": getattr(profiler, "BoundStep", None) or profiler.Subject,
         "OperatorTime": importlib.import_module(f"{profiler.__name__}.profile").OperatorTime,
         "partition": lambda found: (getattr(found, "partition", None) or found.strategy).splits,
-        "schedule": lambda schedule: json.loads(schedule.to_json()),
+        "schedule": _schedule_fields,
         "run": lambda folder, steps, resume: {
             "steps": steps,
             "progress": False,
@@ -202,6 +203,15 @@ def _spelling() -> dict[str, Any]:
             **({"resume": "auto"} if resume else {}),
         },
     }
+
+
+def _schedule_fields(schedule: Any) -> dict[str, Any]:
+    """A schedule's fields as they were when one class had all of them."""
+    fields = json.loads(schedule.to_json())
+    kind = fields.pop("kind", None)
+    default = {"order": None, "priority": None, "stay": False, "small": [], "after": []}
+    fields = {**default, "first_come": kind == "first come", **fields}
+    return {name: fields[name] for name in ("threads", "order", "priority", "first_come", "stay", "small", "after")}
 
 
 def _first_of(*names: str) -> ModuleType:

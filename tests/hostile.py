@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bow
 from bow.cli import COMMANDS, main
 from bow.observe.report import write_report
+from bow.schedule import FirstComeSchedule, OrderedSchedule
 from bow.training.strategy import read_strategy
 
 LIMIT_S = 90.0
@@ -60,7 +61,7 @@ OTHERS: tuple[Any, ...] = (
     None, True, False, b"x", [], {}, (), [1], {"a": 1}, {1: 2}, set(), range(3), 1j, object(), object, Path("x"), print,
     nn.Linear, nn.ReLU(), nn.Linear(4, 3), torch.ones(2), torch.ones(()), torch.tensor(2), torch.device("cpu"),
     torch.float32, np.int64(2), np.float32("nan"), np.ones(3), len, lambda: None, lambda *_: None, lambda *a: a[0],
-    bow.SMA, bow.SMA(), bow.Tuner(), bow.Schedule((1,)), bow.Timeline(), bow.Accuracy(), [bow.Accuracy()] * 2,
+    bow.SMA, bow.SMA(), bow.Tuner(), FirstComeSchedule((1,)), bow.Timeline(), bow.Accuracy(), [bow.Accuracy()] * 2,
 )
 VALUES = st.sampled_from([*NASTY, *NUMBERS, *OTHERS]) | st.integers() | st.floats() | st.text(max_size=5)
 
@@ -99,7 +100,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "metrics": ([bow.Accuracy()], [bow.Accuracy], [len], [nn.L1Loss()]), "memory": ("device", "swap"),
     "precision": ("bfloat16", "float16", "float64"), "buffers": ("average", "recalibrate", "first"),
     "on_nan": ("restart", "error", "ignore"), "topology": ("two_cores", "p100_cluster", "nowhere.yaml"),
-    "strategy": ("auto", "nowhere.json", bow.Schedule((1, 1))), "settings": (bow.Tuner(),), "costs": ("roofline",),
+    "strategy": ("auto", "nowhere.json", FirstComeSchedule((1, 1))), "settings": (bow.Tuner(),), "costs": ("roofline",),
     "budget_s": (0, -1, 1, 0.1, float("nan")), "name": ("lenet", "resnet32", "none", "x"),
     "callbacks": ([bow.TraceRounds()], [bow.TraceRounds], [bow.TraceRounds(first=0, rounds=1)]),
     "threads": ((1, 2), (0,), (1,) * 99),
@@ -156,7 +157,7 @@ DAMAGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "records": (records, reported),
     "state": (state, resumed),
     "schedule": (
-        lambda: json.loads(bow.Schedule((1, 1), ((0,), (1,))).to_json()),
+        lambda: json.loads(OrderedSchedule((1, 1), ((0,), (1,))).to_json()),
         loaded(bow.Schedule.from_json, False),
     ),
     "graph": (lambda: json.loads(bow.capture(**BATCH).to_json()), loaded(bow.StepGraph.from_json, False)),

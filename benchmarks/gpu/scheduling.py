@@ -17,9 +17,8 @@ from benchmarks.gpu.line_up import GRAPHED, bow_name
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.racing import Race, gain
 from benchmarks.gpu.spreading import spread, subject_of
-from bow.schedule.profiler import Policy, Profile, Subject
-from bow.schedule.profiler.device_policies import device_policies
-from bow.schedule.profiler.device_profiling import measure_on
+from bow.schedule.profiler import BoundStep, Policy, Profile
+from bow.schedule.profiler.device import device_policies, measure_on
 from bow.schedule.scheduler import critical_path
 
 BATCH = 16
@@ -74,7 +73,7 @@ def _gains(rates: Mapping[str, Sequence[float]], pairs: Mapping[str, str]) -> di
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _facts(subject: Subject, profile: Profile, policies: Sequence[Policy]) -> dict[str, Any]:
+def _facts(subject: BoundStep, profile: Profile, policies: Sequence[Policy]) -> dict[str, Any]:
     """What the profile says before anything runs: operators, their time, the parallelism, and what was predicted."""
     times = profile.nanoseconds(1)
     path = critical_path(subject.dependencies, times)

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.averaging import NEVER
+from benchmarks.gpu.branches import branch_schedule
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.racing import Race
 from benchmarks.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
 from bow.engines import step_from_loss
 from bow.graph import StepGraph
-from bow.runtime import StreamRuntime, branch_schedule
+from bow.runtime import StreamRuntime
 from bow.schedule import Schedule
-from bow.schedule.profiler import Subject
-from bow.schedule.profiler.device_profiling import subject_on
+from bow.schedule.profiler import BoundStep
+from bow.schedule.profiler.device import bind_on
 from bow.sync import SMA
 
 STREAMS = (1, 2, 4, 8)
@@ -88,11 +89,11 @@ class SpreadTraining:
                 self._buffers[name].copy_(buffer)
 
 
-def subject_of(race: Race) -> Subject:
+def subject_of(race: Race) -> BoundStep:
     """The step that contestants run, on the device, captured from a model of its own."""
     machine, workload = race.context.machine, race.subject
     batch = tuple(part[: race.batch_size] for part in race.data)
-    found = subject_on(machine.device, workload.model(), batch, step_from_loss(workload.loss))
+    found = bind_on(machine.device, workload.model(), batch, step_from_loss(workload.loss))
     machine.synchronize()
     return found
 

@@ -11,7 +11,7 @@ from benchmarks.manycore.executors import at_random, critical_first, first_come
 from benchmarks.manycore.machines import durations, team
 from benchmarks.manycore.steps import Step
 from bow.schedule import Span, Timeline
-from bow.schedule.scheduler import Scheduler, Start
+from bow.schedule.scheduler import OperatorScheduler, Start
 from bow.schedule.simulator import simulate_operators
 
 Cell: TypeAlias = tuple[int, int]  # Layer and step in time
@@ -101,7 +101,7 @@ def compare_diagonals(
     timelines: dict[tuple[int, str], Timeline] = {}
     for executors, threads in tried:
         times = durations(machine, step, team(threads))
-        schedulers: list[tuple[str, Scheduler]] = [
+        schedulers: list[tuple[str, OperatorScheduler]] = [
             (CRITICAL, critical_first(step, executors, times)),
             (FIRST, first_come(step, executors)),
             *((RANDOM, at_random(step, executors, seed)) for seed in seeds),
@@ -117,7 +117,7 @@ def compare_diagonals(
     return rows, timelines
 
 
-def _timeline(scheduler: Scheduler, times: Sequence[int]) -> Timeline:
+def _timeline(scheduler: OperatorScheduler, times: Sequence[int]) -> Timeline:
     def duration(start: Start) -> int:
         return times[start.operator]
 

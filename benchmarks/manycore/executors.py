@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.cost_models import Saturation
 from benchmarks.manycore.machines import TEAM_CORES, durations, share_of_memory, team
 from benchmarks.manycore.steps import Step
-from bow.schedule.scheduler import ListScheduler, Scheduler, Start, critical_path
+from bow.schedule.scheduler import ListScheduler, OperatorScheduler, Start, critical_path
 from bow.schedule.simulator import simulate_operators
 
 # Executors, and threads of each, that the paper tries with one network only: as many as operators run in parallel
@@ -41,7 +41,7 @@ def at_random(step: Step, executors: int, seed: int) -> ListScheduler:
     return ListScheduler(step.dependencies, executors, [draw.random() for _ in step.works])
 
 
-def simulated_ns(scheduler: Scheduler, times: Sequence[int], dispatch_ns: int = 0, polling: int = 1) -> int:
+def simulated_ns(scheduler: OperatorScheduler, times: Sequence[int], dispatch_ns: int = 0, polling: int = 1) -> int:
     """How long a step takes."""
 
     def duration(start: Start) -> int:

@@ -7,7 +7,8 @@ from benchmarks.cost_models import Saturation, sort_of
 from benchmarks.manycore.executors import simulated_ns
 from benchmarks.manycore.machines import TEAM_CORES, durations, team
 from benchmarks.manycore.steps import Step
-from bow.schedule.scheduler import ListScheduler, Start, classes_by_scaling, critical_path
+from bow.schedule.scheduler import ListScheduler, Start, critical_path
+from bow.schedule.scheduler.thread_counts import Times
 from bow.schedule.simulator import simulate_operators
 
 # Executors of three sizes, as in the paper's example, which share out all cores
@@ -58,6 +59,28 @@ def team_sizes(machine: Saturation, step: Step, shape: tuple[int, int], teams: S
         "time": round(1e9 * makespan / _symmetric_ns(step, shape, symmetric), 4),
         "thread_time": round(spent / (shape[1] * sum(symmetric)), 4),
     }
+
+
+def classes_by_scaling(times: Sequence[Times], sizes: Sequence[int], efficiency: float = 0.5) -> list[int]:
+    """The class of executors that suits each operator, by how well it scales: `prefers` of a list scheduler.
+
+    That is the largest team in which a thread does at least `efficiency` times as much as in the smallest:
+    `smallest * time(smallest) >= efficiency * size * time(size)`. The paper says that operators are classified by how
+    well they scale, and not how.
+
+    Example:
+        >>> classes_by_scaling([{1: 80, 2: 45, 8: 20}, {1: 80, 2: 44, 8: 41}], sizes=[1, 2, 8])
+        [2, 1]
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 6.
+    """
+    smallest = sizes[0]
+
+    def scales(own: Times, size: int) -> bool:
+        return smallest * own[smallest] >= efficiency * size * own[size]
+
+    return [max(number for number, size in enumerate(sizes) if number == 0 or scales(own, size)) for own in times]
 
 
 def changing_number(machine: Saturation, step: Step, shape: tuple[int, int], counts: Sequence[int]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bow.schedule.picture import co_running, mean_co_running
 from bow.schedule.scheduler import CoRunScheduler, Start
 from bow.schedule.scheduler.cores import Cores
 from bow.schedule.scheduler.corun import Strategy
-from bow.schedule.scheduler.threads_of import threads_by_kind
+from bow.schedule.scheduler.thread_counts import threads_by_kind
 from bow.schedule.simulator import simulate_operators
 
 HARDWARE_THREADS = 4  # Of a core
@@ -184,7 +184,7 @@ def longest_types(machine: Saturation, step: Step, curves: Curves) -> list[dict[
     idle = Cores(CORES, CACHES)
     for operator, (kind, alone) in enumerate(zip(step.kinds, recommended(machine, step), strict=True)):
         before[kind] += alone
-        apart = curves.predicted.is_better_apart(operator, threads[kind])
+        apart = curves.predicted.is_better_separate(operator, threads[kind])
         after[kind] += curves.actual.ns(operator, idle.choose(threads[kind], apart))
     return [
         {

@@ -6,7 +6,7 @@ from html import escape
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Rules
-from bow.schedule.svg import COLOURS, WIDTH, legend, svg
+from bow.schedule.picture import COLOURS, WIDTH, legend, svg
 
 LEFT, TOP = 170, 56
 ROW, GAP = 30, 6

@@ -15,10 +15,22 @@ from bow.cli.subject import parts
 from bow.cli.suggestion import suggestion
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
-from bow.runtime.loading import is_available, native
+from bow.runtime.native import is_available, native
+from bow.schedule import OrderedSchedule, Timeline
 from bow.schedule.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
-from bow.schedule.profiler import Comparison, Policy, Profile, Subject, compare, make_policies, policies_here, symmetric
-from bow.schedule.profiler.profiling import REPEATS, measure, under
+from bow.schedule.profiler import (
+    BoundStep,
+    Comparison,
+    Policy,
+    Profile,
+    compare,
+    make_policies,
+    measure,
+    measure_schedule,
+    policies_here,
+    symmetric,
+)
+from bow.schedule.profiler.measuring import REPEATS
 from bow.schedule.profiler.report import (
     before_after_table,
     longest_table,
@@ -28,6 +40,7 @@ from bow.schedule.profiler.report import (
     symmetric_table,
 )
 from bow.schedule.scheduler import critical_path
+from bow.tables import terminal
 from bow.values import given_path, whole
 
 USAGE = """\
@@ -45,17 +58,19 @@ out=DIRECTORY   where files go (schedule)
 policy=NAME     what run runs (the fastest in simulated time)
 turns=N         of every policy in compare (10)
 fresh=true      measure operators again that are known from before
+interval=N      measure with N more threads at a time until no operator becomes faster (1, 2, 4, ... and all cores)
 """
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScheduleSettings:
     """What belongs to `bow schedule` itself."""
 
     out: Path = Path("schedule")
     policy: str = ""
     turns: int = 10
     fresh: bool = False
+    interval: int | None = None
     network: str = ""
     size: str = ""
 
@@ -70,39 +85,44 @@ def run(words: Sequence[str]) -> int:
         raise SettingError(f"{action!r} is not an action of bow schedule; {suggestion(action, ACTIONS)}")
     settings, others = _read(rest)
     _warn(action, settings)
-    console = _console()
+    console = terminal()
     _make_folder(settings.out)
     _check_runtime(action)
-    subject = _subject(settings, others)
-    profile = measure(subject, cache=not settings.fresh, progress=lambda text: console.print(f"measuring {text}"))
+    step = _step(settings, others)
+    profile = measure(
+        step,
+        interval=settings.interval,
+        cache=not settings.fresh,
+        progress=lambda text: console.print(f"measuring {text}"),
+    )
     _write(settings.out / "profile.json", profile.to_json())
-    ACTIONS[action](console, subject, profile, settings)
+    ACTIONS[action](console, step, profile, settings)
     console.print(f"files: {settings.out}")
     return 0
 
 
-def _profile(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
+def _profile(console: Console, step: BoundStep, profile: Profile, settings: ScheduleSettings) -> None:
     console.print(step_table(profile), "")
-    found = symmetric(subject, profile, len(available_cores()), repeats=REPEATS) if is_available() else None
+    found = symmetric(step, profile, len(available_cores()), repeats=REPEATS) if is_available() else None
     if found is not None:
         console.print(symmetric_table(found), "")
     console.print(longest_table(profile, found))
 
 
-def _simulate(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
-    policies = make_policies(subject, profile, len(available_cores()))
-    path = critical_path(subject.dependencies, profile.nanoseconds(1))
+def _simulate(console: Console, step: BoundStep, profile: Profile, settings: ScheduleSettings) -> None:
+    policies = make_policies(step, profile, len(available_cores()))
+    path = critical_path(step.dependencies, profile.nanoseconds(1))
     console.print(path_table(path, profile), "", policy_table(policies))
     fastest = min(policies, key=lambda policy: policy.predicted.makespan)
     _write_timeline(settings.out, fastest.name, simulated=fastest.predicted)
 
 
-def _run(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
-    policies = policies_here(subject, profile, len(available_cores()), REPEATS)
+def _run(console: Console, step: BoundStep, profile: Profile, settings: ScheduleSettings) -> None:
+    policies = policies_here(step, profile, len(available_cores()), REPEATS)
     policy = _named(policies, settings.policy)
     usual = min((each for each in policies if each.is_sequential), key=lambda each: each.predicted.makespan)
-    before, _ = under(subject, usual.schedule, REPEATS)
-    after, timeline = under(subject, policy.schedule, REPEATS)
+    before, _ = measure_schedule(step, usual.schedule, REPEATS)
+    after, timeline = measure_schedule(step, policy.schedule, REPEATS)
     console.print(before_after_table(profile, before, after, (usual.name, policy.name)))
     simulated = policy.predicted
     console.print(
@@ -116,16 +136,16 @@ def _run(console: Console, subject: Subject, profile: Profile, settings: Setting
     _write_timeline(settings.out, policy.name, simulated=simulated, measured=timeline)
 
 
-def _compare(console: Console, subject: Subject, profile: Profile, settings: Settings) -> None:
+def _compare(console: Console, step: BoundStep, profile: Profile, settings: ScheduleSettings) -> None:
     with console.status("timing") as status:
-        found = compare(subject, profile, turns=settings.turns, progress=lambda text: status.update(f"timing {text}"))
-    console.print(path_table(found.path, profile), "", policy_table(found.policies, found), "", found.verdict, sep="\n")
-    _, timeline = under(subject, found.choice.schedule, REPEATS)
+        found = compare(step, profile, turns=settings.turns, progress=lambda text: status.update(f"timing {text}"))
+    console.print(path_table(found.path, profile), "", policy_table(found.policies, found), "", found.summary, sep="\n")
+    _, timeline = measure_schedule(step, found.choice.schedule, REPEATS)
     _write_timeline(settings.out, found.choice.name, simulated=found.choice.predicted, measured=timeline)
     fixed = _for_training(found)
     file = settings.out / "strategy.json"
     if fixed is None:
-        with _told(file):
+        with _writing(file):
             file.unlink(missing_ok=True)
         console.print("no strategy for training: operators run one after another fastest")
     else:
@@ -133,7 +153,7 @@ def _compare(console: Console, subject: Subject, profile: Profile, settings: Set
         console.print(f"for training: {fixed.name}: bow train engine=graph strategy={file}")
 
 
-ACTIONS: dict[str, Callable[[Console, Subject, Profile, Settings], None]] = {
+ACTIONS: dict[str, Callable[[Console, BoundStep, Profile, ScheduleSettings], None]] = {
     "profile": _profile,
     "simulate": _simulate,
     "run": _run,
@@ -143,24 +163,24 @@ ACTIONS: dict[str, Callable[[Console, Subject, Profile, Settings], None]] = {
 
 def _for_training(found: Comparison) -> Policy | None:
     """The best of the policies with an order, if it clearly beats running operators one after another."""
-    fixed = tuple(policy for policy in found.policies if policy.schedule.order is not None)
+    fixed = tuple(policy for policy in found.policies if isinstance(policy.schedule, OrderedSchedule))
     choice = replace(found, policies=fixed).choice
     return None if choice.is_sequential else choice
 
 
-def _write_timeline(out: Path, title: str, **timelines: Any) -> None:
+def _write_timeline(out: Path, title: str, **timelines: Timeline) -> None:
     timeline = side_by_side(**timelines)
     _write(out / "timeline.json", json.dumps(timeline.to_chrome()))
     _write(out / "timeline.svg", timeline_svg(timeline, title))
 
 
 def _write(file: Path, text: str) -> None:
-    with _told(file):
+    with _writing(file):
         file.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
-def _told(file: Path) -> Iterator[None]:
+def _writing(file: Path) -> Iterator[None]:
     """Say in a sentence why a file cannot be written."""
     try:
         yield
@@ -190,18 +210,12 @@ def _named(policies: Sequence[Policy], name: str) -> Policy:
     return found
 
 
-def _warn(action: str, settings: Settings) -> None:
+def _warn(action: str, settings: ScheduleSettings) -> None:
     """Say which settings have no effect."""
     unused = [("policy", "run")] if settings.policy and action != "run" else []
-    unused += [("turns", "compare")] if settings.turns != Settings.turns and action != "compare" else []
+    unused += [("turns", "compare")] if settings.turns != ScheduleSettings.turns and action != "compare" else []
     for name, used_by in unused:
         warnings.warn(f"{name} has no effect on bow schedule {action}; it is for bow schedule {used_by}", stacklevel=2)
-
-
-def _console() -> Console:
-    """The terminal; elsewhere 140 columns, so that a table in a log is whole."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=140)
 
 
 def _make_folder(out: Path) -> None:
@@ -213,20 +227,21 @@ def _make_folder(out: Path) -> None:
         raise SettingError(f"out={out} cannot be written; give another folder")
 
 
-def _subject(settings: Settings, others: Sequence[str]) -> Subject:
+def _step(settings: ScheduleSettings, others: Sequence[str]) -> BoundStep:
     model, batch, step, _ = parts(settings.network, settings.size, others)
-    return Subject.of(model, batch, step=step)
+    return BoundStep.of(model, batch, step=step)
 
 
-def _read(words: Sequence[str]) -> tuple[Settings, list[str]]:
+def _read(words: Sequence[str]) -> tuple[ScheduleSettings, list[str]]:
     """Our own settings, and the others."""
     own: dict[str, Any] = {}
     others: list[str] = []
     readers: dict[str, Callable[[str], Any]] = {
         "out": lambda text: given_path("out", text),
         "policy": str,
-        "turns": _count,
+        "turns": lambda text: _count("turns", text),
         "fresh": _truth,
+        "interval": lambda text: _count("interval", text),
         "network": str,
         "size": str,
     }
@@ -236,11 +251,11 @@ def _read(words: Sequence[str]) -> tuple[Settings, list[str]]:
             own[name] = readers[name](value)
         else:
             others.append(word)
-    return Settings(**own), others
+    return ScheduleSettings(**own), others
 
 
-def _count(text: str) -> int:
-    return whole("turns", int(text) if text.isdecimal() else text)
+def _count(name: str, text: str) -> int:
+    return whole(name, int(text) if text.isdecimal() else text)
 
 
 def _truth(text: str) -> bool:

@@ -21,7 +21,7 @@ from bow.engines.task import Batch
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators
 from bow.replicas import LearnerGroup, Slot, buffer_slots
-from bow.runtime import JobBuilder, Label, NativeTeam, Program, Seating, named, spans_of
+from bow.runtime import JobBuilder, Label, NativeTeam, GraphCopy, Affinity, named, spans_of
 from bow.schedule import Schedule, Span
 from bow.schedule.scheduler import Learn, TaskScheduler
 
@@ -62,16 +62,16 @@ class ExecutorGroups:
         if self.schedule is None:
             return places, list(self.threads)
         found = [
-            self.seating(self._num_operators, places[group * self.width : (group + 1) * self.width])
+            self.affinity(self._num_operators, places[group * self.width : (group + 1) * self.width])
             for group in range(self.count)
         ]
         return [cores for each in found for cores in each.cores], [number for each in found for number in each.threads]
 
-    def seating(self, operators: int, cores: Sequence[Sequence[int]] | None = None) -> Seating:
+    def affinity(self, operators: int, cores: Sequence[Sequence[int]] | None = None) -> Affinity:
         """What a group's executors run of so many operators."""
         if self.schedule is None:
-            return Seating.of(Schedule.sequential(operators, self.threads[0]), operators, cores or [()])
-        return Seating.of(self.schedule, operators, cores or [()] * self.width)
+            return Affinity.of(Schedule.sequential(operators, self.threads[0]), operators, cores or [()])
+        return Affinity.of(self.schedule, operators, cores or [()] * self.width)
 
     @property
     def _num_operators(self) -> int:
@@ -103,7 +103,7 @@ class GraphRound:
         self._metrics = list(tasks[0].graph.metrics)
         self._results = [
             slot
-            for program in self._builder.programs
+            for program in self._builder.copies
             for slot in program.slots(sorted(program.graph.results - _given(program.graph)))
         ]
         self._active: list[bool] = []
@@ -185,7 +185,7 @@ class GraphRound:
         node = self._builder.job.failed_node
         if node < 0:
             raise error
-        program = self._builder.program_of(node)
+        program = self._builder.copy_of(node)
         if program is not None and self._builder.labels[node].operator is None:
             # A compiled region does not know its operators any more: run them one by one to find the one that fails.
             job, graph = self._builder.job, program.graph
@@ -205,7 +205,7 @@ class GraphRound:
         builder, group = self._builder, self._group
         finishes = []
         commit: list[list[int]] = [[] for _ in range(self._num_executors)]
-        for program in builder.programs:
+        for program in builder.copies:
             module = group.learners[program.learner].module
             slots = [(name, *slot) for name, slot in buffer_slots(module)]
             buffers = {name: bound for name, owner, key in slots if (bound := owner._buffers[key]) is not None}
@@ -227,7 +227,7 @@ class GraphRound:
 
     def _order(self, finishes: Sequence[int]) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
         """The learning tasks of each executor: the learners that the task scheduler gives its group, in turn."""
-        programs, groups = self._builder.programs, self.groups
+        programs, groups = self._builder.copies, self.groups
         order: list[list[int]] = [[] for _ in range(self._num_executors)]
         after: dict[int, list[int]] = {}
         threads: list[int] = []
@@ -235,18 +235,18 @@ class GraphRound:
         for run in scheduler.start([[True] * len(programs)], synchronise=False):
             assert isinstance(run.task, Learn)
             nodes, first = programs[run.task.learner].nodes, run.place * groups.width
-            seating = groups.seating(len(nodes))
-            for executor, operators in enumerate(seating.order):
+            affinity = groups.affinity(len(nodes))
+            for executor, operators in enumerate(affinity.order):
                 order[first + executor] += [nodes[index] for index in operators]
-            after |= {nodes[later]: [nodes[index] for index in waits] for later, waits in seating.waits.items()}
-            if seating.operator_threads:
+            after |= {nodes[later]: [nodes[index] for index in waits] for later, waits in affinity.waits.items()}
+            if affinity.operator_threads:
                 threads = threads or [0] * len(self._builder.labels)
-                for node, number in zip(nodes, seating.operator_threads, strict=True):
+                for node, number in zip(nodes, affinity.operator_threads, strict=True):
                     threads[node] = number
             order[first].append(finishes[run.task.learner])
         return order, after, threads
 
-    def _add_finish(self, program: Program) -> int:
+    def _add_finish(self, program: GraphCopy) -> int:
         graph, layout = program.graph, self._group.layout
         gradient = self._group.matrix.gradient_of(program.learner)
         pieces = [
@@ -263,7 +263,7 @@ class GraphRound:
         )
         return self._builder.note(node, Label("loss and gradient", "finish", program.learner))
 
-    def _add_commit(self, program: Program, buffers: dict[str, Tensor]) -> list[int]:
+    def _add_commit(self, program: GraphCopy, buffers: dict[str, Tensor]) -> list[int]:
         """A node that writes what the learning task made of the buffers, if it changes any."""
         graph = program.graph
         changed = changed_buffers(graph)

@@ -1,7 +1,8 @@
 """Runs a step graph operator by operator, in the order of capture."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,17 +40,39 @@ def run(
     return outputs
 
 
-def run_operators(graph: "StepGraph", live: dict[int, Tensor], seed: int | None) -> None:
-    """Run all operators but the updates, in the order of capture."""
+def run_operators(
+    graph: "StepGraph",
+    live: dict[int, Tensor],
+    seed: int | None,
+    order: Iterable[tuple[Operator, Iterable[int]]] | None = None,
+    around: Callable[[Operator], AbstractContextManager[object]] = lambda operator: contextlib.nullcontext(),
+) -> None:
+    """Run all operators but the updates, in the order of capture or another, each with the values that end behind it.
+
+    `around` is entered for each.
+    """
     with lent_generator(graph.device, seed is not None) as generator:
-        for operator, finished in zip(graph.operators, graph.last_uses, strict=True):
+        for operator, finished in order or zip(graph.operators, graph.last_uses, strict=True):
             if kinds.is_update(operator.kind):
                 continue
-            if operator.is_random and seed is not None:
-                generator.manual_seed(derive_seed(seed, operator.index))
-            run_operator(operator, live, graph)
+            with around(operator):
+                if operator.is_random and seed is not None:
+                    generator.manual_seed(derive_seed(seed, operator.index))
+                run_operator(operator, live, graph)
             for value in finished:
                 live.pop(value, None)
+
+
+def last_uses(operators: Sequence[Operator], results: Collection[int]) -> list[tuple[int, ...]]:
+    """By operator of an order: the values that no later one reads, and that are no results: their memory can go."""
+    last: dict[int, int] = {}
+    for position, operator in enumerate(operators):
+        made = (value for value in operator.results if value is not None)
+        last.update(dict.fromkeys([*operator.reads, *made], position))
+    finished: list[list[int]] = [[] for _ in operators]
+    for value in last.keys() - results:
+        finished[last[value]].append(value)
+    return [tuple(sorted(values)) for values in finished]
 
 
 def inputs_of(

@@ -93,14 +93,7 @@ class StepGraph:
     @functools.cached_property
     def last_uses(self) -> tuple[tuple[int, ...], ...]:
         """By operator: the values that nobody reads after it, so that their memory can go."""
-        last: dict[int, int] = {}
-        for operator in self.operators:
-            made = (value for value in operator.results if value is not None)
-            last.update(dict.fromkeys([*operator.reads, *made], operator.index))
-        finished: list[list[int]] = [[] for _ in self.operators]
-        for value in last.keys() - self.results:
-            finished[last[value]].append(value)
-        return tuple(tuple(sorted(values)) for values in finished)
+        return tuple(execution.last_uses(self.operators, self.results))
 
     @property
     def flops(self) -> int:

@@ -1,4 +1,4 @@
-"""Step graphs as nodes of a native job."""
+"""Step graphs as nodes of a native job, and what a schedule makes of its executors."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bow.devices import core_sets
 from bow.graph import Operator, Ref, StepGraph
 from bow.graph.kinds import is_update
 from bow.graph.operator import map_refs
-from bow.runtime.loading import NativeJob, native
+from bow.runtime.native import NativeJob, native
 from bow.runtime.region import Region
+from bow.schedule import OrderedSchedule, Schedule
 
 ALONE = -1
 """Stands for a learner where a node belongs to none."""
@@ -29,7 +31,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Program:
+class GraphCopy:
     """One learner's copy of a step graph in a job.
 
     The values of all learners lie in one list of slots: a learner's are the graph's, moved up by `base`.
@@ -76,12 +78,12 @@ class JobBuilder:
         self.labels: list[Label] = []
         """By node."""
         numbers = range(len(graphs)) if learners is None else learners
-        self.programs = [
-            Program(graph, learner, group, base)
+        self.copies = [
+            GraphCopy(graph, learner, group, base)
             for group, (graph, learner, base) in enumerate(zip(graphs, numbers, bases, strict=False))
         ]
-        for program, region in zip(self.programs, regions, strict=True):
-            self._add_program(program, region)
+        for copy, region in zip(self.copies, regions, strict=True):
+            self._add_copy(copy, region)
 
     def note(self, node: int, label: Label) -> int:
         """Remember what a node is that was added to the job."""
@@ -89,41 +91,39 @@ class JobBuilder:
         self.labels.append(label)
         return node
 
-    def program_of(self, node: int) -> Program | None:
+    def copy_of(self, node: int) -> GraphCopy | None:
         """Whose learning task a node belongs to, if to one."""
         learner = self.labels[node].learner
-        return next((program for program in self.programs if program.learner == learner), None)
+        return next((copy for copy in self.copies if copy.learner == learner), None)
 
-    def bind(self, program: Program, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+    def bind(self, copy: GraphCopy, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         """Give a learner its parameters and buffers: what these tensors hold when the job runs is what is read."""
-        graph = program.graph
+        graph = copy.graph
         for names, tensors in ((graph.parameters, parameters), (graph.buffers, buffers)):
             for name, value in names.items():
-                self.job.bind(program.slot(value), tensors[name].detach())
+                self.job.bind(copy.slot(value), tensors[name].detach())
         for value, constant in graph.constants.items():
-            self.job.bind(program.slot(value), constant)
-        self.job.keep(program.slots([*graph.batch.values(), *graph.results]))
+            self.job.bind(copy.slot(value), constant)
+        self.job.keep(copy.slots([*graph.batch.values(), *graph.results]))
 
-    def _add_program(self, program: Program, region: Region | None) -> None:
+    def _add_copy(self, copy: GraphCopy, region: Region | None) -> None:
         if region is None:
-            for op in program.graph.operators:
+            for op in copy.graph.operators:
                 if not is_update(op.kind):
-                    self._add_operator(program, op)
+                    self._add_operator(copy, op)
             return
         for draw in region.draws:
             for value in draw.reads:
-                self.job.bind(program.slot(value), _shape_of(program.graph, value))
-            self._add_operator(program, draw)
-        node = self.job.add_region(
-            str(region.library), program.slots(region.reads), program.slots(region.makes), program.group
-        )
-        program.nodes.append(self.note(node, Label("compiled region", "region", program.learner)))
+                self.job.bind(copy.slot(value), _shape_of(copy.graph, value))
+            self._add_operator(copy, draw)
+        node = self.job.add_region(str(region.library), copy.slots(region.reads), copy.slots(region.makes), copy.group)
+        copy.nodes.append(self.note(node, Label("compiled region", "region", copy.learner)))
 
-    def _add_operator(self, program: Program, op: Operator) -> None:
+    def _add_operator(self, copy: GraphCopy, op: Operator) -> None:
         slot = native().Slot
 
         def moved(ref: Ref) -> Any:
-            return slot(program.slot(ref.value))
+            return slot(copy.slot(ref.value))
 
         namespace, name, overload = op.kind.split(".")
         node = self.job.add_operator(
@@ -131,15 +131,50 @@ class JobBuilder:
             overload="" if overload == "default" else overload,
             arguments=list(map_refs(moved, op.arguments)),
             keywords={name: map_refs(moved, value) for name, value in op.keywords.items()},
-            makes=[ALONE if value is None else program.slot(value) for value in op.results],
+            makes=[ALONE if value is None else copy.slot(value) for value in op.results],
             is_view=op.is_view and name != "as_strided",  # whose offset counts from the beginning of the memory
-            group=program.group,
+            group=copy.group,
             random_index=op.index if op.is_random else ALONE,
         )
-        program.nodes.append(self.note(node, Label(op.kind, op.phase, program.learner, op)))
+        copy.nodes.append(self.note(node, Label(op.kind, op.phase, copy.learner, op)))
 
 
 def _shape_of(graph: StepGraph, value: int) -> Tensor:
     """A tensor that is never written to, which costs no memory: only its shape is read."""
     spec = graph.values[value]
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """Which executors of a native job run what, on which cores."""
+
+    order: tuple[
+        tuple[int, ...], ...
+    ]  # by executor: its operators, each on one executor only; empty: there is no order
+    waits: dict[int, list[int]]  # by operator: which others it waits for though it reads nothing of theirs
+    operator_threads: tuple[int, ...]  # by operator; empty: as many as its executor has
+    cores: tuple[tuple[int, ...], ...]  # by executor: those that its thread, and those that it starts, keep to
+    threads: tuple[int, ...]  # by executor: the most that one of its operators uses
+
+    @classmethod
+    def of(cls, schedule: Schedule, operators: int, cores: Sequence[Sequence[int]] | None = None) -> "Affinity":
+        """The executors of a schedule that fits."""
+        own = tuple(map(tuple, core_sets(list(schedule.threads)) if cores is None else cores))
+        if not isinstance(schedule, OrderedSchedule):
+            return cls((), {}, (), own, schedule.threads)
+        order, waits = schedule.on_executors()
+        holds = schedule.executors_of(operators)
+        if all(len(held) <= 1 for held in holds):
+            return cls(tuple(map(tuple, order)), waits, (), own, schedule.threads)
+        threads = tuple(sum(schedule.threads[each] for each in held) for held in holds)
+        # The threads that an operator shares its work with keep to the cores of the executor that starts them.
+        reach = [
+            {*mine, *(core for index in listed for each in holds[index] for core in own[each])}
+            for mine, listed in zip(own, order, strict=True)
+        ]
+        most = tuple(
+            max((threads[index] for index in listed), default=least)
+            for listed, least in zip(order, schedule.threads, strict=True)
+        )
+        return cls(tuple(map(tuple, order)), waits, threads, tuple(tuple(sorted(cores)) for cores in reach), most)

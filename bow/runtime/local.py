@@ -13,15 +13,21 @@ from torch import Tensor
 from bow.errors import BowError, GraphError, reason
 from bow.forking import begin_to_compute
 from bow.graph import Operator, StepGraph
-from bow.graph.execution import failure, inputs_of, lent_generator, outputs_of, run_operator
+from bow.graph.execution import failure, inputs_of, last_uses, outputs_of, run_operators
 from bow.graph.kinds import is_update
 from bow.graph.learning_step import StepOutputs
-from bow.runtime.job import JobBuilder
-from bow.runtime.loading import is_available, native
-from bow.runtime.seating import Seating
-from bow.schedule import Schedule, Span, Timeline
+from bow.runtime.job import Affinity, JobBuilder
+from bow.runtime.native import is_available, native
+from bow.schedule import (
+    DynamicSchedule,
+    FirstComeSchedule,
+    OrderedSchedule,
+    PrioritySchedule,
+    Schedule,
+    Span,
+    Timeline,
+)
 from bow.schedule.scheduler import ListScheduler
-from bow.seeds import derive_seed
 
 Dependencies: TypeAlias = Sequence[frozenset[int]]
 """By operator: those that must have run before it."""
@@ -75,9 +81,9 @@ class LocalRuntime:
         wanted = is_available() if use_native is None else use_native
         self._executors: _Executors
         if wanted:
-            self._executors = _NativeExecutors(graph, Seating.of(schedule, len(operators), cores), schedule)
+            self._executors = _NativeExecutors(graph, Affinity.of(schedule, len(operators), cores), schedule)
         else:
-            self._executors = _PythonExecutors(graph, operators, schedule, dependencies)
+            self._executors = _OneAfterAnother(graph, operators, schedule, dependencies)
         self.timeline: Timeline | None = None
         """Of the last run that was recorded."""
 
@@ -139,23 +145,23 @@ class _Executors(Protocol):
 
 
 class _NativeExecutors:
-    def __init__(self, graph: StepGraph, seating: Seating, schedule: Schedule) -> None:
+    def __init__(self, graph: StepGraph, affinity: Affinity, schedule: Schedule) -> None:
         self._graph = graph
         self._builder = JobBuilder([graph], [None])
         job = self._builder.job
         inputs = (*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants)
         job.keep([*inputs, *graph.results])
         job.schedule(
-            order=seating.order,
-            priority=list(schedule.priority or ()),
+            order=affinity.order,
+            priority=list(schedule.priority) if isinstance(schedule, PrioritySchedule) else [],
             num_lanes=len(schedule.threads),
-            first_come=schedule.first_come,
-            stays=schedule.stay,
-            small=list(schedule.small),
-            after=seating.waits,
-            threads=seating.operator_threads,
+            first_come=isinstance(schedule, FirstComeSchedule),
+            stays=isinstance(schedule, DynamicSchedule) and schedule.stay,
+            small=list(schedule.small) if isinstance(schedule, DynamicSchedule) else [],
+            after=affinity.waits,
+            threads=affinity.operator_threads,
         )
-        self._team = native().Team(seating.cores, seating.threads)
+        self._team = native().Team(affinity.cores, affinity.threads)
 
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
@@ -181,91 +187,75 @@ class _NativeExecutors:
         self._team.close()
 
 
-class _PythonExecutors:
-    """Carries out a schedule on the calling thread."""
+class _OneAfterAnother:
+    """Carries out a schedule on the calling thread, by the interpreter."""
 
     def __init__(
-        self,
-        graph: StepGraph,
-        operators: Sequence[Operator],
-        schedule: Schedule,
-        dependencies: Sequence[frozenset[int]],
+        self, graph: StepGraph, operators: Sequence[Operator], schedule: Schedule, before: Dependencies
     ) -> None:
+        order = in_turn(schedule, before)
         self._graph = graph
-        self._operators = operators
-        self._order = in_turn(schedule, dependencies)
-        held = schedule.executors_of(len(operators))
-        self._threads = [
-            sum(schedule.threads[each] for each in held[index] or (executor,)) for executor, index in self._order
-        ]
-        uses: dict[int, int] = {}
-        for position, (_, index) in enumerate(self._order):
-            made = (value for value in operators[index].results if value is not None)
-            uses.update(dict.fromkeys([*operators[index].reads, *made], position))
-        self._finished: list[list[int]] = [[] for _ in self._order]
-        for value in uses.keys() - graph.results:
-            self._finished[uses[value]].append(value)
+        self._operators = [operators[index] for _, index in order]
+        self._finished = last_uses(self._operators, graph.results)
+        self._executor = {index: executor for executor, index in order}
+        held = schedule.executors_of(len(order)) if isinstance(schedule, OrderedSchedule) else [()] * len(order)
+        self._threads = {
+            index: sum(schedule.threads[each] for each in held[index] or (executor,)) for executor, index in order
+        }
 
     @torch.no_grad()
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
     ) -> tuple[StepOutputs, list[Span]]:
         live = inputs_of(self._graph, parameters, buffers, batch)
-        spans = []
-        with _threads_put_back(), lent_generator(self._graph.device, seeded=True) as generator:
-            for (executor, index), threads, finished in zip(self._order, self._threads, self._finished, strict=True):
-                operator = self._operators[index]
-                if torch.get_num_threads() != threads:
-                    torch.set_num_threads(threads)
-                began = time.perf_counter_ns()
-                if operator.is_random:
-                    generator.manual_seed(derive_seed(seed, operator.index))
-                run_operator(operator, live, self._graph)
-                if record:
-                    spans.append(span_of(operator, executor, began, time.perf_counter_ns()))
-                for value in finished:
-                    live.pop(value, None)
+        spans: list[Span] = []
+
+        @contextlib.contextmanager
+        def around(operator: Operator) -> Iterator[None]:
+            if torch.get_num_threads() != self._threads[operator.index]:
+                torch.set_num_threads(self._threads[operator.index])
+            began = time.perf_counter_ns()
+            yield
+            ended = time.perf_counter_ns()
+            if record:
+                place = f"executor {self._executor[operator.index]}"
+                spans.append(Span(operator.kind, place, began, ended, operator.phase, _details(operator)))
+
+        order = zip(self._operators, self._finished, strict=True)
+        before = torch.get_num_threads()
+        try:
+            run_operators(self._graph, live, seed, order, around)
+        finally:
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)
         return outputs_of(self._graph, live.__getitem__), spans
 
     def close(self) -> None:
         pass
 
 
-@contextlib.contextmanager
-def _threads_put_back() -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
-
-
 def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, int]]:
-    """One order in which a schedule can be carried out: (executor, operator).
-
-    Args:
-        schedule: one that fits the dependencies.
-        dependencies: by operator.
-    """
+    """One order in which a schedule that fits the dependencies can be carried out: (executor, operator)."""
     order: list[tuple[int, int]] = []
-    if schedule.order is None:
+    if not isinstance(schedule, OrderedSchedule):
         executors = itertools.cycle(range(len(schedule.threads)))
-        scheduler = ListScheduler(dependencies, executors=1, priority=schedule.priority)
+        scheduler = ListScheduler(
+            dependencies, executors=1, priority=schedule.priority if isinstance(schedule, PrioritySchedule) else None
+        )
         starts = scheduler.start()
         while starts:
             (start,) = starts
             order.append((next(executors), start.operator))
             starts = scheduler.finished(start.operator)
         return order
-    lanes, waits = schedule.on_executors()
+    orders, waits = schedule.on_executors()
     before = [others | set(waits.get(index, ())) for index, others in enumerate(dependencies)]
     done: set[int] = set()
-    positions = [0] * len(lanes)
+    positions = [0] * len(orders)
     while len(order) < len(dependencies):
-        for executor, lane in enumerate(lanes):
-            while positions[executor] < len(lane) and before[lane[positions[executor]]] <= done:
-                index = lane[positions[executor]]
+        for executor, own in enumerate(orders):
+            while positions[executor] < len(own) and before[own[positions[executor]]] <= done:
+                index = own[positions[executor]]
                 order.append((executor, index))
                 done.add(index)
                 positions[executor] += 1
@@ -277,32 +267,22 @@ def named(error: Exception, node: int, builder: JobBuilder) -> Exception:
     operator = builder.labels[node].operator
     if operator is None:
         return GraphError(f"{builder.labels[node].name} failed: {reason(error)}")
-    program = builder.program_of(node)
-    assert program is not None
-    return failure(operator, program.graph, error)
+    copy = builder.copy_of(node)
+    assert copy is not None
+    return failure(operator, copy.graph, error)
 
 
 def spans_of(builder: JobBuilder, executor: int | None = None) -> list[Span]:
-    """The recorded times of the last run of a job.
-
-    Args:
-        builder: of the job.
-        executor: what ran it, if it was one; None: each lane its own.
-    """
+    """The recorded times of the last run of a job, by executor, or all on one."""
     spans = []
-    for lane, node, start_ns, end_ns in builder.job.spans():
+    for own, node, start_ns, end_ns in builder.job.spans():
         label = builder.labels[node]
         details: dict[str, str | int | float] = {"learner": label.learner} if label.learner >= 0 else {}
         if label.operator is not None:
             details |= _details(label.operator)
-        place = f"executor {lane if executor is None else executor}"
+        place = f"executor {own if executor is None else executor}"
         spans.append(Span(label.name, place, start_ns, end_ns, label.category, details))
     return spans
-
-
-def span_of(operator: Operator, executor: int, start_ns: int, end_ns: int) -> Span:
-    """The recorded time of one operator that ran in Python."""
-    return Span(operator.kind, f"executor {executor}", start_ns, end_ns, operator.phase, _details(operator))
 
 
 def _details(operator: Operator) -> dict[str, str | int | float]:

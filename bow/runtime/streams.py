@@ -17,7 +17,7 @@ from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_opera
 from bow.graph.learning_step import StepOutputs
 from bow.runtime.issue import MemoryUse, issue_order, operators_of
 from bow.runtime.local import dependencies_of
-from bow.schedule import Schedule
+from bow.schedule import OrderedSchedule, Schedule
 from bow.schedule.scheduler.stream_plan import START, StreamPlan
 from bow.seeds import derive_seed
 
@@ -55,12 +55,12 @@ class StreamRuntime:
     Example:
         >>> import bow
         >>> from bow.testing import FakeDevice
-        >>> from bow.runtime import branch_schedule
+        >>> from bow.schedule import FirstComeSchedule
         >>> batch = torch.randn(4, 3), torch.randn(4, 1)
         >>> model = torch.nn.Linear(3, 1)
         >>> graph, device = bow.capture(model, batch, torch.nn.functional.mse_loss), FakeDevice()
         >>> streams = [device.stream("a"), device.stream("b")]
-        >>> with StreamRuntime(graph, branch_schedule(graph, num_streams=2), device, streams) as runtime:
+        >>> with StreamRuntime(graph, FirstComeSchedule((1, 1)), device, streams) as runtime:
         ...     outputs = runtime.run(dict(model.named_parameters()), {}, batch)
         >>> sorted(outputs.gradients)
         ['bias', 'weight']
@@ -87,14 +87,14 @@ class StreamRuntime:
         self._streams = tuple(streams)
         memory = MemoryUse(graph, operators)
         views = {operator.index for operator in operators if operator.is_view}
-        order = [turn for turn in issue_order(schedule, dependencies, free=views) if turn[1] not in views]
+        order = [pair for pair in issue_order(schedule, dependencies, free=views) if pair[1] not in views]
         before = memory.dependencies()
-        for operator, other in schedule.after:
+        for operator, other in schedule.after if isinstance(schedule, OrderedSchedule) else ():
             if views.isdisjoint((operator, other)):  # the device has nothing to do for a view
                 before[operator].add(other)
         self.plan = StreamPlan.of(order, before, len(streams))
         """Which operator is issued where and when, and what waits for what. Views are none of its tasks."""
-        place = {turn.task: streams[turn.stream].name for turn in self.plan.turns} | {START: streams[0].name}
+        place = {issued.task: streams[issued.stream].name for issued in self.plan.tasks} | {START: streams[0].name}
         self._events = {
             task: device.event(f"start of {place[task]}" if task == START else f"operator {task} of {place[task]}")
             for task in sorted(self.plan.awaited)
@@ -129,7 +129,7 @@ class StreamRuntime:
         batch: Any,
         *,
         generator: torch.Generator | None = None,
-    ) -> "CapturedStep":
+    ) -> "StreamCapture":
         """Capture a step, the streams as branches of one graph, which costs the host one launch to run again.
 
         The step is run a few times first, on the calling thread.
@@ -142,7 +142,7 @@ class StreamRuntime:
             inputs = [*parameters.values(), *buffers.values(), *batch_tensors(batch).values(), *live.values()]
             self._issue(live, None)
             outputs = outputs_of(self._graph, live.__getitem__)
-        return CapturedStep(self._device, self._streams[0], captured, inputs, outputs)
+        return StreamCapture(self._device, self._streams[0], captured, inputs, outputs)
 
     def close(self) -> None:
         """Let go of the memory that a run left, once every stream has waited for what follows on the first one."""
@@ -162,23 +162,23 @@ class StreamRuntime:
     ) -> None:
         self.close()
 
-    def _steps(self, operators: Sequence[Operator], memory: MemoryUse) -> list["_Step"]:
+    def _steps(self, operators: Sequence[Operator], memory: MemoryUse) -> list["_IssuedOperator"]:
         allocations = list(memory.uses)
         steps = []
         begun: set[int] = set()
-        for turn, gone in zip(self.plan.turns, self.plan.releases(list(memory.uses.values())), strict=True):
+        for issued, gone in zip(self.plan.tasks, self.plan.releases(list(memory.uses.values())), strict=True):
             steps.append(
-                _Step(
-                    operator=operators[turn.task],
-                    views=tuple(memory.views_of[turn.task]),
-                    stream=turn.stream,
-                    is_first=turn.stream not in begun,
-                    waits=tuple(self._events[task] for task in turn.waits),
-                    over=self._events.get(turn.task),
+                _IssuedOperator(
+                    operator=operators[issued.task],
+                    views=tuple(memory.views_of[issued.task]),
+                    stream=issued.stream,
+                    is_first=issued.stream not in begun,
+                    waits=tuple(self._events[task] for task in issued.waits),
+                    over=self._events.get(issued.task),
                     finished=tuple(value for index in gone for value in memory.aliases[allocations[index]]),
                 )
             )
-            begun.add(turn.stream)
+            begun.add(issued.stream)
         return steps
 
     def _issue(self, live: dict[int, Tensor], seed: int | None) -> None:
@@ -233,16 +233,8 @@ class StreamRuntime:
                 self._held.setdefault(stream, []).append(tensor)
 
 
-class CapturedStep:
-    """A step on several streams as one graph, on tensors that stay where they are.
-
-    Args:
-        device: where it runs.
-        stream: where it begins and ends.
-        graph: what was captured.
-        inputs: what it reads.
-        outputs: where it leaves what it is run for.
-    """
+class StreamCapture:
+    """A step on several streams as one graph, on tensors that stay where they are."""
 
     def __init__(
         self, device: StreamDevice, stream: Stream, graph: CapturedGraph, inputs: Sequence[Tensor], outputs: StepOutputs
@@ -266,26 +258,16 @@ class CapturedStep:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One operator's turn.
-
-    Attributes:
-        operator: what is run.
-        views: of what it makes.
-        stream: where.
-        is_first: whether it is the first one on its stream.
-        waits: what its stream waits for first.
-        over: recorded behind it, if anybody waits for it.
-        finished: the values that nobody needs behind it, and whose memory its stream may use again.
-    """
+class _IssuedOperator:
+    """One operator that is issued."""
 
     operator: Operator
-    views: tuple[Operator, ...]
+    views: tuple[Operator, ...]  # of what it makes
     stream: int
-    is_first: bool
-    waits: tuple[Event, ...]
-    over: Event | None
-    finished: tuple[int, ...]
+    is_first: bool  # on its stream
+    waits: tuple[Event, ...]  # what its stream waits for first
+    over: Event | None  # recorded behind it, if another stream waits for it
+    finished: tuple[int, ...]  # values that nothing reads behind it, and whose memory its stream may use again
 
     @property
     def makes(self) -> list[int]:

@@ -1,9 +1,9 @@
-"""What was decided and what came of it, as plain data: schedules and timelines."""
+"""Schedules of operators, as plain data, and timelines: when what ran where."""
 
+from bow.schedule.schedule import DynamicSchedule as DynamicSchedule
+from bow.schedule.schedule import FirstComeSchedule as FirstComeSchedule
+from bow.schedule.schedule import OrderedSchedule as OrderedSchedule
+from bow.schedule.schedule import PrioritySchedule as PrioritySchedule
 from bow.schedule.schedule import Schedule as Schedule
 from bow.schedule.timeline import Span as Span
 from bow.schedule.timeline import Timeline as Timeline
-from bow.schedule.topology import HardwareThread as HardwareThread
-from bow.schedule.topology import Topology as Topology
-from bow.schedule.topology import manycore as manycore
-from bow.schedule.topology import server as server

@@ -1,12 +1,17 @@
-"""Timelines as pictures."""
+"""Timelines as pictures, what all SVG pictures have in common, and how many operators run at once."""
 
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from bow.schedule.svg import WIDTH, svg
 from bow.schedule.timeline import Span, Timeline
+
+WIDTH = 1200
+"""Of every picture, in pixels."""
+
+COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f")
+"""Of devices, in turn."""
 
 ROW, GAP, LEFT, TOP = 22, 6, 150, 34
 NARROW = 60
@@ -108,6 +113,25 @@ def side_by_side(**timelines: Timeline) -> Timeline:
             for span in timeline.spans
         ]
     return Timeline(spans)
+
+
+def svg(parts: Iterable[str], height: float, title: str) -> str:
+    """A picture as SVG, on white and with a title."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="10" y="18" font-size="13">{escape(title)}</text>',
+    )
+    return "\n".join([*head, *parts, "</svg>"])
+
+
+def legend(names: Sequence[str], colours: Sequence[str], left: float) -> Iterator[str]:
+    """Names side by side beneath the title, each with its colour."""
+    for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
+        x = left + 110 * number
+        yield f'<rect x="{x}" y="28" width="14" height="14" fill="{colour}" stroke="#777"/>'
+        yield f'<text x="{x + 20}" y="39">{escape(name)}</text>'
 
 
 def _box(span: Span, y: int, start: int, scale: float) -> str:

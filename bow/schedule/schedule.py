@@ -2,41 +2,39 @@
 
 import dataclasses
 import itertools
-import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from bow.errors import ScheduleError
+from bow.files import JsonFormat
 
-FORMAT = "bow schedule"
-VERSION = 3
+FORMAT = JsonFormat(
+    "bow schedule",
+    version=4,
+    subject="the schedule",
+    writer="bow schedule compare or Schedule.to_json",
+    remedy="make it again",
+    refusal=ScheduleError,
+)
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(ABC):
     """How the operators of a step are run by several executors at once.
 
-    There is either an order, or priorities, or neither: then it is first come, first served.
+    There are three kinds: an `OrderedSchedule` says beforehand which executor runs what; with a `PrioritySchedule` or a
+    `FirstComeSchedule` executors take operators as these become ready.
 
-    Attributes:
-        threads: by executor: how many threads its operators use.
-        order: by executor: the operators that it runs, one after another. An operator that stands in several
-            executors' orders runs on the first of them when it is the next in all, with the threads of all.
-        priority: by operator: any executor that is free takes the one of highest priority among those whose
-            dependencies have run.
-        first_come: any executor that is free takes the operator that has been ready for longest.
-        stay: without an order: an operator goes to the executor that ran the last of those that it depends on, if that
-            executor is free.
-        small: without an order: operators that run at once on the executor where they have become ready.
-        after: with an order: (operator, other): it starts when the other is over, though it may read nothing of it. So
-            operators stay apart that disturb each other.
+    Raises:
+        ScheduleError: it is of none of these kinds.
 
     Example:
-        >>> Schedule(threads=(1, 1), order=((0, 2), (1,))).check([(), (), (0, 1)])
-        >>> Schedule(threads=(1, 1), order=((0, 2), (1, 2))).on_executors()  # operator 2 has both executors
-        ([[0, 2], [1]], {2: [1]})
+        >>> OrderedSchedule(threads=(1, 1), order=((0, 2), (1,))).check([(), (), (0, 1)])
+        >>> Schedule.from_json(FirstComeSchedule((2, 2)).to_json())
+        FirstComeSchedule(threads=(2, 2), stay=False, small=())
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4 to 6.
@@ -45,43 +43,18 @@ class Schedule:
     """
 
     threads: tuple[int, ...]
-    order: tuple[tuple[int, ...], ...] | None = None
-    priority: tuple[int, ...] | None = None
-    first_come: bool = False
-    stay: bool = False
-    small: tuple[int, ...] = ()
-    after: tuple[tuple[int, int], ...] = ()
+    """By executor: how many threads its operators use."""
 
-    @classmethod
-    def sequential(cls, operators: int, threads: int = 1) -> "Schedule":
+    def __new__(cls, *arguments: Any, **settings: Any) -> Self:  # noqa: D102
+        if cls is Schedule:
+            names = ", ".join(kind.__name__ for kind in _KINDS.values())
+            raise ScheduleError(f"a schedule is of a kind, got bow.Schedule(...); use one of bow.schedule: {names}")
+        return super().__new__(cls)
+
+    @staticmethod
+    def sequential(operators: int, threads: int = 1) -> "OrderedSchedule":
         """All operators in the order of their numbers, on one executor."""
-        return cls(threads=(threads,), order=(tuple(range(operators)),))
-
-    def on_executors(self) -> tuple[list[list[int]], dict[int, list[int]]]:
-        """The order with every operator on one executor only.
-
-        Returns:
-            By executor, the operators that it runs; and for operators that have several executors, come behind such
-            operators, or come `after` others, which ones on other executors they wait for on that account.
-        """
-        own: list[list[int]] = []
-        home: dict[int, int] = {}
-        for executor, lane in enumerate(self.order or ()):
-            own.append([index for index in lane if home.setdefault(index, executor) == executor])
-        behind = [pair for lane in self.order or () for pair in itertools.pairwise(lane)]
-        waits: dict[int, list[int]] = {}
-        for earlier, later in dict.fromkeys([*behind, *((other, operator) for operator, other in self.after)]):
-            if home[earlier] != home[later]:
-                waits.setdefault(later, []).append(earlier)
-        return own, waits
-
-    def executors_of(self, operators: int) -> list[tuple[int, ...]]:
-        """By operator: the executors that it has, the one that it runs on first; none where there is no order."""
-        found: list[tuple[int, ...]] = [()] * operators
-        for executor, lane in enumerate(self.order or ()):
-            for index in lane:
-                found[index] += (executor,)
-        return found
+        return OrderedSchedule(threads=(threads,), order=(tuple(range(operators)),))
 
     def check(self, dependencies: Sequence[Collection[int]]) -> None:
         """Refuse a schedule that cannot be carried out.
@@ -93,18 +66,15 @@ class Schedule:
             ScheduleError: with the first thing that is wrong.
         """
         self.check_executors()
-        _check_dependencies(dependencies)
-        if self.order is not None:
-            self._check_order(len(dependencies))
-        elif self.priority is not None and len(self.priority) != len(dependencies):
-            raise ScheduleError(
-                f"the schedule has {len(self.priority)} priorities for {len(dependencies)} operators; "
-                "give every operator one"
-            )
-        waits_for = [*map(set, dependencies)]
-        for operator, other in self.after:
-            waits_for[operator].add(other)
-        circle = _circle(waits_for, self.order or ())
+        for index, before in enumerate(dependencies):
+            for other in before:
+                if not 0 <= other < len(dependencies):
+                    raise ScheduleError(
+                        f"operator {index} depends on operator {other}, and there are {len(dependencies)}; "
+                        "correct the dependencies"
+                    )
+        self._check_operators(len(dependencies))
+        circle = _circle(self._waits_for(dependencies))
         if circle:
             raise ScheduleError(
                 f"the schedule never ends: operator {_chain(circle)}; "
@@ -122,98 +92,171 @@ class Schedule:
         for executor, threads in enumerate(self.threads):
             if threads < 1:
                 raise ScheduleError(f"threads must be at least 1, got {threads} for executor {executor}")
-        given = [self.order is not None, self.priority is not None, self.first_come].count(True)
-        if given != 1:
-            count = {0: "none of them", 2: "two of them", 3: "all of them"}[given]
-            raise ScheduleError(
-                f"a schedule has either an order, or priorities, or first_come=True, got {count}; give one"
-            )
-        if self.order is not None and (self.stay or self.small):
-            raise ScheduleError("stay and small choose executors where there is no order; leave them out")
-        if self.order is None and self.after:
-            raise ScheduleError("after says what operators wait for where there is an order; leave it out")
-        if self.order is not None and len(self.order) != len(self.threads):
-            raise ScheduleError(
-                f"the schedule has an order for {len(self.order)} executors and threads for {len(self.threads)}; "
-                "give every executor both"
-            )
 
     def to_json(self) -> str:
         """The schedule as JSON, with a version."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)})
+        (kind,) = (name for name, kind in _KINDS.items() if type(self) is kind)
+        return FORMAT.dumps({"kind": kind, **dataclasses.asdict(self)})
 
-    @classmethod
-    def from_json(cls, text: str) -> "Schedule":
+    @staticmethod
+    def from_json(text: str) -> "Schedule":
         """The schedule that `to_json` wrote.
 
         Raises:
             ScheduleError: the text is damaged, or of another version.
         """
-        try:
-            read = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ScheduleError(f"the schedule is not JSON ({error}); make it again") from error
-        if not isinstance(read, dict) or read.get("format") != FORMAT:
-            raise ScheduleError(
-                f'the text is not a "{FORMAT}"; give one that bow schedule compare or Schedule.to_json wrote'
-            )
-        if read.get("version") != VERSION:
-            raise ScheduleError(
-                f"the schedule has version {read.get('version')}, this bow reads {VERSION}; make it again"
-            )
-        try:
-            order, priority = read["order"], read["priority"]
-            return cls(
-                threads=_whole(read["threads"]),
-                order=None if order is None else tuple(map(_whole, order)),
-                priority=None if priority is None else _whole(priority),
-                first_come=_truth(read["first_come"]),
-                stay=_truth(read["stay"]),
-                small=_whole(read["small"]),
-                after=tuple((operator, other) for operator, other in map(_whole, read["after"])),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ScheduleError(f"the schedule is damaged ({type(error).__name__}: {error}); make it again") from error
+        return FORMAT.loads(text, _read)
 
-    def _check_order(self, operators: int) -> None:
-        assert self.order is not None
-        times = Counter(index for lane in self.order for index in lane)
-        for index in sorted(times.keys() | set(range(operators))):
-            if not 0 <= index < operators:
+    @abstractmethod
+    def _check_operators(self, num_operators: int) -> None:
+        """Refuse what does not fit so many operators."""
+
+    def _waits_for(self, dependencies: Sequence[Collection[int]]) -> list[set[int]]:
+        """By operator: those that must have run before it."""
+        return [set(before) for before in dependencies]
+
+
+@dataclass(frozen=True)
+class OrderedSchedule(Schedule):
+    """Every executor runs its operators one after another.
+
+    Args:
+        threads: by executor: how many threads its operators use.
+        order: by executor: the operators that it runs, one after another. An operator that stands in several
+            executors' orders runs on the first of them when it is the next in all, with the threads of all.
+        after: (operator, other): it starts when the other is over, though it may read nothing of it. So operators stay
+            separate that interfere with each other.
+
+    Example:
+        >>> OrderedSchedule(threads=(1, 1), order=((0, 2), (1, 2))).on_executors()  # operator 2 has both executors
+        ([[0, 2], [1]], {2: [1]})
+    """
+
+    order: tuple[tuple[int, ...], ...]
+    after: tuple[tuple[int, int], ...] = ()
+
+    def on_executors(self) -> tuple[list[list[int]], dict[int, list[int]]]:
+        """The order with every operator on one executor only.
+
+        Returns:
+            By executor, the operators that it runs; and for operators that have several executors, come behind such
+            operators, or come `after` others, which ones on other executors they wait for on that account.
+        """
+        own: list[list[int]] = []
+        home: dict[int, int] = {}
+        for executor, listed in enumerate(self.order):
+            own.append([index for index in listed if home.setdefault(index, executor) == executor])
+        behind = [pair for listed in self.order for pair in itertools.pairwise(listed)]
+        waits: dict[int, list[int]] = {}
+        for earlier, later in dict.fromkeys([*behind, *((other, operator) for operator, other in self.after)]):
+            if home[earlier] != home[later]:
+                waits.setdefault(later, []).append(earlier)
+        return own, waits
+
+    def executors_of(self, operators: int) -> list[tuple[int, ...]]:
+        """By operator: the executors that it has, the one that it runs on first."""
+        found: list[tuple[int, ...]] = [()] * operators
+        for executor, listed in enumerate(self.order):
+            for index in listed:
+                found[index] += (executor,)
+        return found
+
+    def check_executors(self) -> None:
+        """Refuse a schedule that could not be carried out whatever the operators are.
+
+        Raises:
+            ScheduleError: with the first thing that is wrong.
+        """
+        super().check_executors()
+        if len(self.order) != len(self.threads):
+            raise ScheduleError(
+                f"the schedule has an order for {len(self.order)} executors and threads for {len(self.threads)}; "
+                "give every executor both"
+            )
+
+    def _check_operators(self, num_operators: int) -> None:
+        times = Counter(index for listed in self.order for index in listed)
+        for index in sorted(times.keys() | set(range(num_operators))):
+            if not 0 <= index < num_operators:
                 raise ScheduleError(
-                    f"the schedule runs operator {index}, and there are {operators} (0 to {operators - 1}); "
+                    f"the schedule runs operator {index}, and there are {num_operators} (0 to {num_operators - 1}); "
                     "make it for this graph"
                 )
             if not times[index]:
                 raise ScheduleError(f"operator {index} never runs in the schedule; let an executor run it")
-        for executor, lane in enumerate(self.order):
-            index, count = Counter(lane).most_common(1)[0] if lane else (0, 1)
+        for executor, listed in enumerate(self.order):
+            index, count = Counter(listed).most_common(1)[0] if listed else (0, 1)
             if count > 1:
                 raise ScheduleError(f"executor {executor} runs operator {index} {count} times; let it run once")
         for index in itertools.chain.from_iterable(self.after):
-            if not 0 <= index < operators:
+            if not 0 <= index < num_operators:
                 raise ScheduleError(
-                    f"after names operator {index}, and there are {operators} (0 to {operators - 1}); "
+                    f"after names operator {index}, and there are {num_operators} (0 to {num_operators - 1}); "
                     "make it for this graph"
                 )
 
-
-def _check_dependencies(dependencies: Sequence[Collection[int]]) -> None:
-    for index, before in enumerate(dependencies):
-        for other in before:
-            if not 0 <= other < len(dependencies):
-                raise ScheduleError(
-                    f"operator {index} depends on operator {other}, and there are {len(dependencies)}; "
-                    "correct the dependencies"
-                )
-
-
-def _circle(waits_for: list[set[int]], order: Sequence[Sequence[int]]) -> list[int]:
-    """Operators each of which waits for the next, the first being the last too; empty where there are none."""
-    waits_for = [set(before) for before in waits_for]
-    for lane in order:
-        for earlier, later in itertools.pairwise(lane):
+    def _waits_for(self, dependencies: Sequence[Collection[int]]) -> list[set[int]]:
+        waits_for = super()._waits_for(dependencies)
+        for earlier, later in [pair for listed in self.order for pair in itertools.pairwise(listed)]:
             waits_for[later].add(earlier)
+        for operator, other in self.after:
+            waits_for[operator].add(other)
+        return waits_for
+
+
+@dataclass(frozen=True)
+class DynamicSchedule(Schedule):
+    """Any executor that is free takes an operator whose dependencies have run."""
+
+    stay: bool = field(default=False, kw_only=True)
+    """An operator goes to the executor that ran the last of those that it depends on, if that executor is free."""
+    small: tuple[int, ...] = field(default=(), kw_only=True)
+    """Operators that run at once on the executor where they have become ready."""
+
+
+@dataclass(frozen=True)
+class FirstComeSchedule(DynamicSchedule):
+    """Executors take the operator that has been ready for longest."""
+
+    def _check_operators(self, num_operators: int) -> None:
+        pass  # executors take whatever there is
+
+
+@dataclass(frozen=True)
+class PrioritySchedule(DynamicSchedule):
+    """Executors take the operator of highest priority; with the levels of a critical path this is Graphi's schedule."""
+
+    priority: tuple[int, ...]
+    """By operator."""
+
+    def _check_operators(self, num_operators: int) -> None:
+        if len(self.priority) != num_operators:
+            raise ScheduleError(
+                f"the schedule has {len(self.priority)} priorities for {num_operators} operators; "
+                "give every operator one"
+            )
+
+
+_KINDS: dict[str, type[Schedule]] = {
+    "order": OrderedSchedule,
+    "priority": PrioritySchedule,
+    "first come": FirstComeSchedule,
+}
+
+
+def _read(fields: dict[str, Any]) -> Schedule:
+    kind, threads = _KINDS[fields["kind"]], _whole(fields["threads"])
+    if kind is OrderedSchedule:
+        after = tuple((operator, other) for operator, other in map(_whole, fields["after"]))
+        return OrderedSchedule(threads, tuple(map(_whole, fields["order"])), after)
+    stay, small = _truth(fields["stay"]), _whole(fields["small"])
+    if kind is PrioritySchedule:
+        return PrioritySchedule(threads, _whole(fields["priority"]), stay=stay, small=small)
+    return FirstComeSchedule(threads, stay=stay, small=small)
+
+
+def _circle(waits_for: Sequence[set[int]]) -> list[int]:
+    """Operators each of which waits for the next, the first being the last too; empty where there are none."""
     stuck = _stuck(waits_for)
     if not stuck:
         return []
@@ -231,7 +274,7 @@ def _chain(circle: Sequence[int], most: int = 6) -> str:
 
 
 def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
-    """The operators that never get their turn."""
+    """The operators that never start."""
     left = {index: len(before) for index, before in enumerate(waits_for)}
     followers: dict[int, list[int]] = {}
     for index, before in enumerate(waits_for):

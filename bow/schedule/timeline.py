@@ -2,12 +2,13 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bow.errors import TimelineError
+from bow.tables import aligned
 from bow.values import given_path
 
 _PROCESS = 1
@@ -16,22 +17,13 @@ _PROCESS = 1
 
 @dataclass(frozen=True)
 class Span:
-    """One operator or task: where it ran, from when to when.
+    """One operator or task: where it ran, from when to when."""
 
-    Attributes:
-        name: what ran, such as `aten.addmm.default` or `learning task`.
-        place: where, such as `executor 0`.
-        start_ns: nanoseconds since any moment that all spans of a timeline have in common.
-        end_ns: the same, at its end.
-        category: a kind to filter by, such as `forward`.
-        details: whatever else is known of it.
-    """
-
-    name: str
-    place: str
-    start_ns: int
+    name: str  # what ran, such as `aten.addmm.default` or `learning task`
+    place: str  # where, such as `executor 0`
+    start_ns: int  # nanoseconds since any moment that all spans of a timeline have in common
     end_ns: int
-    category: str = ""
+    category: str = ""  # a kind to filter by, such as `forward`
     details: Mapping[str, str | int | float] = field(default_factory=dict)
 
     @property
@@ -139,7 +131,7 @@ class Timeline:
             busy = f"{self._busy_ns(place) / 1e6:.3f}"
             name = f"{longest.name} {longest.duration_ns / 1e6:.3f} ms"
             rows.append((place, str(len(here)), busy, f"{100 * share:.1f}", name))
-        return "\n".join([self._summary, *_aligned(rows)])
+        return "\n".join([self._summary, *aligned(rows, numbers=(1, 2, 3))])
 
     @property
     def _summary(self) -> str:
@@ -181,13 +173,3 @@ def _natural(name: str) -> tuple[tuple[str, int], ...]:
     for word in name.split():
         parts.append(("", int(word)) if word.isdecimal() else (word, 0))
     return tuple(parts)
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns side by side: names to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *numbers, last in rows:
-        cells = [cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells, last]).rstrip())
-    return lines

@@ -10,7 +10,7 @@ from bow.devices import StreamDevice, prepare_environment
 from bow.engines import EngineName, Loss, Step, choose_engine, step_from_loss
 from bow.engines.swap import Memory
 from bow.errors import DataError, ScheduleError, SettingError
-from bow.schedule import Schedule
+from bow.schedule import OrderedSchedule, Schedule
 from bow.sync import Synchroniser
 from bow.values import whole
 
@@ -64,7 +64,7 @@ def check_schedule(schedule: Schedule | None, engine: EngineName) -> Schedule | 
         return None
     if engine != "graph":
         raise SettingError(f'a schedule is carried out by engine="graph", got engine={engine!r}; name that engine')
-    if schedule.order is None:
+    if not isinstance(schedule, OrderedSchedule):
         raise ScheduleError(
             "a training's schedule needs an order for every executor, got one that decides while it runs"
         )

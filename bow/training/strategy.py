@@ -16,9 +16,9 @@ from bow.errors import BowError, ScheduleError, SettingError, reason
 from bow.planning.problem import partition
 from bow.planning.problem.partition import Partition
 from bow.planning.search.search import Found
-from bow.schedule import Schedule, schedule
-from bow.schedule.profiler import Comparison, Subject, compare, make_policies
-from bow.schedule.profiler.profiling import measure, numbers_of_threads
+from bow.schedule import DynamicSchedule, OrderedSchedule, Schedule, schedule
+from bow.schedule.profiler import BoundStep, Comparison, compare, make_policies
+from bow.schedule.profiler.measuring import measure, numbers_of_threads
 from bow.schedule.scheduler import Dispatch
 from bow.training.blueprint import Blueprint
 from bow.training.strategy_on_device import compare_on
@@ -59,7 +59,7 @@ def _parsed(path: str | Path, text: str) -> Schedule | Partition:
     """A strategy of one kind or the other."""
     kinds: dict[str, type[Schedule] | type[Partition]] = {
         partition.FORMAT: Partition,
-        schedule.FORMAT: Schedule,
+        schedule.FORMAT.name: Schedule,
     }
     try:
         kind = kinds[json.loads(text)["format"]]
@@ -85,7 +85,7 @@ def engine_with(
     """
     if strategy is None:
         return engine
-    if isinstance(strategy, Schedule) and strategy.order is None and is_cpu(device):
+    if isinstance(strategy, DynamicSchedule) and is_cpu(device):
         raise ScheduleError(
             "a training's strategy needs an order for every executor, got one that decides while it runs; "
             "bow schedule compare writes one with an order"
@@ -121,7 +121,7 @@ def decide(
     except BowError as error:
         say(f"strategy: none, because the step cannot be scheduled ({reason(error)})")
         return None
-    say(f"strategy: {comparison.verdict} ({time.perf_counter() - began:.1f} s)")
+    say(f"strategy: {comparison.summary} ({time.perf_counter() - began:.1f} s)")
     return None if comparison.choice.is_sequential else comparison.choice.schedule
 
 
@@ -131,7 +131,7 @@ def _compared(blueprint: Blueprint, batch: Batch, cores: int) -> Comparison:
     if not is_cpu(place):
         return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), blueprint, batch)
     step = with_autocast(blueprint.step, torch.device("cpu"), blueprint.precision)
-    subject = Subject.of(blueprint.model, batch, step=step)
-    profile = measure(subject, threads=numbers_of_threads(cores))
-    policies = make_policies(subject, profile, cores)
-    return compare(subject, profile, policies=[each for each in policies if each.schedule.order is not None])
+    bound = BoundStep.of(blueprint.model, batch, step=step)
+    profile = measure(bound, threads=numbers_of_threads(cores))
+    policies = make_policies(bound, profile, cores)
+    return compare(bound, profile, policies=[each for each in policies if isinstance(each.schedule, OrderedSchedule)])

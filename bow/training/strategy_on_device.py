@@ -13,19 +13,18 @@ from bow.engines.captured import with_autocast
 from bow.errors import BowError, ScheduleError
 from bow.schedule import Schedule
 from bow.schedule.profiler import Comparison, Policy
-from bow.schedule.profiler.device_policies import device_policies
-from bow.schedule.profiler.device_profiling import measure_on, subject_on
-from bow.schedule.profiler.turns import take_turns
+from bow.schedule.profiler.device import bind_on, device_policies, measure_on
 from bow.schedule.scheduler import CriticalPath, critical_path
+from bow.timing import time_in_turns
 from bow.training.blueprint import Blueprint
 
 TURNS = 10
-STINT_S = 0.05
+WINDOW_S = 0.05
 """Rounds by a policy last so long in each of its turns."""
 
 
 class Rounds:
-    """Rounds of one learner in engine `graph`, as a contestant.
+    """Rounds of one learner in engine `graph`, to be timed.
 
     Learning rates are 0, so that nothing diverges that sees the same batch again and again.
 
@@ -75,12 +74,12 @@ def compare_on(device: StreamDevice, blueprint: Blueprint, batch: Batch) -> Comp
     """
     with _quietly(device):
         step = with_autocast(blueprint.step, device.torch_device, blueprint.precision)
-        subject = subject_on(device, blueprint.model, batch, step)
-        profile = measure_on(device, subject)
-        policies = device_policies(subject, profile)
-        path = critical_path(subject.dependencies, profile.nanoseconds(1))
-        own = subject.batch
-        del subject  # its weights are memory that learners may need
+        bound = bind_on(device, blueprint.model, batch, step)
+        profile = measure_on(device, bound)
+        policies = device_policies(bound, profile)
+        path = critical_path(bound.dependencies, profile.nanoseconds(1))
+        own = bound.batch
+        del bound  # its weights are memory that learners may need
         return timed(blueprint, own, policies, path)
 
 
@@ -91,7 +90,7 @@ def timed(blueprint: Blueprint, batch: Batch, policies: Sequence[Policy], path: 
     stream.
     """
     with contextlib.ExitStack() as stack:
-        contestants: dict[str, Rounds] = {}
+        cases: dict[str, Rounds] = {}
         for policy in policies:
             try:
                 rounds = Rounds(blueprint, batch, None if policy.is_sequential else policy.schedule)
@@ -99,11 +98,11 @@ def timed(blueprint: Blueprint, batch: Batch, policies: Sequence[Policy], path: 
                 if policy.is_sequential:
                     raise
                 continue
-            contestants[policy.name] = stack.enter_context(contextlib.closing(rounds))
-        ran = tuple(policy for policy in policies if policy.name in contestants)
-        found = Comparison(ran, take_turns(contestants, turns=TURNS, stint_s=STINT_S), path)
-        finalists = {policy.name: contestants[policy.name] for policy in (found.best_sequential, found.best)}
-        return dataclasses.replace(found, again=take_turns(finalists, turns=2 * TURNS, stint_s=STINT_S))
+            cases[policy.name] = stack.enter_context(contextlib.closing(rounds))
+        ran = tuple(policy for policy in policies if policy.name in cases)
+        found = Comparison(ran, time_in_turns(cases, turns=TURNS, window_s=WINDOW_S), path)
+        finalists = {policy.name: cases[policy.name] for policy in (found.best_sequential, found.best)}
+        return dataclasses.replace(found, again=time_in_turns(finalists, turns=2 * TURNS, window_s=WINDOW_S))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from benchmarks.costs_regressions import compare_others, run_all
 from benchmarks.costs_report import TABLE_IV, TABLE_V
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.schedule.profiler.subject import Subject
+from bow.schedule.profiler.bound_step import BoundStep
 
 WORK = Work("aten.convolution.default", 1e9, 1e7)
 
@@ -175,7 +175,7 @@ def test_a_roofline_is_what_all_but_the_fastest_tenth_reach() -> None:
 
 def test_events_are_counted_operator_by_operator_where_they_can_be() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    subject = Subject.of(model, (torch.randn(2, 3), torch.randn(2, 1)), nn.functional.mse_loss)
+    subject = BoundStep.of(model, (torch.randn(2, 3), torch.randn(2, 1)), nn.functional.mse_loss)
     runs: list[int] = []
 
     def counting(work: Callable[[], object]) -> dict[str, float]:

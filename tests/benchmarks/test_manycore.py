@@ -41,7 +41,14 @@ from benchmarks.manycore.machines import (
     team,
     teams_that_stay,
 )
-from benchmarks.manycore.options import changing_number, preferred_executor, small_at_once, team_sizes, with_caches
+from benchmarks.manycore.options import (
+    changing_number,
+    classes_by_scaling,
+    preferred_executor,
+    small_at_once,
+    team_sizes,
+    with_caches,
+)
 from benchmarks.manycore.page import BENCHMARK, replaced, sections
 from benchmarks.manycore.paper import TABLE_2, Range
 from benchmarks.manycore.queues import compare_queues
@@ -515,3 +522,10 @@ def test_every_network_has_its_job() -> None:
 def test_settings_outside_their_range_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         parse(Settings, words)
+
+
+def test_an_operator_prefers_the_largest_team_that_it_keeps_busy() -> None:
+    perfect, half, flat = {4: 80, 8: 40, 16: 20}, {4: 80, 8: 60, 16: 40}, {4: 80, 8: 81, 16: 80}
+    assert classes_by_scaling([perfect, half, flat], sizes=[4, 8, 16]) == [2, 2, 0]
+    assert classes_by_scaling([perfect, half, flat], sizes=[4, 8, 16], efficiency=0.6) == [2, 1, 0]
+    assert classes_by_scaling([{1: 0, 2: 0}, {1: 0, 2: 1}], sizes=[1, 2]) == [1, 0]

@@ -48,7 +48,7 @@ from benchmarks.micro_report import FIGURE_1, FIGURE_2, TABLE_III
 from bow.devices import available_cores, core_sets
 from bow.errors import SettingError
 from bow.runtime import is_available
-from bow.schedule.topology import manycore, server
+from tests.machines import manycore, server
 
 CORES = len(available_cores())
 NATIVE = pytest.mark.skipif(not is_available(), reason="needs the native runtime")

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from benchmarks.placement_picture import TRANSPARENT, placement_svg
 from bow.planning.placement.grouping import module_groups
-from bow.schedule.svg import COLOURS
+from bow.schedule.picture import COLOURS
 from tests.planning.placement.placed_steps import unrolled
 
 NAMES = ("cpu", "gpu0", "gpu1")

@@ -12,8 +12,8 @@ from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError
 from bow.models import NETWORKS
 from bow.models.networks import Network, Size
-from bow.schedule import Schedule, Timeline
-from bow.schedule.profiler import Comparison, Policy, Profile, Subject
+from bow.schedule import OrderedSchedule, Schedule, Timeline
+from bow.schedule.profiler import BoundStep, Comparison, Policy, Profile
 
 RECIPE = ["recipe=logistic_regression", "batch_size=4"]
 """Few operators, so that it is quick."""
@@ -25,11 +25,11 @@ SHARED = pytest.mark.skipif(len(available_cores()) < 2, reason="operators side b
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where commands run; what they measure is kept there, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bow.schedule.profiler.cache.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bow.schedule.profiler.profile.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(scheduling, "REPEATS", 2)
     measure = functools.partial(scheduling.measure, repeats=2)
     monkeypatch.setattr(scheduling, "measure", measure)
-    monkeypatch.setattr(scheduling, "symmetric", functools.partial(scheduling.symmetric, turns=1, stint_s=0.0))
+    monkeypatch.setattr(scheduling, "symmetric", functools.partial(scheduling.symmetric, turns=1, window_s=0.0))
     return tmp_path
 
 
@@ -132,7 +132,7 @@ def made_up_seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds by the beginning of a policy's name; 1 where there is none. Nothing is timed."""
     seconds: dict[str, float] = {}
 
-    def compare(subject: Subject, profile: Profile, *, turns: int, **_: object) -> Comparison:
+    def compare(subject: BoundStep, profile: Profile, *, turns: int, **_: object) -> Comparison:
         policies = tuple(scheduling.make_policies(subject, profile, 2))
         taken = {policy.name: (_seconds(seconds, policy),) * turns for policy in policies}
         return Comparison(policies, taken, scheduling.critical_path(subject.dependencies, profile.nanoseconds(1)))
@@ -155,7 +155,7 @@ def test_the_best_strategy_with_an_order_is_written_for_training(
     assert "\nfirst come, 2 executors of 1 thread: 2.00 times as fast as sequential, 1 thread\n" in shown
     assert "for training: strategy 3: bow train engine=graph strategy=schedule/strategy.json" in shown
     schedule = Schedule.from_json((folder / "schedule" / "strategy.json").read_text())
-    assert schedule.order is not None
+    assert isinstance(schedule, OrderedSchedule)
     places = {place.split()[0] for place in Timeline.load(folder / "schedule" / "timeline.json").places}
     assert places == {"simulated", "measured"}
 
@@ -184,7 +184,7 @@ def test_a_strategy_of_before_is_removed_where_none_is_worth_it(
 
 @pytest.mark.usefixtures("short_lstm")
 def test_policies_are_really_timed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "compare", functools.partial(scheduling.compare, stint_s=0.0))
+    monkeypatch.setattr(scheduling, "compare", functools.partial(scheduling.compare, window_s=0.0))
     assert main(["schedule", "compare", "network=lstm", "turns=1"]) == 0
     shown = capsys.readouterr().out
     assert "measured ms" in shown

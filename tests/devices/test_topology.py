@@ -8,8 +8,9 @@ import pytest
 
 from bow.devices import available_cores
 from bow.devices import topology as reader
-from bow.devices.topology import read_topology
-from bow.schedule import Topology, manycore, server
+from bow.devices.topology import HardwareThread, Topology, read_topology
+from bow.errors import TopologyError
+from tests.machines import manycore, server
 
 
 def written(folder: Path, machine: Topology, level: int) -> tuple[Path, Path]:
@@ -25,7 +26,7 @@ def written(folder: Path, machine: Topology, level: int) -> tuple[Path, Path]:
             (cpu / f"cache/index{index}/shared_cpu_list").write_text(",".join(map(str, shared)) + "\n")
         (cpu / "topology").mkdir()
         (cpu / "topology/thread_siblings_list").write_text(",".join(map(str, own)) + "\n")
-    for node in machine.nodes:
+    for node in sorted({thread.node for thread in machine.threads}):
         (nodes / f"node{node}").mkdir(parents=True)
         of_node = [str(thread.number) for thread in machine.threads if thread.node == node]
         (nodes / f"node{node}/cpulist").write_text(",".join(of_node) + "\n")
@@ -39,11 +40,10 @@ def test_what_linux_tells_is_read(
     monkeypatch.setattr(reader, "available_cores", lambda: tuple(thread.number for thread in machine.threads))
     read = read_topology(*written(tmp_path, machine, level))
     assert read.cores == machine.cores
-    assert read.nodes == machine.nodes
+    assert [thread.node for thread in read.threads] == [thread.node for thread in machine.threads]
     for core in machine.cores:
         assert read.threads_of(core) == machine.threads_of(core)
         assert read.sharing(core) == machine.sharing(core)
-        assert read.node_of(core) == machine.node_of(core)
 
 
 def test_what_linux_does_not_tell_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,10 +51,39 @@ def test_what_linux_does_not_tell_is_not_shared(tmp_path: Path, monkeypatch: pyt
     read = read_topology(tmp_path / "no", tmp_path / "none")
     assert read.cores == (0, 3)
     assert read.sharing(3) == (3,)
-    assert read.nodes == (0,)
+    assert {thread.node for thread in read.threads} == {0}
 
 
 def test_this_machine_has_the_cores_that_the_process_may_use() -> None:
     read = read_topology()
     assert tuple(thread.number for thread in read.threads) == available_cores()
     assert sorted(number for core in read.cores for number in read.threads_of(core)) == sorted(available_cores())
+
+
+def test_the_machine_of_the_papers_has_tiles_of_two_cores_with_four_threads_each() -> None:
+    machine = manycore()
+    assert (len(machine.cores), len(machine.threads)) == (68, 272)
+    assert machine.threads_of(5) == (5, 73, 141, 209)
+    assert machine.sharing(5) == (4, 5)
+
+
+def test_sockets_of_a_server_have_caches_and_memory_of_their_own() -> None:
+    machine = server(sockets=2, cores_per_socket=4)
+    assert machine.sharing(6) == (4, 5, 6, 7)
+    assert [thread.node for thread in machine.threads[3:5]] == [0, 1]
+    assert machine.threads_of(4) == (4, 12)
+
+
+@pytest.mark.parametrize(
+    ("threads", "message"),
+    [
+        ((), "at least 1 hardware thread"),
+        ((HardwareThread(1, 0, 0, 0), HardwareThread(0, 0, 0, 0)), "in ascending order"),
+        ((HardwareThread(0, 0, 0, 0), HardwareThread(1, 0, 1, 0)), "core 0 lies in two caches"),
+        ((HardwareThread(0, 0, 0, 0), HardwareThread(1, 0, 0, 1)), "core 0 lies in two nodes"),
+    ],
+    ids=["none", "order", "caches", "nodes"],
+)
+def test_a_topology_that_no_machine_has_is_refused(threads: tuple[HardwareThread, ...], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        Topology(threads)

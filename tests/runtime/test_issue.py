@@ -1,21 +1,13 @@
 """The order of issue, the memory behind values, and TensorFlow's placement as a schedule."""
 
 import pytest
-import torch
-import torch.nn.functional as F
 from graph.cases import PAPER_MODELS, captured
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bow
-from bow.errors import ScheduleError
-from bow.models import LogisticRegression
-from bow.runtime import branch_schedule
 from bow.runtime.issue import MemoryUse, costs_behind, issue_order
-from bow.runtime.local import dependencies_of
-from bow.schedule import Schedule
+from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule
 from bow.schedule.scheduler import ListScheduler, critical_path
-from bow.schedule.scheduler.stream_plan import StreamPlan
 from bow.schedule.simulator import simulate_operators
 from tests.schedule.scheduler.graphs import Dependencies, listed
 from tests.schedule.scheduler.graphs import dependencies as graphs
@@ -24,12 +16,12 @@ from tests.schedule.scheduler.graphs import dependencies as graphs
 def test_streams_in_the_order_of_capture_are_issued_in_it() -> None:
     order = [(number % 3, number) for number in range(9)]
     lanes = tuple(tuple(range(stream, 9, 3)) for stream in range(3))
-    assert issue_order(Schedule((1,) * 3, order=lanes), [frozenset()] * 9) == order
+    assert issue_order(OrderedSchedule((1,) * 3, order=lanes), [frozenset()] * 9) == order
 
 
 def test_other_orders_are_kept_on_every_stream_and_behind_what_they_depend_on() -> None:
     dependencies = [frozenset(before) for before in [(), (), (0,), (1,), (2, 3)]]
-    schedule = Schedule((1, 1), order=((3, 0, 4), (1, 2)))
+    schedule = OrderedSchedule((1, 1), order=((3, 0, 4), (1, 2)))
     assert issue_order(schedule, dependencies) == [(1, 1), (0, 3), (0, 0), (1, 2), (0, 4)]
 
 
@@ -38,25 +30,35 @@ def test_levels_of_a_critical_path_issue_operators_as_they_start_in_simulated_ti
     dependencies = [frozenset(before) for before in [(), (), (1,), (), (3,)]]
     costs = [1, 4, 6, 2, 3]
     levels = tuple(int(level) for level in critical_path(dependencies, costs).levels)
-    assert issue_order(Schedule((1, 1), priority=levels), dependencies) == [(0, 1), (1, 3), (1, 4), (0, 2), (1, 0)]
+    assert issue_order(PrioritySchedule((1, 1), priority=levels), dependencies) == [
+        (0, 1),
+        (1, 3),
+        (1, 4),
+        (0, 2),
+        (1, 0),
+    ]
 
 
 def test_who_stays_follows_on_the_stream_of_what_it_reads() -> None:
     dependencies = [frozenset(before) for before in [(), (), (1,)]]
-    assert issue_order(Schedule((1, 1), priority=(2, 1, 3)), dependencies) == [(0, 0), (1, 1), (0, 2)]
-    assert issue_order(Schedule((1, 1), priority=(2, 1, 3), stay=True), dependencies) == [(0, 0), (1, 1), (1, 2)]
+    assert issue_order(PrioritySchedule((1, 1), priority=(2, 1, 3)), dependencies) == [(0, 0), (1, 1), (0, 2)]
+    assert issue_order(PrioritySchedule((1, 1), priority=(2, 1, 3), stay=True), dependencies) == [
+        (0, 0),
+        (1, 1),
+        (1, 2),
+    ]
 
 
 def test_first_come_and_priorities_that_are_no_levels_take_all_operators_for_equally_long() -> None:
     dependencies = [frozenset(before) for before in [(), (), (1,), ()]]
-    assert issue_order(Schedule((1, 1), first_come=True), dependencies) == [(0, 0), (1, 1), (0, 3), (1, 2)]
-    no_levels = Schedule((1, 1), priority=(0, 5, 9, 1))  # operator 2 has more left than what comes before it
+    assert issue_order(FirstComeSchedule((1, 1)), dependencies) == [(0, 0), (1, 1), (0, 3), (1, 2)]
+    no_levels = PrioritySchedule((1, 1), priority=(0, 5, 9, 1))  # operator 2 has more left than what comes before it
     assert issue_order(no_levels, dependencies) == [(0, 1), (1, 3), (0, 2), (1, 0)]
 
 
 def test_views_take_no_time() -> None:
     dependencies = [frozenset(before) for before in [(), (0,), (), ()]]
-    schedule = Schedule((1, 1), first_come=True)
+    schedule = FirstComeSchedule((1, 1))
     assert issue_order(schedule, dependencies) == [(0, 0), (1, 2), (0, 3), (1, 1)]
     assert issue_order(schedule, dependencies, free={2}) == [(0, 0), (1, 2), (1, 3), (0, 1)]
 
@@ -68,9 +70,9 @@ def test_every_operator_is_issued_once_and_behind_what_it_depends_on(
     dependencies = [*map(frozenset, before_each)]
     numbers = data.draw(listed(st.integers(-3, 9), before_each))
     for schedule in (
-        Schedule((1,) * streams, priority=tuple(numbers)),
-        Schedule((1,) * streams, priority=tuple(numbers), stay=True, small=tuple(range(0, len(numbers), 3))),
-        Schedule((1,) * streams, first_come=True),
+        PrioritySchedule((1,) * streams, priority=tuple(numbers)),
+        PrioritySchedule((1,) * streams, priority=tuple(numbers), stay=True, small=tuple(range(0, len(numbers), 3))),
+        FirstComeSchedule((1,) * streams),
     ):
         order = issue_order(schedule, dependencies)
         position = {operator: index for index, (_, operator) in enumerate(order)}
@@ -95,7 +97,7 @@ def test_streams_take_as_long_as_graphis_schedule_promises(
     dependencies = [*map(frozenset, before_each)]
     costs = data.draw(listed(st.integers(1, 9), before_each))
     levels = tuple(int(level) for level in critical_path(dependencies, costs).levels)
-    order = issue_order(Schedule((1,) * streams, priority=levels), dependencies)
+    order = issue_order(PrioritySchedule((1,) * streams, priority=levels), dependencies)
     ends = [0] * len(costs)
     free = [0] * streams
     for stream, operator in order:  # what streams and events make of it
@@ -121,52 +123,3 @@ def test_memory_is_used_by_whoever_reads_any_view_of_it(name: str) -> None:
         assert set(readers) == direct
         assert all(maker in depends[reader] for reader in readers)
         assert graph.results.isdisjoint(aliases)
-
-
-@pytest.mark.parametrize("num_streams", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_the_schedule_of_branches_fits_the_graph_and_leaves_views_where_they_look(name: str, num_streams: int) -> None:
-    _, graph = captured(name)
-    schedule = branch_schedule(graph, num_streams)
-    schedule.check(dependencies_of(graph.operators))
-    assert schedule.order is not None
-    stream_of = {index: stream for stream, lane in enumerate(schedule.order) for index in lane}
-    assert set(stream_of.values()) == set(range(num_streams))
-    for maker, views in MemoryUse(graph, graph.operators).views_of.items():
-        assert {stream_of[view.index] for view in views} <= {stream_of[maker]}
-
-
-def test_a_chain_stays_together_and_branches_part() -> None:
-    torch.manual_seed(0)
-    batch = torch.randn(4, 3), torch.randn(4, 1)
-    model = torch.nn.Linear(3, 1)
-    graph = bow.capture(model, batch, F.mse_loss)
-    schedule = branch_schedule(graph, num_streams=16)
-    assert schedule.order is not None
-    kinds = [[graph.operators[index].kind.split(".")[1] for index in lane] for lane in schedule.order]
-    stream_of = {graph.operators[index].kind: stream for stream, lane in enumerate(schedule.order) for index in lane}
-    # The gradient of the output has two consumers, the gradients of weight and bias, which go separate ways.
-    assert stream_of["aten.mm.default"] != stream_of["aten.sum.dim_IntList"]
-    assert sum(map(len, kinds)) == len(graph.operators)
-
-
-def test_more_streams_only_bring_more_waits_for_logistic_regression() -> None:
-    # Why throughput falls with the number of streams in figure 5.6.
-    torch.manual_seed(0)
-    batch = torch.randn(16, 784), torch.randint(10, (16,))
-    graph = bow.capture(LogisticRegression(784, 10), batch, F.cross_entropy)
-    waits = []
-    for num_streams in (1, 2, 4, 8):
-        memory = MemoryUse(graph, graph.operators)
-        order = issue_order(branch_schedule(graph, num_streams), dependencies_of(graph.operators))
-        kernels = [turn for turn in order if not graph.operators[turn[1]].is_view]
-        plan = StreamPlan.of(kernels, memory.dependencies(), num_streams)
-        waits.append(sum(len(turn.waits) for turn in plan.turns) + len(plan.join))
-    assert waits[0] == 0
-    assert waits == sorted(waits)
-    assert waits[-1] > waits[1] > 0
-
-
-def test_no_stream_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="num_streams must be at least 1, got 0"):
-        branch_schedule(captured("transformer")[1], num_streams=0)

@@ -25,7 +25,7 @@ from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
 from bow.runtime import LocalRuntime, is_available
 from bow.runtime.local import dependencies_of, in_turn
-from bow.schedule import Schedule
+from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule
 
 NATIVE = [False, True]
 
@@ -41,9 +41,9 @@ def random_schedule(dependencies: Sequence[frozenset[int]], seed: int, executors
     small = tuple(index for index in range(len(dependencies)) if draw.random() < 0.3)
     if seed % 3 == 1:
         priority = tuple(draw.randrange(100) for _ in dependencies)
-        return Schedule(threads, priority=priority, small=small, stay=draw.random() < 0.5)
+        return PrioritySchedule(threads, priority=priority, small=small, stay=draw.random() < 0.5)
     if seed % 3 == 2:
-        return Schedule(threads, first_come=True, small=small, stay=draw.random() < 0.5)
+        return FirstComeSchedule(threads, small=small, stay=draw.random() < 0.5)
     order: list[list[int]] = [[] for _ in threads]
     done: set[int] = set()
     while len(done) < len(dependencies):
@@ -51,7 +51,7 @@ def random_schedule(dependencies: Sequence[frozenset[int]], seed: int, executors
         chosen = draw.choice(ready)
         order[draw.randrange(executors)].append(chosen)
         done.add(chosen)
-    return Schedule(threads, order=tuple(tuple(lane) for lane in order))
+    return OrderedSchedule(threads, order=tuple(tuple(lane) for lane in order))
 
 
 def assert_same(made: StepOutputs, expected: StepOutputs) -> None:
@@ -139,7 +139,7 @@ def test_a_recorded_run_has_every_operator_in_its_place(use_native: bool) -> Non
         runtime.run(*state(model), PAPER_MODELS["transformer"].batch(), seed=0, record=True)
     assert runtime.timeline is not None
     spans = runtime.timeline.spans
-    assert schedule.order is not None
+    assert isinstance(schedule, OrderedSchedule)
     for executor, lane in enumerate(schedule.order):
         own = [span for span in spans if span.place == f"executor {executor}"]
         assert [span.name for span in own] == [graph.operators[index].kind for index in lane]
@@ -279,7 +279,7 @@ def test_random_operators_that_run_at_the_same_time_keep_their_streams() -> None
     batch = torch.randn(64, 4), torch.randint(2, (64,))
     model = Parallel()
     graph = bow.capture(model, batch, F.cross_entropy)
-    priority = Schedule((1, 1), priority=(0,) * len(graph.operators))
+    priority = PrioritySchedule((1, 1), priority=(0,) * len(graph.operators))
     with LocalRuntime(graph, priority, use_native=True) as runtime:
         for seed in range(50):
             assert_same(runtime.run(*state(model), batch, seed=seed), graph.run(*state(model), batch, seed=seed))
@@ -299,16 +299,16 @@ def test_in_python_operators_have_as_many_threads_as_in_the_schedule(monkeypatch
     model, graph = captured("lstm")
     count, before = len(graph.operators), torch.get_num_threads()
     seen: list[int] = []
-    run = importlib.import_module("bow.runtime.local").run_operator
+    run = importlib.import_module("bow.graph.execution").run_operator
 
     def noted(*given: object) -> None:
         seen.append(torch.get_num_threads())
         torch.set_num_threads(1)  # no other threads are started for it
         run(*given)
 
-    monkeypatch.setattr("bow.runtime.local.run_operator", noted)
+    monkeypatch.setattr("bow.graph.execution.run_operator", noted)
     lanes = tuple(range(count)), tuple(range(count // 2, count))
-    with LocalRuntime(graph, Schedule((1, 2), order=lanes), use_native=False) as runtime:
+    with LocalRuntime(graph, OrderedSchedule((1, 2), order=lanes), use_native=False) as runtime:
         runtime.run(*state(model), PAPER_MODELS["lstm"].batch())
     assert seen == [1] * (count // 2) + [3] * (count - count // 2)
     assert torch.get_num_threads() == before
@@ -322,11 +322,11 @@ def test_an_operator_on_several_executors_has_them_to_itself() -> None:
     for index in range(len(dependencies)):  # the order of capture is a legal one
         for executor in draw.sample(range(3), draw.randint(1, 3)):
             lanes[executor].append(index)
-    schedule = Schedule((1, 1, 1), order=tuple(map(tuple, lanes)))
+    schedule = OrderedSchedule((1, 1, 1), order=tuple(map(tuple, lanes)))
     batch = PAPER_MODELS["lstm"].batch()
     cores = available_cores()
     with pytest.MonkeyPatch.context() as patch:  # as if there were enough cores
-        patch.setattr("bow.runtime.seating.core_sets", lambda threads: [cores] * len(threads))
+        patch.setattr("bow.runtime.job.core_sets", lambda threads: [cores] * len(threads))
         runtime = LocalRuntime(graph, schedule, use_native=True)
     with runtime:
         for seed in range(5):
@@ -346,13 +346,14 @@ def test_an_operator_on_several_executors_has_them_to_itself() -> None:
 def test_what_comes_after_another_starts_when_that_is_over(use_native: bool) -> None:
     model, graph = captured("lstm")
     dependencies = dependencies_of(graph.operators)
-    lanes = random_schedule(dependencies, 0, executors=2).order
-    assert lanes is not None
-    turns = [index for _, index in in_turn(Schedule((1, 1), order=lanes), dependencies)]
+    ordered = random_schedule(dependencies, 0, executors=2)
+    assert isinstance(ordered, OrderedSchedule)
+    lanes = ordered.order
+    turns = [index for _, index in in_turn(OrderedSchedule((1, 1), order=lanes), dependencies)]
     draw = random.Random(0)
     after = tuple((later, earlier) for earlier, later in (sorted_by(turns, draw.sample(turns, 2)) for _ in range(40)))
     batch = PAPER_MODELS["lstm"].batch()
-    with LocalRuntime(graph, Schedule((1, 1), order=lanes, after=after), use_native=use_native) as runtime:
+    with LocalRuntime(graph, OrderedSchedule((1, 1), order=lanes, after=after), use_native=use_native) as runtime:
         made = runtime.run(*state(model), batch, seed=0, record=True)
         assert_same(made, graph.run(*state(model), batch, seed=0))
     assert runtime.timeline is not None
@@ -368,7 +369,7 @@ def test_small_operators_run_where_they_became_ready() -> None:
     model, graph = captured("lstm")
     dependencies = dependencies_of(graph.operators)
     small = tuple(range(0, len(dependencies), 2))
-    schedule = Schedule((1, 1), priority=tuple(range(len(dependencies), 0, -1)), small=small)
+    schedule = PrioritySchedule((1, 1), priority=tuple(range(len(dependencies), 0, -1)), small=small)
     with LocalRuntime(graph, schedule, use_native=True) as runtime:
         runtime.run(*state(model), PAPER_MODELS["lstm"].batch(), seed=0, record=True)
     assert runtime.timeline is not None

@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import bow
+from benchmarks.gpu.branches import branch_schedule
 from bow.devices import Stream
 from bow.devices.cuda import cuda_device
 from bow.errors import GraphError, ScheduleError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
 from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
-from bow.runtime import CapturedStep, StreamRuntime, branch_schedule
+from bow.runtime import StreamCapture, StreamRuntime
 from bow.runtime.issue import MemoryUse
 from bow.runtime.local import dependencies_of
-from bow.schedule import Schedule
+from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler.stream_plan import START, StreamPlan
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
 
@@ -84,7 +85,7 @@ def random_schedule(graph: StepGraph, seed: int, num_streams: int, *, in_capture
         chosen = ready[0] if in_capture_order or seed % 2 else draw.choice(ready)
         draw.choice(lanes).append(chosen)
         left.remove(chosen)
-    return Schedule((1,) * num_streams, order=tuple(map(tuple, lanes)))
+    return OrderedSchedule((1,) * num_streams, order=tuple(map(tuple, lanes)))
 
 
 def streams_of(num_streams: int) -> tuple[FakeDevice, list[Stream]]:
@@ -125,7 +126,7 @@ class Learner:
     def run(self, seed: int | None = None) -> StepOutputs:
         return self.runtime.run(self.parameters, self.buffers, self.batch, seed=seed)
 
-    def capture(self, generator: torch.Generator | None = None) -> CapturedStep:
+    def capture(self, generator: torch.Generator | None = None) -> StreamCapture:
         return self.runtime.capture(self.parameters, self.buffers, self.batch, generator=generator)
 
     def read(self, outputs: StepOutputs) -> StepOutputs:
@@ -197,7 +198,7 @@ def test_branches_and_priorities_are_schedules_too(name: str) -> None:
     run_eagerly(learner, MODELS[name], range(2))
     run_captured(learner, MODELS[name], range(2))
     draw = random.Random(0)
-    priorities = Schedule((1, 1), priority=tuple(draw.randrange(100) for _ in graph.operators))
+    priorities = PrioritySchedule((1, 1), priority=tuple(draw.randrange(100) for _ in graph.operators))
     run_eagerly(Learner(graph, priorities, FakeDevice()), MODELS[name], range(2))
 
 
@@ -246,7 +247,7 @@ def test_the_device_sees_the_waits_of_the_plan_and_no_others(name: str) -> None:
     learner = Learner(graph, random_schedule(graph, 2, 3), device)
     run_eagerly(learner, MODELS[name], range(2))
     plan = learner.runtime.plan
-    assert sum(device.waits.values()) == 2 * (sum(len(turn.waits) for turn in plan.turns) + len(plan.join))
+    assert sum(device.waits.values()) == 2 * (sum(len(turn.waits) for turn in plan.tasks) + len(plan.join))
     assert set(device.waits.values()) == {2}
 
 
@@ -262,12 +263,12 @@ def test_one_stream_takes_no_event() -> None:
 def test_streams_without_operators_are_left_alone() -> None:
     graph, device = graph_of(SMALL), FakeDevice()
     lane = tuple(range(len(graph.operators)))
-    learner = Learner(graph, Schedule((1, 1, 1), order=((), lane, ())), device)
+    learner = Learner(graph, OrderedSchedule((1, 1, 1), order=((), lane, ())), device)
     run_eagerly(learner, MODELS[SMALL], range(2))
     run_captured(learner, MODELS[SMALL], range(2))
     first, second, third = (stream.name for stream in learner.streams)
     assert {wait.waiting for wait in device.waits} == {first, second}
-    assert learner.runtime.plan.turns[0].waits == (START,)
+    assert learner.runtime.plan.tasks[0].waits == (START,)
     assert third not in device.launches
 
 
@@ -277,10 +278,10 @@ def test_a_stream_waits_for_what_an_operator_comes_after() -> None:
 
     def waits(free: int, *others: int) -> tuple[int, ...]:
         lanes = tuple(op.index for op in graph.operators if op.index != free), (free,)
-        schedule = Schedule((1, 1), order=lanes, after=tuple((free, other) for other in others))
+        schedule = OrderedSchedule((1, 1), order=lanes, after=tuple((free, other) for other in others))
         device, streams = streams_of(2)
         plan = StreamRuntime(graph, schedule, device, streams).plan
-        return next(turn.waits for turn in plan.turns if turn.task == free)
+        return next(turn.waits for turn in plan.tasks if turn.task == free)
 
     pairs = itertools.pairwise(kernels)
     other, free = next((one, free) for one, free in pairs if not _waits_for(graph, free, one))
@@ -297,7 +298,7 @@ def _waits_for(graph: StepGraph, operator: int, other: int) -> bool:
 def test_nothing_waits_for_a_view(name: str) -> None:
     graph, device = graph_of(name), FakeDevice()
     lanes = [[op.index for op in graph.operators if op.is_view == is_view] for is_view in (False, True)]
-    learner = Learner(graph, Schedule((1, 1), order=tuple(map(tuple, lanes))), device)
+    learner = Learner(graph, OrderedSchedule((1, 1), order=tuple(map(tuple, lanes))), device)
     run_eagerly(learner, MODELS[name], range(2))
     run_captured(learner, MODELS[name], range(1))
     assert lanes[1]
@@ -326,8 +327,8 @@ def test_events_are_made_once() -> None:
 
 def last_uses(plan: StreamPlan, allocations: Sequence[Sequence[int]]) -> list[list[int]]:
     """Memory goes back behind its last use, whoever makes it."""
-    position = {turn.task: index for index, turn in enumerate(plan.turns)}
-    gone: list[list[int]] = [[] for _ in plan.turns]
+    position = {turn.task: index for index, turn in enumerate(plan.tasks)}
+    gone: list[list[int]] = [[] for _ in plan.tasks]
     for allocation, uses in enumerate(allocations):
         gone[max(position[use] for use in uses)].append(allocation)
     return gone
@@ -533,7 +534,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ScheduleError, match="has 2 executors, got 1 streams; give one stream for each executor"):
         StreamRuntime(graph, schedule, device, [device.stream("a")])
     with pytest.raises(ScheduleError, match="never runs in the schedule"):
-        StreamRuntime(graph, Schedule((1,), order=((0,),)), device, [device.stream("a")])
+        StreamRuntime(graph, OrderedSchedule((1,), order=((0,),)), device, [device.stream("a")])
     elsewhere = dataclasses.replace(graph, device="cuda:0")
     with pytest.raises(GraphError, match="was captured for cuda:0, the device is cpu; capture it there"):
         StreamRuntime(elsewhere, schedule, device, [device.stream(name) for name in "ab"])

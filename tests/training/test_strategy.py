@@ -16,9 +16,9 @@ from bow.errors import ScheduleError, SettingError
 from bow.models import ResNet
 from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of
-from bow.schedule import Schedule
-from bow.schedule.profiler import Comparison, Subject, make_policies
-from bow.schedule.profiler.profiling import measure
+from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
+from bow.schedule.profiler import BoundStep, Comparison, make_policies
+from bow.schedule.profiler.measuring import measure
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.training import strategy as module
 from tests.training.blueprints import blueprint
@@ -37,8 +37,8 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(10, (4,), generator=generator)
 
 
-def subject() -> Subject:
-    return Subject.of(model(), batch(0), cross_entropy)
+def subject() -> BoundStep:
+    return BoundStep.of(model(), batch(0), cross_entropy)
 
 
 def dealt(seed: int, executors: int, shared: bool) -> Schedule:
@@ -49,7 +49,7 @@ def dealt(seed: int, executors: int, shared: bool) -> Schedule:
         held = range(executors) if shared and draw.random() < 0.2 else [draw.randrange(executors)]
         for executor in held:
             lanes[executor].append(index)
-    return Schedule((1,) * executors, order=tuple(map(tuple, lanes)))
+    return OrderedSchedule((1,) * executors, order=tuple(map(tuple, lanes)))
 
 
 def trained(schedule: Schedule | None, learners: int, **settings: Any) -> bow.Replicas:
@@ -83,7 +83,7 @@ def test_any_schedule_trains_to_the_same_weights(learners: int, shared: bool) ->
 @SHARED
 def test_a_schedule_of_other_operators_is_left_out_and_the_user_hears_of_it() -> None:
     with pytest.warns(UserWarning, match="the strategy does not fit .*never runs.* run one after another"):
-        made = trained(Schedule((1, 1), order=((0,), (1,))), learners=1)
+        made = trained(OrderedSchedule((1, 1), order=((0,), (1,))), learners=1)
     assert torch.equal(made.W, trained(None, learners=1).W)
 
 
@@ -114,9 +114,9 @@ def test_settings_that_cannot_carry_out_a_strategy_are_refused(settings: dict[st
     [
         ("missing.json", SettingError, "cannot be read .*No such file"),
         (3, SettingError, 'a bow.Schedule, a file of one, what bow.plan returns, "auto" or None, got 3'),
-        (Schedule((1, 1), first_come=True), ScheduleError, "needs an order for every executor"),
-        (Schedule((), ()), ScheduleError, "needs at least 1 executor"),
-        (Schedule((-1, 1), ((0,), ())), ScheduleError, "threads must be at least 1, got -1 for executor 0"),
+        (FirstComeSchedule((1, 1)), ScheduleError, "needs an order for every executor"),
+        (OrderedSchedule((), ()), ScheduleError, "needs at least 1 executor"),
+        (OrderedSchedule((-1, 1), ((0,), ())), ScheduleError, "threads must be at least 1, got -1 for executor 0"),
     ],
 )
 def test_what_is_no_strategy_is_refused(given: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     seen: list[Schedule | None] = []
     real = bow.Replicas
 
-    def timed(subject: Subject, profile: Any, policies: Any, **_: Any) -> Comparison:
+    def timed(subject: BoundStep, profile: Any, policies: Any, **_: Any) -> Comparison:
         seconds = {each.name: (1.0,) if each.is_sequential != wins else (2.0,) for each in policies}
         return Comparison(tuple(policies), seconds, real_path(subject, profile))
 
-    def real_path(subject: Subject, profile: Any) -> CriticalPath:
+    def real_path(subject: BoundStep, profile: Any) -> CriticalPath:
         return critical_path(subject.dependencies, profile.nanoseconds(1))
 
     monkeypatch.setattr(module, "compare", timed)
@@ -201,7 +201,7 @@ def test_auto_asks_for_schedules_of_the_cores_that_a_learner_has(
 ) -> None:
     asked: list[tuple[int, int]] = []
 
-    def noted(subject: Subject, profile: int, cores: int) -> list[Any]:
+    def noted(subject: BoundStep, profile: int, cores: int) -> list[Any]:
         asked.append((profile, cores))
         return []
 

@@ -17,7 +17,7 @@ import bow
 from bow.engines import step_from_loss
 from bow.errors import BowError, ScheduleError, SettingError
 from bow.runtime.issue import operators_of
-from bow.schedule import Schedule, Timeline
+from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
 from bow.training import strategy_on_device as module
@@ -53,7 +53,9 @@ def batch() -> tuple[Tensor, Tensor]:
 def turned(streams: int = 2) -> Schedule:
     """Operators on streams in turn."""
     count = len(operators_of(bow.capture(branches(), batch(), cross_entropy)))
-    return Schedule((1,) * streams, order=tuple(tuple(range(stream, count, streams)) for stream in range(streams)))
+    return OrderedSchedule(
+        (1,) * streams, order=tuple(tuple(range(stream, count, streams)) for stream in range(streams))
+    )
 
 
 def on_fake(**settings: Any) -> tuple[FakeDevice, Blueprint]:
@@ -64,22 +66,22 @@ def on_fake(**settings: Any) -> tuple[FakeDevice, Blueprint]:
 @pytest.fixture(autouse=True)
 def _short_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "TURNS", 1)
-    monkeypatch.setattr(module, "STINT_S", 0.0)
-    monkeypatch.setattr("bow.schedule.profiler.cache.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(module, "WINDOW_S", 0.0)
+    monkeypatch.setattr("bow.schedule.profiler.profile.cache_folder", lambda: tmp_path / "cache")
 
 
 def made_up(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:
     """Turns take what `seconds` says of their names; who took part, race by race."""
     races: list[list[str]] = []
 
-    def take_turns(contestants: Mapping[str, Any], **_: Any) -> dict[str, tuple[float, ...]]:
+    def time_in_turns(contestants: Mapping[str, Any], **_: Any) -> dict[str, tuple[float, ...]]:
         races.append(list(contestants))
         for contestant in contestants.values():
             contestant.run()
             contestant.rest()
         return {name: (seconds(name),) for name in contestants}
 
-    monkeypatch.setattr(module, "take_turns", take_turns)
+    monkeypatch.setattr(module, "time_in_turns", time_in_turns)
     return races
 
 
@@ -102,12 +104,14 @@ def test_a_training_by_a_schedule_is_that_without(
     assert any("stream 2" in name for name in device.launches)
 
 
-@pytest.mark.parametrize("strategy", ["auto", Schedule((1, 1), priority=(0,)), Schedule((1,), order=((0,),))], ids=str)
+@pytest.mark.parametrize(
+    "strategy", ["auto", PrioritySchedule((1, 1), priority=(0,)), OrderedSchedule((1,), order=((0,),))], ids=str
+)
 def test_a_gpu_carries_out_every_kind_of_strategy(strategy: Any) -> None:
     for device in (FakeDevice(), torch.device("cuda", 0)):
         engine = engine_with(strategy, "auto", device, "fixed", compile=False)
         assert engine == ("auto" if strategy == "auto" else "graph")
-    if strategy != "auto" and strategy.order is None:
+    if isinstance(strategy, PrioritySchedule):
         with pytest.raises(ScheduleError, match="needs an order for every executor"):
             engine_with(strategy, "auto", torch.device("cpu"), "fixed", compile=False)
 
@@ -141,7 +145,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     if wins:
         assert found is not None
         assert found.threads == (1, 1)
-        assert found.order is not None
+        assert isinstance(found, OrderedSchedule)
         assert "critical path on 2 streams: 2.00 times as fast as one stream" in said[0]
     else:
         assert found is None
@@ -192,7 +196,10 @@ def test_what_cannot_be_captured_has_no_strategy() -> None:
 def test_policies_that_a_learner_cannot_run_by_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     device, plan = on_fake()
     races = made_up(monkeypatch, lambda name: 1.0)
-    good, bad = Policy("one stream", Schedule((1,), order=((0,),)), Timeline()), Schedule((1, 1), order=((0,), (1,)))
+    good, bad = (
+        Policy("one stream", OrderedSchedule((1,), order=((0,),)), Timeline()),
+        OrderedSchedule((1, 1), order=((0,), (1,))),
+    )
     monkeypatch.setattr(module, "device_policies", lambda *_: [good, Policy("of others", bad, Timeline())])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

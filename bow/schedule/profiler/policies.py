@@ -1,26 +1,25 @@
-"""The policies that can run a step: one schedule each, made from what operators cost."""
+"""The policies that can run a step: one schedule each, made from what operators cost, alone and side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from bow.devices import available_cores, physical_first
 from bow.devices.topology import read_topology
-from bow.runtime.issue import operators_of
-from bow.schedule import Schedule, Timeline
+from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
+from bow.schedule.profiler.bound_step import BoundStep
+from bow.schedule.profiler.measuring import REPEATS, measure_schedule
 from bow.schedule.profiler.profile import Profile
-from bow.schedule.profiler.subject import Subject
 from bow.schedule.scheduler import (
     CacheTimes,
     CoRunScheduler,
-    Disturbances,
+    DecisionRecorder,
+    Interference,
     ListScheduler,
-    Recorder,
-    Scheduler,
-    Start,
+    OperatorScheduler,
     critical_path,
     held_by_core,
-    kept_apart,
+    separation,
 )
 from bow.schedule.simulator import simulate_operators
 
@@ -33,17 +32,11 @@ STRATEGIES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A way of running a step.
-
-    Attributes:
-        name: for people.
-        schedule: what carries it out.
-        predicted: the simulated timeline.
-    """
+    """A way of running a step."""
 
     name: str
     schedule: Schedule
-    predicted: Timeline
+    predicted: Timeline  # simulated
 
     @property
     def is_sequential(self) -> bool:
@@ -51,7 +44,7 @@ class Policy:
         return len(self.schedule.threads) == 1
 
 
-def make_policies(subject: Subject, profile: Profile, cores: int) -> list[Policy]:
+def make_policies(step: BoundStep, profile: Profile, cores: int) -> list[Policy]:
     """Every policy that bow knows, for a step on so many cores.
 
     * sequential: one executor, with each number of threads;
@@ -61,9 +54,9 @@ def make_policies(subject: Subject, profile: Profile, cores: int) -> list[Policy
     * strategies 1 to 3 of Liu et al., their decisions reused from step to step.
     """
     return [
-        *_sequential(subject, profile),
-        *_uniform(subject, profile, cores),
-        *(strategy_policy(subject, profile, cores, number) for number in STRATEGIES),
+        *_sequential(step, profile),
+        *_uniform(step, profile, cores),
+        *(strategy_policy(step, profile, cores, number) for number in STRATEGIES),
     ]
 
 
@@ -78,16 +71,16 @@ def configurations(cores: int) -> list[tuple[int, int]]:
     return [(count, cores // count) for count in sorted({*counts, cores})]
 
 
-def _sequential(subject: Subject, profile: Profile) -> Iterator[Policy]:
+def _sequential(step: BoundStep, profile: Profile) -> Iterator[Policy]:
     for threads in profile.threads:
         times = profile.nanoseconds(threads)
         name = f"sequential, {_count(threads, 'thread')}"
-        scheduler = ListScheduler(subject.dependencies, executors=1, priority=[-index for index in range(len(times))])
-        yield Policy(name, Schedule.sequential(len(times), threads), _simulated(subject, scheduler, times))
+        scheduler = ListScheduler(step.dependencies, executors=1, priority=[-index for index in range(len(times))])
+        yield Policy(name, Schedule.sequential(len(times), threads), _simulated(step, scheduler, times))
 
 
-def _uniform(subject: Subject, profile: Profile, cores: int) -> Iterator[Policy]:
-    before = subject.dependencies
+def _uniform(step: BoundStep, profile: Profile, cores: int) -> Iterator[Policy]:
+    before = step.dependencies
     for executors, threads in configurations(cores):
         if executors == 1:
             continue
@@ -95,43 +88,78 @@ def _uniform(subject: Subject, profile: Profile, cores: int) -> Iterator[Policy]
         levels = [round(level) for level in critical_path(before, times).levels]
         shape = f"{executors} executors of {_count(threads, 'thread')}"
         teams = (threads,) * executors
-        queue = _simulated(subject, ListScheduler(before, executors), times)
-        yield Policy(f"first come, {shape}", Schedule(teams, first_come=True), queue)
-        first = _simulated(subject, ListScheduler(before, executors, levels), times)
-        yield Policy(f"critical path, {shape}", Schedule(teams, priority=tuple(levels)), first)
+        queue = _simulated(step, ListScheduler(before, executors), times)
+        yield Policy(f"first come, {shape}", FirstComeSchedule(teams), queue)
+        first = _simulated(step, ListScheduler(before, executors, levels), times)
+        yield Policy(f"critical path, {shape}", PrioritySchedule(teams, tuple(levels)), first)
         small = tuple(index for index, time in enumerate(times) if time <= SMALL_NS)
         variants = {
-            "small at once": Schedule(teams, priority=tuple(levels), small=small),
-            "stay": Schedule(teams, priority=tuple(levels), stay=True, small=small),
+            "small at once": PrioritySchedule(teams, tuple(levels), small=small),
+            "stay": PrioritySchedule(teams, tuple(levels), stay=True, small=small),
         }
         for name, schedule in variants.items():
             scheduler = ListScheduler(before, executors, levels, stay=schedule.stay, small=small)
-            yield Policy(f"critical path, {name}, {shape}", schedule, _simulated(subject, scheduler, times))
-        recorder = Recorder(ListScheduler(before, executors, levels))
-        repeated = _simulated(subject, recorder, times)
-        order = held_by_core(recorder.turns, executors)
-        yield Policy(f"critical path, fixed order, {shape}", Schedule(teams, order=order), repeated)
+            yield Policy(f"critical path, {name}, {shape}", schedule, _simulated(step, scheduler, times))
+        recorder = DecisionRecorder(ListScheduler(before, executors, levels))
+        repeated = _simulated(step, recorder, times)
+        order = held_by_core(recorder.decisions, executors)
+        yield Policy(f"critical path, fixed order, {shape}", OrderedSchedule(teams, order), repeated)
 
 
 def strategy_policy(
-    subject: Subject,
+    step: BoundStep,
     profile: Profile,
     cores: int,
     number: Literal[1, 2, 3],
-    disturbances: Disturbances | None = None,
+    interference: Interference | None = None,
 ) -> Policy:
     """One of Liu et al.'s strategies, by its decisions in simulated time."""
-    curves, before = profile.curves(), subject.dependencies
-    kinds = [op.kind for op in operators_of(subject.graph)]
-    pairs = frozenset[tuple[str, str]]() if disturbances is None else disturbances.pairs
+    curves, before = profile.curves(), step.dependencies
+    kinds = step.kinds
+    pairs = frozenset[tuple[str, str]]() if interference is None else interference.pairs
     caches = shared_by_neighbours(cores)
     alone = [{threads: time for threads, time in own.items() if threads == 1} for own in curves]
     times = curves if caches is None else CacheTimes(curves, alone, caches)
-    recorder = Recorder(CoRunScheduler(before, times, kinds, cores, strategy=number, disturbances=disturbances))
+    recorder = DecisionRecorder(CoRunScheduler(before, times, kinds, cores, strategy=number, interference=interference))
     predicted = simulate_operators(recorder, lambda start: curves[start.operator][start.threads], names=kinds)
-    order, after = held_by_core(recorder.turns, cores), kept_apart(recorder.turns, before, kinds, pairs)
-    name = f"strategy {number}, disturbing types apart" if pairs else f"strategy {number}"
-    return Policy(name, Schedule((1,) * cores, order=order, after=after), predicted)
+    order, after = held_by_core(recorder.decisions, cores), separation(recorder.decisions, before, kinds, pairs)
+    name = f"strategy {number}, interfering types separate" if pairs else f"strategy {number}"
+    return Policy(name, OrderedSchedule((1,) * cores, order, after), predicted)
+
+
+def policies_here(step: BoundStep, profile: Profile, cores: int, repeats: int = REPEATS) -> list[Policy]:
+    """Every policy of `make_policies`, and strategy 3 with those types separate that interfere on this machine.
+
+    A cost model knows operators that run alone. So strategy 3 is run as it decides by that, and an operator that then
+    takes far longer blames those that ran beside it. What the strategy decides with these types separate is one more
+    policy; there is none where there was no interference. Operators that take no longer than handing them over do not
+    count on either side: their times are noise.
+
+    References:
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
+        2019, section III-D, discussion.
+    """
+    made = make_policies(step, profile, cores)
+    usual = made[-1].schedule
+    assert isinstance(usual, OrderedSchedule)
+    took_ns, timeline = measure_schedule(step, usual, repeats)
+    curves = profile.curves()
+    held = usual.executors_of(len(curves))
+    predicted_ns = [curve[len(own)] for curve, own in zip(curves, held, strict=True)]
+    found = observed(step.kinds, predicted_ns, took_ns, timeline)
+    return [*made, strategy_policy(step, profile, cores, 3, found)] if found.pairs else made
+
+
+def observed(
+    kinds: Sequence[str], predicted_ns: Sequence[int], took_ns: Sequence[int], timeline: Timeline
+) -> Interference:
+    """The types that interfered with each other."""
+    found = Interference(kinds)
+    large = {operator for operator, time in enumerate(predicted_ns) if time > SMALL_NS}
+    for operator, others in _beside(timeline).items():
+        if operator in large:
+            found.observe(operator, predicted_ns[operator], took_ns[operator], others & large)
+    return found
 
 
 def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:
@@ -147,13 +175,22 @@ def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:
     return caches if each_a_core and in_pairs else None
 
 
-def _simulated(subject: Subject, scheduler: Scheduler, times: Sequence[int]) -> Timeline:
-    kinds = [op.kind for op in operators_of(subject.graph)]
+def _beside(timeline: Timeline) -> Mapping[int, set[int]]:
+    """By operator: those that ran at some time while it ran."""
+    found: dict[int, set[int]] = {}
+    running: dict[int, int] = {}  # by operator: its end
+    for span in sorted(timeline.spans, key=lambda span: span.start_ns):
+        operator = int(span.details["operator"])
+        running = {other: end for other, end in running.items() if end > span.start_ns}
+        found[operator] = set(running)
+        for other in running:
+            found[other].add(operator)
+        running[operator] = span.end_ns
+    return found
 
-    def duration(start: Start) -> int:
-        return times[start.operator]
 
-    return simulate_operators(scheduler, duration, names=kinds)
+def _simulated(step: BoundStep, scheduler: OperatorScheduler, times: Sequence[int]) -> Timeline:
+    return simulate_operators(scheduler, lambda start: times[start.operator], names=step.kinds)
 
 
 def _count(number: int, what: str) -> str:

@@ -1,31 +1,40 @@
-"""What operators take, by number of threads."""
+"""What operators take, by number of threads, and a cache of it on disk."""
 
-import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from bow.errors import ScheduleError
+import torch
 
-FORMAT = "bow profile"
-VERSION = 1
+from bow.compiling import cache_folder
+from bow.devices import available_cores, processor
+from bow.errors import ScheduleError
+from bow.files import JsonFormat, cache_json, cached_json
+from bow.graph import Operator, StepGraph
+from bow.graph.operator import Ref, map_refs
+from bow.runtime.native import content_hash
+
+FORMAT = JsonFormat(
+    "bow profile",
+    version=1,
+    subject="the profile",
+    writer="Profile.to_json",
+    remedy="measure again",
+    refusal=ScheduleError,
+)
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """How long an operator takes.
-
-    Attributes:
-        median_s: seconds.
-        spread_s: between the quartiles.
-        repeats: how often it was measured.
-    """
+    """How long an operator takes."""
 
     median_s: float
-    spread_s: float
-    repeats: int
+    spread_s: float  # between the quartiles
+    repeats: int  # how often it was measured
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "OperatorTime":
@@ -51,12 +60,6 @@ class OperatorTime:
 class Profile:
     """What every operator of a step graph takes on one machine.
 
-    Attributes:
-        names: by operator: what it is, such as `aten.mm.default`.
-        modules: by operator: the module that it belongs to.
-        times: by number of threads, by operator.
-        hardware: the machine and the versions.
-
     Raises:
         ScheduleError: not every operator has a module, or a time for every number of threads.
 
@@ -67,10 +70,10 @@ class Profile:
         ((1, 2), [2000], [{1: 3000, 2: 2000}])
     """
 
-    names: tuple[str, ...]
-    modules: tuple[str, ...]
-    times: Mapping[int, tuple[OperatorTime, ...]]
-    hardware: str
+    names: tuple[str, ...]  # by operator: what it is, such as `aten.mm.default`
+    modules: tuple[str, ...]  # by operator: the module that it belongs to
+    times: Mapping[int, tuple[OperatorTime, ...]]  # by number of threads, by operator
+    hardware: str  # the machine and the versions
 
     def __post_init__(self) -> None:
         for count in map(len, (self.modules, *self.times.values())):
@@ -112,21 +115,72 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as JSON, with a version."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
+        return FORMAT.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Profile":
         """The profile that `to_json` wrote."""
-        try:
-            read: Any = json.loads(text)
-            is_profile = (read["format"], read["version"]) == (FORMAT, VERSION)
-            times = {int(n): tuple(OperatorTime.read(**time) for time in own) for n, own in read["times"].items()}
-            parts = tuple(map(str, read["names"])), tuple(map(str, read["modules"])), times, str(read["hardware"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ScheduleError(f"the profile is damaged ({type(error).__name__}: {error}); measure again") from error
-        if not is_profile:
-            raise ScheduleError(f'the text is not a "{FORMAT}" of version {VERSION}; measure again')
-        return cls(*parts)
+        return FORMAT.loads(
+            text,
+            lambda read: cls(
+                tuple(map(str, read["names"])),
+                tuple(map(str, read["modules"])),
+                {int(n): tuple(OperatorTime.read(**time) for time in own) for n, own in read["times"].items()},
+                str(read["hardware"]),
+            ),
+        )
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.threads)) or "none"
+
+
+def hardware(runtime: str) -> str:
+    """What times depend on besides operators: processor, cores, torch and its settings, and what has run them.
+
+    Cores are named, because two hardware threads of one are not two cores. Threads that wait for work spin or sleep,
+    and products of matrices are exact or not, as torch has been told.
+    """
+    cores = ",".join(map(str, available_cores()))
+    waiting = os.environ.get("OMP_WAIT_POLICY", "by default").lower()
+    precision = torch.get_float32_matmul_precision()
+    settings = f"threads wait {waiting}, matmul {precision}, oneDNN {torch.backends.mkldnn.enabled}"
+    return f"{processor()}, cores {cores}, torch {torch.__version__}, {settings}, {runtime}"
+
+
+def signature(operator: Operator, graph: StepGraph) -> str:
+    """What an operator's time depends on: its kind, the shapes and layouts that it reads, and its other arguments."""
+
+    def described(ref: Ref) -> str:
+        spec = graph.values[ref.value]
+        return f"{str(spec.dtype).removeprefix('torch.')}{list(spec.shape)}{list(spec.strides)}"
+
+    arguments = map_refs(described, operator.arguments)
+    keywords = {name: map_refs(described, value) for name, value in sorted(operator.keywords.items())}
+    return f"{operator.kind} {arguments} {keywords}"
+
+
+class ProfileCache:
+    """Times by (signature, threads), in one file for each kind of machine.
+
+    Args:
+        hardware: see `hardware`.
+        folder: where the files lie; None: in bow's cache.
+    """
+
+    def __init__(self, hardware: str, folder: Path | None = None) -> None:
+        self._path = (folder or cache_folder() / "profiles") / f"{content_hash(hardware)}.json"
+        self._hardware = hardware
+
+    def read(self) -> dict[tuple[str, int], OperatorTime]:
+        """Everything that is known; what is damaged is as good as nothing."""
+        return cached_json(self._path, _read_times) or {}
+
+    def write(self, times: Mapping[tuple[str, int], OperatorTime]) -> None:
+        """Add times to the file; where it cannot be written, they are measured again another time."""
+        merged = {**self.read(), **times}
+        rows = [[name, n, time.median_s, time.spread_s, time.repeats] for (name, n), time in sorted(merged.items())]
+        cache_json(self._path, {"hardware": self._hardware, "times": rows})
+
+
+def _read_times(content: Any) -> dict[tuple[str, int], OperatorTime]:
+    return {(str(name), int(threads)): OperatorTime.read(*time) for name, threads, *time in content["times"]}

@@ -1,22 +1,22 @@
-"""What profiling and comparing has found, as tables for people."""
+"""What profiling and comparing has found, as tables."""
 
 from collections.abc import Sequence
 
 from rich.table import Table
 
-from bow.schedule.profiler.compare import Comparison
+from bow.schedule.profiler.compare import Comparison, Symmetric
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.profiler.profile import Profile
-from bow.schedule.profiler.symmetric import Symmetric
 from bow.schedule.scheduler import CriticalPath
-from bow.schedule.scheduler.threads_of import best_threads
+from bow.schedule.scheduler.thread_counts import best_threads
+from bow.tables import terminal_table
 
 LONGEST = 10
 
 
 def step_table(profile: Profile) -> Table:
     """The whole step by number of threads, operators one after another."""
-    table = _table("The step, operators one after another", "threads", "ms", "fastest operators")
+    table = terminal_table("The step, operators one after another", "threads", "ms", "fastest operators")
     curves = profile.curves()
     best = [best_threads(curve) for curve in curves]
     for threads in profile.threads:
@@ -27,7 +27,9 @@ def step_table(profile: Profile) -> Table:
 
 def symmetric_table(found: Symmetric) -> Table:
     """The step by number of executors, all with equally many threads; the best in bold."""
-    table = _table("The step on executors of equally many threads, critical path first", "executors x threads", "ms")
+    table = terminal_table(
+        "The step on executors of equally many threads, critical path first", "executors x threads", "ms"
+    )
     for pair in found.seconds:
         executors, threads = pair
         style = "bold" if pair == found.best else None
@@ -39,7 +41,7 @@ def longest_table(profile: Profile, found: Symmetric | None = None, count: int =
     """The operators that take longest, by number of threads, and in the best symmetric configuration where known."""
     columns = [f"{threads} thr., ms" for threads in profile.threads]
     beside = [] if found is None else [f"in {found.best[0]} x {found.best[1]}, ms"]
-    table = _table(f"The {count} longest operators", "operator", "module", *columns, "spread", *beside)
+    table = terminal_table(f"The {count} longest operators", "operator", "module", *columns, "spread", *beside)
     first = profile.threads[0]
     for index in profile.longest(count, first):
         times = [profile.times[threads][index] for threads in profile.threads]
@@ -56,7 +58,7 @@ def path_table(path: CriticalPath, profile: Profile, count: int = LONGEST) -> Ta
         f"The critical path: {len(path.path)} of {len(profile.names)} operators, {_ms(path.length)} of "
         f"{_ms(path.total)} ms, parallelism {path.parallelism:.2f}"
     )
-    table = _table(title, "operator", "module", "ms")
+    table = terminal_table(title, "operator", "module", "ms")
     times = profile.nanoseconds(1)
     longest = set(sorted(path.path, key=lambda index: -times[index])[:count])
     for index in (index for index in path.path if index in longest):
@@ -67,7 +69,7 @@ def path_table(path: CriticalPath, profile: Profile, count: int = LONGEST) -> Ta
 def policy_table(policies: Sequence[Policy], comparison: Comparison | None = None) -> Table:
     """Every policy, simulated, and where it was timed, measured."""
     measured = ("measured ms", "over the best sequential") if comparison is not None else ()
-    table = _table("A step by policy", "policy", "simulated ms", *measured)
+    table = terminal_table("A step by policy", "policy", "simulated ms", *measured)
     for policy in policies:
         row = [policy.name, _ms(policy.predicted.makespan * 1e9)]
         if comparison is not None:
@@ -81,17 +83,12 @@ def before_after_table(
     profile: Profile, before: Sequence[int], after: Sequence[int], names: tuple[str, str], count: int = LONGEST
 ) -> Table:
     """The longest operators under two policies (Liu et al., Table VI)."""
-    table = _table(f"The {count} longest operators", "operator", "module", *(f"{name}, ms" for name in names), "ratio")
+    table = terminal_table(
+        f"The {count} longest operators", "operator", "module", *(f"{name}, ms" for name in names), "ratio"
+    )
     for index in sorted(range(len(before)), key=lambda index: -before[index])[:count]:
         ratio = f"{before[index] / max(after[index], 1):.2f}"
         table.add_row(profile.names[index], profile.modules[index], _ms(before[index]), _ms(after[index]), ratio)
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for position, column in enumerate(columns):
-        table.add_column(column, header_style="dim", overflow="fold", justify="left" if position == 0 else "right")
     return table
 
 

@@ -8,17 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hold:
-    """What an operator has while it runs.
+    """What an operator has while it runs."""
 
-    Attributes:
-        cores: those that it holds, ascending; for a second hardware thread, the one core that it belongs to.
-        ends_ns: when it is predicted to be over.
-        sibling: it has a second hardware thread, and holds no core.
-    """
-
-    cores: tuple[int, ...]
-    ends_ns: int
-    sibling: bool
+    cores: tuple[int, ...]  # those that it holds, ascending; for a second hardware thread, the core that it belongs to
+    ends_ns: int  # predicted
+    sibling: bool  # it has a second hardware thread, and holds no core
 
 
 class Cores:
@@ -62,13 +56,13 @@ class Cores:
             len(hold.cores) == self.num_cores for hold in self.holds.values() if not hold.sibling
         )
 
-    def choose(self, threads: int, apart: bool = False) -> tuple[int, ...]:
+    def choose(self, threads: int, separate: bool = False) -> tuple[int, ...]:
         """Idle cores for an operator, ascending: those with the lowest numbers where caches do not count.
 
         Example:
             >>> cores = Cores(6, caches=(0, 0, 1, 1, 2, 2))
             >>> _ = cores.hold(0, (0,), ends_ns=9)
-            >>> cores.choose(2), cores.choose(2, apart=True)
+            >>> cores.choose(2), cores.choose(2, separate=True)
             ((2, 3), (1, 2))
         """
         if self._caches is None:
@@ -78,7 +72,7 @@ class Cores:
         ranked = []
         for core in self._idle:
             cache = self._caches[core]
-            rank = (earlier[cache], idle_of[cache]) if apart else (-idle_of[cache], cache)
+            rank = (earlier[cache], idle_of[cache]) if separate else (-idle_of[cache], cache)
             earlier[cache] += 1
             ranked.append((rank, core))
         return tuple(sorted(core for _, core in sorted(ranked)[:threads]))

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bow.errors import ScheduleError
-from bow.schedule.scheduler.cache_times import CacheTimes
 from bow.schedule.scheduler.cores import Cores
-from bow.schedule.scheduler.disturbance import Disturbances, pair
-from bow.schedule.scheduler.progress import Progress
-from bow.schedule.scheduler.start import Start
-from bow.schedule.scheduler.threads_of import Times, best_threads, candidates, threads_by_kind
+from bow.schedule.scheduler.dependencies import ReadyOperators
+from bow.schedule.scheduler.interference import Interference, pair
+from bow.schedule.scheduler.protocol import Start
+from bow.schedule.scheduler.thread_counts import CacheTimes, Times, best_threads, candidates, threads_by_kind
 
 Strategy: TypeAlias = Literal[1, 2, 3, 4]
 """How far the strategies of Liu et al. are applied, each on top of those before."""
@@ -27,7 +26,7 @@ class _Choice:
 
 
 @dataclass
-class _Run:
+class _RunningOperator:
     started_ns: int
     predicted_ns: int
     beside: set[int] = field(default_factory=set)
@@ -54,10 +53,10 @@ class CoRunScheduler:
 
     Remaining times are predicted ones: what takes longer than predicted has nothing left, and nothing fits beside it.
 
-    Operators whose types have disturbed each other in an earlier step are kept apart. The scheduler itself observes how
-    long operators take; whoever repeats its decisions may observe as well.
+    Operators whose types have interfered in an earlier step are kept separate. The scheduler itself observes how long
+    operators take; a runtime that repeats its decisions may observe as well.
 
-    Where caches count, an operator's threads sit side by side or apart, as it is predicted to be faster and as far as
+    Where caches count, an operator's threads sit together or separate, as it is predicted to be faster and as far as
     idle cores allow, and whether it fits is decided by its time on those cores. The paper counts idle cores alone: in
     its own example 18 threads that share no cache find room on 20 idle cores, which have 10 caches. Here they share
     them, and take as long as they take so.
@@ -74,7 +73,7 @@ class CoRunScheduler:
         narrow: beyond the paper, in strategy 3: rather than wait, the operator that takes longest starts on the cores
             that are idle, however far its number of threads is from strategy 2's, if it is predicted to be over no
             later than if it waited for what runs.
-        disturbances: what was observed, kept from step to step; None: nothing is.
+        interference: what was observed, kept from step to step; None: nothing is.
 
     Raises:
         ScheduleError: arguments that do not fit each other.
@@ -101,13 +100,13 @@ class CoRunScheduler:
         *,
         hardware_threads: int = 1,
         narrow: bool = False,
-        disturbances: Disturbances | None = None,
+        interference: Interference | None = None,
     ) -> None:
         self._by_cache = times if isinstance(times, CacheTimes) else None
         if isinstance(times, CacheTimes):
             times.check(cores)
             times = times.least
-        _check(len(dependencies), times, kinds, cores, strategy, hardware_threads, disturbances)
+        _check(len(dependencies), times, kinds, cores, strategy, hardware_threads, interference)
         self._strategy = strategy
         self._narrow = narrow
         self._kinds = tuple(kinds)
@@ -115,8 +114,8 @@ class CoRunScheduler:
         self._times = [_usable(operator, own, cores) for operator, own in enumerate(times)]
         self._usual = self._usual_threads()
         self._candidates = [sorted(candidates(own)) for own in self._times]
-        self._disturbances = disturbances
-        self._progress = Progress(dependencies)
+        self._interference = interference
+        self._progress = ReadyOperators(dependencies)
         self._begin()
 
     @property
@@ -131,7 +130,7 @@ class CoRunScheduler:
         return self._decide(now_ns)
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """Hear that an operator has finished, and say what can be run now."""
+        """An operator has finished; what can be run now."""
         self._cores.release(operator)
         self._observe(operator, now_ns)
         self._ready.update(dict.fromkeys(self._progress.finish(operator)))
@@ -140,8 +139,8 @@ class CoRunScheduler:
     def _begin(self) -> None:
         self._ready: dict[int, None] = {}  # as they became ready
         self._cores = Cores(self._num_cores, None if self._by_cache is None else self._by_cache.caches)
-        self._runs: dict[int, _Run] = {}
-        self._avoided = frozenset[tuple[str, str]]() if self._disturbances is None else self._disturbances.pairs
+        self._runs: dict[int, _RunningOperator] = {}
+        self._avoided = frozenset[tuple[str, str]]() if self._interference is None else self._interference.pairs
 
     def _usual_threads(self) -> list[int]:
         """By operator: strategy 1's or 2's number of threads."""
@@ -169,7 +168,7 @@ class CoRunScheduler:
         held = () if choice.sibling else self._cores_for(operator, threads)
         predicted_ns = self._time_on(operator, held) if held else self._times[operator][threads]
         others = set(self._runs)
-        self._runs[operator] = _Run(now_ns, predicted_ns, others)
+        self._runs[operator] = _RunningOperator(now_ns, predicted_ns, others)
         for other in others:
             self._runs[other].beside.add(operator)
         if choice.sibling:
@@ -181,7 +180,7 @@ class CoRunScheduler:
     def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
         """Those of the idle cores that suit it."""
         return self._cores.choose(
-            threads, self._by_cache is not None and self._by_cache.is_better_apart(operator, threads)
+            threads, self._by_cache is not None and self._by_cache.is_better_separate(operator, threads)
         )
 
     def _time_on(self, operator: int, cores: tuple[int, ...]) -> int:
@@ -196,9 +195,9 @@ class CoRunScheduler:
         begun = {other for other, each in self._runs.items() if each.started_ns == now_ns}
         for other in begun:  # in the moment in which this one ended: not beside it
             self._runs[other].beside.discard(operator)
-        if self._disturbances is not None:
+        if self._interference is not None:
             took_ns = now_ns - run.started_ns
-            self._disturbances.observe(operator, run.predicted_ns, took_ns, run.beside - begun)
+            self._interference.observe(operator, run.predicted_ns, took_ns, run.beside - begun)
 
     def _next(self, now_ns: int) -> _Choice | None:
         if self._strategy <= 2:
@@ -219,7 +218,7 @@ class CoRunScheduler:
             return None
         for operator in self._ready:
             threads = self._threads_within(operator, until_ns - now_ns)
-            if threads is not None and not self._disturbs(operator):
+            if threads is not None and not self._interferes(operator):
                 return _Choice(operator, threads)
         return None
 
@@ -234,7 +233,7 @@ class CoRunScheduler:
 
     def _longest(self, now_ns: int) -> _Choice | None:
         """Strategy 3, where nothing fits: what takes longest, if it finds idle cores."""
-        calm = [operator for operator in self._ready if not self._disturbs(operator)]
+        calm = [operator for operator in self._ready if not self._interferes(operator)]
         if not calm:
             return None
         operator = max(calm, key=lambda each: self._times[each][self._usual[each]])
@@ -261,14 +260,14 @@ class CoRunScheduler:
         until_ns = self._cores.until_ns
         if until_ns is None or not self._cores.can_share:
             return None
-        calm = [operator for operator in self._ready if not self._disturbs(operator)]
+        calm = [operator for operator in self._ready if not self._interferes(operator)]
         operator = min(calm, key=lambda each: self._times[each][1], default=None)
         if operator is None or self._times[operator][1] > until_ns - now_ns:
             return None
         return _Choice(operator, 1, sibling=True)
 
-    def _disturbs(self, operator: int) -> bool:
-        """Whether its type and that of something that runs are to be kept apart."""
+    def _interferes(self, operator: int) -> bool:
+        """Whether its type and that of something that runs are to be kept separate."""
         kind = self._kinds[operator]
         return bool(self._avoided) and any(pair(kind, self._kinds[other]) in self._avoided for other in self._runs)
 
@@ -292,7 +291,7 @@ def _check(
     cores: int,
     strategy: int,
     hardware_threads: int,
-    disturbances: Disturbances | None,
+    interference: Interference | None,
 ) -> None:
     if cores < 1:
         raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
@@ -303,5 +302,5 @@ def _check(
     for what, given in (("times", times), ("kinds", kinds)):
         if len(given) != num_operators:
             raise ScheduleError(f"{len(given)} {what} for {num_operators} operators; give every operator one")
-    if disturbances is not None and disturbances.kinds != tuple(kinds):
-        raise ScheduleError("the disturbances are those of operators of other types; begin new ones for this graph")
+    if interference is not None and interference.kinds != tuple(kinds):
+        raise ScheduleError("the interference was seen between operators of other types; begin anew for this graph")

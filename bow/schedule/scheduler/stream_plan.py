@@ -9,18 +9,12 @@ START = -1
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A task that is issued.
-
-    Attributes:
-        task: its number.
-        stream: where it is issued.
-        waits: tasks of other streams, or `START`: the stream waits for the end of each first.
-    """
+class IssuedTask:
+    """A task, and where it is issued."""
 
     task: int
     stream: int
-    waits: tuple[int, ...]
+    waits: tuple[int, ...]  # tasks of other streams, or `START`: the stream waits for the end of each first
 
 
 @dataclass(frozen=True)
@@ -32,51 +26,46 @@ class StreamPlan:
     streams only, and only where nothing that it has waited for says that they are over. The waits are those edges
     between streams that the transitive reduction of everything that has to be ordered keeps: none can be left out.
 
-    Attributes:
-        num_streams: how many streams there are.
-        turns: in the order of issue.
-        join: tasks that stream 0 waits for in the end.
-
     Example:
         >>> plan = StreamPlan.of([(0, 0), (1, 1), (1, 2)], {0: (), 1: (0,), 2: (0, 1)}, num_streams=2)
-        >>> [turn.waits for turn in plan.turns], plan.join
+        >>> [issued.waits for issued in plan.tasks], plan.join
         ([(), (0,), ()], (2,))
     """
 
     num_streams: int
-    turns: tuple[Turn, ...]
-    join: tuple[int, ...]
+    tasks: tuple[IssuedTask, ...]  # in the order of issue
+    join: tuple[int, ...]  # tasks that stream 0 waits for in the end
 
     @classmethod
     def of(
         cls, order: Sequence[tuple[int, int]], dependencies: Mapping[int, Collection[int]], num_streams: int
     ) -> "StreamPlan":
         """The plan for tasks in an order."""
-        known = _Knowledge(num_streams)
-        turns = []
+        known = _VectorClocks(num_streams)
+        tasks = []
         for stream, task in order:
-            turns.append(Turn(task, stream, known.still_open(stream, (START, *dependencies[task]))))
-            known.issue(turns[-1])
-        return cls(num_streams, tuple(turns), known.still_open(0, [turn.task for turn in turns]))
+            tasks.append(IssuedTask(task, stream, known.still_open(stream, (START, *dependencies[task]))))
+            known.issue(tasks[-1])
+        return cls(num_streams, tuple(tasks), known.still_open(0, [issued.task for issued in tasks]))
 
     @property
     def awaited(self) -> frozenset[int]:
         """The tasks that some stream waits for: an event stands behind each."""
-        return frozenset({*self.join, *(task for turn in self.turns for task in turn.waits)})
+        return frozenset({*self.join, *(task for issued in self.tasks for task in issued.waits)})
 
     def releases(self, allocations: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Which memory can go back behind which turn.
+        """Which memory can go back behind which task.
 
-        Memory goes back to the stream that allocated it, whose next task may be given it without waiting for anybody.
-        So this stream has to know by then that all others are through with it.
+        Memory goes back to the stream that allocated it, whose next task may be given it without waiting.
+        So this stream has to know by then that all others are done with it.
         """
-        known = _Knowledge(self.num_streams)
+        known = _VectorClocks(self.num_streams)
         clocks: list[list[tuple[int, ...]]] = [[] for _ in range(self.num_streams)]
         positions: list[list[int]] = [[] for _ in range(self.num_streams)]
-        for position, turn in enumerate(self.turns):
-            clocks[turn.stream].append(known.issue(turn))
-            positions[turn.stream].append(position)
-        released: list[list[int]] = [[] for _ in self.turns]
+        for position, issued in enumerate(self.tasks):
+            clocks[issued.stream].append(known.issue(issued))
+            positions[issued.stream].append(position)
+        released: list[list[int]] = [[] for _ in self.tasks]
         for allocation, uses in enumerate(allocations):
             stream = known.stream_of(uses[0])
             first = bisect.bisect_left(clocks[stream], True, key=lambda clock: known.all_over(uses, clock))
@@ -85,22 +74,22 @@ class StreamPlan:
         return released
 
 
-class _Knowledge:
+class _VectorClocks:
     """What every stream knows to be over, as vector clocks: by stream, how many of its tasks."""
 
     def __init__(self, num_streams: int) -> None:
         self._clocks = [(0,) * num_streams for _ in range(num_streams)]
         self._ends: dict[int, tuple[int, int]] = {}  # by task: its stream, and how manieth it is there
-        self._behind: dict[int, tuple[int, ...]] = {}  # by task: what who waits for it knows
-        self.issue(Turn(START, 0, ()))
+        self._behind: dict[int, tuple[int, ...]] = {}  # by task: what a stream that waits for it knows
+        self.issue(IssuedTask(START, 0, ()))
 
-    def issue(self, turn: Turn) -> tuple[int, ...]:
+    def issue(self, issued: IssuedTask) -> tuple[int, ...]:
         """A stream waits and is given its next task; what it knows from then on."""
-        own, *others = self._clocks[turn.stream], *(self._behind[task] for task in turn.waits)
+        own, *others = self._clocks[issued.stream], *(self._behind[task] for task in issued.waits)
         clock = [max(counts) for counts in zip(own, *others, strict=True)]
-        clock[turn.stream] += 1
-        self._ends[turn.task] = turn.stream, clock[turn.stream]
-        self._behind[turn.task] = self._clocks[turn.stream] = tuple(clock)
+        clock[issued.stream] += 1
+        self._ends[issued.task] = issued.stream, clock[issued.stream]
+        self._behind[issued.task] = self._clocks[issued.stream] = tuple(clock)
         return tuple(clock)
 
     def still_open(self, stream: int, tasks: Iterable[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 import bow
 from bow.engines.cuda.results import SLOTS
 from bow.engines.live_check import LiveCheck
-from bow.schedule import Schedule
+from bow.schedule import OrderedSchedule, Schedule
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
 from tests.engines.cuda.trainings import ENGINES, SGD, batch, model, round_of, training
 
@@ -98,7 +98,9 @@ def spread_over(streams: int) -> Schedule:
     """Every operator on another stream than the one before it."""
     graph = bow.capture(model(), batch(0), torch.nn.functional.cross_entropy)
     count = len(graph.operators)
-    return Schedule((1,) * streams, order=tuple(tuple(range(stream, count, streams)) for stream in range(streams)))
+    return OrderedSchedule(
+        (1,) * streams, order=tuple(tuple(range(stream, count, streams)) for stream in range(streams))
+    )
 
 
 @pytest.mark.filterwarnings("ignore")

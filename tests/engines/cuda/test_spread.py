@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
+from benchmarks.gpu.branches import branch_schedule
 from bow.data import open_stream
 from bow.engines import Stacked, TaskSettings, step_from_loss
 from bow.engines.cuda import CudaGraphs, DeviceRoundLoop
 from bow.engines.cuda.learner import SpreadTask
 from bow.errors import CaptureError, DataError, DeviceMemoryError, GraphError, SettingError
 from bow.replicas import LearnerGroup, prepare_template
-from bow.runtime import StreamRuntime, branch_schedule
+from bow.runtime import StreamRuntime
 from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of
-from bow.schedule import Schedule
+from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler import critical_path
 from bow.testing import FakeDevice
 from tests.engines.cuda.trainings import ADAMW, LEARNERS, SGD, batch, model, round_of, training
@@ -42,7 +43,7 @@ def dealt(graph: Any, num_streams: int = 3, seed: int = 1) -> Schedule:
     lanes: list[list[int]] = [[] for _ in range(num_streams)]
     for operator in operators_of(graph):
         draw.choice(lanes).append(operator.index)
-    return Schedule((1,) * num_streams, order=tuple(map(tuple, lanes)))
+    return OrderedSchedule((1,) * num_streams, order=tuple(map(tuple, lanes)))
 
 
 def levels(graph: Any) -> tuple[int, ...]:
@@ -186,9 +187,9 @@ def test_dropout_is_repeated_and_differs_between_learners() -> None:
 def test_every_kind_of_schedule_is_carried_out(kind: str) -> None:
     graph = step_graph()
     schedule = {
-        "levels": Schedule((1, 1, 1), priority=levels(graph)),
-        "levels, stay": Schedule((1, 1), priority=levels(graph), stay=True),
-        "first come": Schedule((1, 1, 1), first_come=True),
+        "levels": PrioritySchedule((1, 1, 1), priority=levels(graph)),
+        "levels, stay": PrioritySchedule((1, 1), priority=levels(graph), stay=True),
+        "first come": FirstComeSchedule((1, 1, 1)),
         "branches": branch_schedule(graph, 3),
         "one stream": Schedule.sequential(len(operators_of(graph))),
     }[kind]
@@ -264,7 +265,7 @@ def test_a_value_in_python_that_changes_is_captured_anew() -> None:
 
 
 def test_a_schedule_of_other_operators_is_left_out_and_the_user_hears_of_it() -> None:
-    with trainings(model, Schedule((1, 1), order=((0,), (1,)))) as pair:
+    with trainings(model, OrderedSchedule((1, 1), order=((0,), (1,)))) as pair:
         with pytest.warns(UserWarning, match="the strategy does not fit .*never runs.* run one after another"):
             pair.round(round_of(0))
         for t in range(1, 4):
@@ -287,7 +288,7 @@ def test_a_step_that_is_no_step_graph_is_captured_as_it_is() -> None:
             made: Tensor = self.layer(inputs)
             return made
 
-    with trainings(Counting, Schedule((1, 1), order=((0,), (1,)))) as pair:
+    with trainings(Counting, OrderedSchedule((1, 1), order=((0,), (1,)))) as pair:
         with pytest.warns(UserWarning, match="the strategy does not fit .*neither a buffer nor an input"):
             pair.round(round_of(0))
         pair.round(round_of(1))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.runtime.issue import operators_of
-from bow.schedule.profiler import OperatorTime, Profile, Subject
+from bow.schedule.profiler import BoundStep, OperatorTime, Profile
 
 
 class Branches(nn.Module):
@@ -22,12 +22,12 @@ class Branches(nn.Module):
 
 
 @functools.cache
-def branches() -> Subject:
+def branches() -> BoundStep:
     torch.manual_seed(0)
-    return Subject.of(Branches(), (torch.randn(4, 6), torch.randn(4, 5)), nn.functional.mse_loss)
+    return BoundStep.of(Branches(), (torch.randn(4, 6), torch.randn(4, 5)), nn.functional.mse_loss)
 
 
-def made_up(subject: Subject, threads: tuple[int, ...] = (1, 2)) -> Profile:
+def made_up(subject: BoundStep, threads: tuple[int, ...] = (1, 2)) -> Profile:
     """Times as nobody measured them: an operator's grow with its number, and two threads help every other one."""
     operators = operators_of(subject.graph)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.schedule.profiler import OperatorTime
-from bow.schedule.profiler.cache import Cache, hardware, signature
+from bow.schedule.profiler.profile import ProfileCache, hardware, signature
 
 TIME = OperatorTime(1.5e-6, 1e-7, 20)
 
@@ -53,19 +53,19 @@ def test_another_shape_layout_type_or_constant_is_another_operator(change: dict[
 
 
 def test_times_are_found_again_and_added_to(tmp_path: Path) -> None:
-    cache = Cache("a machine", tmp_path / "new")
+    cache = ProfileCache("a machine", tmp_path / "new")
     assert cache.read() == {}
     cache.write({("mm", 1): TIME})
     cache.write({("mm", 2): TIME, ("relu", 1): OperatorTime(2e-6, 0.0, 3)})
     cache.write({("relu", 1): TIME})
-    assert Cache("a machine", tmp_path / "new").read() == {("mm", 1): TIME, ("mm", 2): TIME, ("relu", 1): TIME}
+    assert ProfileCache("a machine", tmp_path / "new").read() == {("mm", 1): TIME, ("mm", 2): TIME, ("relu", 1): TIME}
     (file,) = (tmp_path / "new").iterdir()
     assert file.suffix == ".json"
 
 
 def test_another_machine_has_times_of_its_own(tmp_path: Path) -> None:
-    Cache("a machine", tmp_path).write({("mm", 1): TIME})
-    assert Cache("another", tmp_path).read() == {}
+    ProfileCache("a machine", tmp_path).write({("mm", 1): TIME})
+    assert ProfileCache("another", tmp_path).read() == {}
 
 
 def test_what_times_depend_on_besides_operators_is_named() -> None:
@@ -74,7 +74,7 @@ def test_what_times_depend_on_besides_operators_is_named() -> None:
 
 
 def test_a_name_that_is_none_is_no_reason_to_fail(tmp_path: Path) -> None:
-    cache = Cache("a machine", tmp_path)
+    cache = ProfileCache("a machine", tmp_path)
     cache.write({("mm", 1): TIME})
     (file,) = tmp_path.iterdir()
     file.write_bytes(b'{"times": [[7, 1, 0.5, 0.1, 3]]}')
@@ -85,7 +85,7 @@ def test_a_name_that_is_none_is_no_reason_to_fail(tmp_path: Path) -> None:
 def test_other_cores_and_other_ways_to_compute_are_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = hardware("native runtime")
     with monkeypatch.context() as patched:
-        patched.setattr("bow.schedule.profiler.cache.available_cores", lambda: (5, 77))
+        patched.setattr("bow.schedule.profiler.profile.available_cores", lambda: (5, 77))
         cores = hardware("native runtime")
     with monkeypatch.context() as patched:
         patched.setenv("OMP_WAIT_POLICY", "ACTIVE" if "active" not in usual else "PASSIVE")
@@ -97,7 +97,7 @@ def test_other_cores_and_other_ways_to_compute_are_another_machine(monkeypatch: 
 
 
 def test_caches_lie_in_the_folder_for_everything_that_is_kept(cache: Path) -> None:
-    Cache("a machine").write({("mm", 1): TIME})
+    ProfileCache("a machine").write({("mm", 1): TIME})
     assert [path.parent for path in cache.rglob("*.json")] == [cache / "profiles"]
 
 
@@ -123,7 +123,7 @@ def test_caches_lie_in_the_folder_for_everything_that_is_kept(cache: Path) -> No
     ],
 )
 def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, text: bytes) -> None:
-    cache = Cache("a machine", tmp_path)
+    cache = ProfileCache("a machine", tmp_path)
     cache.write({("mm", 1): TIME})
     (file,) = tmp_path.iterdir()
     file.write_bytes(text)
@@ -134,13 +134,13 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(tmp_path: Path, text:
 
 def test_a_folder_that_cannot_be_made_costs_nothing_but_measuring_again(tmp_path: Path) -> None:
     (tmp_path / "occupied").write_text("a file")
-    cache = Cache("a machine", tmp_path / "occupied")
+    cache = ProfileCache("a machine", tmp_path / "occupied")
     cache.write({("mm", 1): TIME})
     assert cache.read() == {}
 
 
 def test_what_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
-    cache = Cache("a machine", tmp_path)
+    cache = ProfileCache("a machine", tmp_path)
     cache.write({("mm", 1): TIME})
     (file,) = tmp_path.iterdir()
     file.unlink()

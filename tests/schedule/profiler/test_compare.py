@@ -9,16 +9,16 @@ from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError
-from bow.schedule import Schedule, Timeline
-from bow.schedule.profiler import Comparison, Policy, Subject, compare, make_policies
+from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule, Timeline
+from bow.schedule.profiler import BoundStep, Comparison, Policy, compare, make_policies
 from bow.schedule.scheduler import critical_path
 
 PATH = critical_path([(), (0,)], [1, 1])
 
 ONE = Policy("one thread", Schedule.sequential(2, 1), Timeline())
 TWO = Policy("two threads", Schedule.sequential(2, 2), Timeline())
-QUEUE = Policy("queue", Schedule((1, 1), first_come=True), Timeline())
-ORDER = Policy("order", Schedule((1, 1), order=((0,), (1,))), Timeline())
+QUEUE = Policy("queue", FirstComeSchedule((1, 1)), Timeline())
+ORDER = Policy("order", OrderedSchedule((1, 1), order=((0,), (1,))), Timeline())
 
 
 def found(again: Mapping[str, tuple[float, ...]] | None = None, **seconds: tuple[float, ...]) -> Comparison:
@@ -35,7 +35,7 @@ def test_the_best_is_that_of_the_least_median() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "chosen", "verdict"),
+    ("seconds", "chosen", "summary"),
     [
         (0.9, QUEUE, "queue: 1.11 times as fast as one thread"),
         (0.979, QUEUE, "queue: 1.02 times as fast as one thread"),
@@ -44,10 +44,10 @@ def test_the_best_is_that_of_the_least_median() -> None:
         (1.1, ONE, "one thread: nothing that runs operators side by side is faster"),
     ],
 )
-def test_a_policy_is_chosen_that_wins_by_more_than_two_percent(seconds: float, chosen: Policy, verdict: str) -> None:
+def test_a_policy_is_chosen_that_wins_by_more_than_two_percent(seconds: float, chosen: Policy, summary: str) -> None:
     made = found(one_thread=(1.0,) * 3, queue=(seconds,) * 3)
     assert made.choice is chosen
-    assert made.verdict == verdict
+    assert made.summary == summary
 
 
 def test_ratios_are_those_of_a_turn_so_that_a_busy_machine_meets_both() -> None:
@@ -88,7 +88,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
     calls: list[tuple[list[str], int]] = []
 
     def timed_in_turns(
-        subject: Subject, policies: Sequence[Policy], turns: int, stint_s: float, progress: object = None
+        subject: BoundStep, policies: Sequence[Policy], turns: int, window_s: float, progress: object = None
     ) -> dict[str, tuple[float, ...]]:
         calls.append(([policy.name for policy in policies], turns))
         speeds = {policy.name: 0.5 if policy.name == "sequential, 2 threads" else 0.3 for policy in policies}
@@ -145,9 +145,9 @@ def test_a_real_comparison_times_everybody_in_every_turn() -> None:
     subject, profile = branches(), made_up(branches())
     policies = [policy for policy in make_policies(subject, profile, 2) if policy.schedule.order is not None]
     told: list[str] = []
-    made = compare(subject, profile, policies=policies, turns=2, stint_s=0.0, progress=told.append)
+    made = compare(subject, profile, policies=policies, turns=2, window_s=0.0, progress=told.append)
     assert {name: len(own) for name, own in made.seconds.items()} == {policy.name: 2 for policy in policies}
     assert all(len(own) == 4 and min(own) > 0 for own in made.again.values())
     assert made.best_sequential.name in made.again
     assert told[0] == f"turn 1 of 2, {len(policies)} take part"
-    assert made.choice.name in made.verdict
+    assert made.choice.name in made.summary

@@ -9,7 +9,7 @@ from runtime.test_local import assert_same
 from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
-from bow.schedule import Schedule, Timeline, Topology, manycore, server
+from bow.schedule import OrderedSchedule, Schedule, Timeline, Topology, manycore, server
 from bow.schedule.profiler import Policy, make_policies, policies
 from bow.schedule.profiler.policies import SMALL_NS, configurations, shared_by_neighbours, strategy_policy
 from bow.schedule.scheduler import CoRunScheduler, critical_path
@@ -160,7 +160,7 @@ def test_a_fixed_order_is_that_of_the_simulated_critical_path() -> None:
     asked = named(2, "critical path, 2 executors of 1 thread")
     fixed = named(2, "critical path, fixed order, 2 executors of 1 thread")
     assert fixed.predicted == asked.predicted
-    assert fixed.schedule.order is not None
+    assert isinstance(fixed.schedule, OrderedSchedule)
     for executor, lane in enumerate(fixed.schedule.order):
         own = [span for span in asked.predicted.spans if span.place == f"executor {executor}"]
         assert [int(span.details["operator"]) for span in sorted(own, key=lambda span: span.start_ns)] == list(lane)

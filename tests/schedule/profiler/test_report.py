@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from bow.schedule import Schedule, Span, Timeline
+from bow.schedule import FirstComeSchedule, Schedule, Span, Timeline
 from bow.schedule.profiler import Comparison, OperatorTime, Policy, Profile
 from bow.schedule.profiler.report import before_after_table, longest_table, path_table, policy_table, step_table
 from bow.schedule.scheduler import critical_path
@@ -66,7 +66,7 @@ def policy(name: str, schedule: Schedule, end_ns: int) -> Policy:
 
 
 PLAIN = policy("plain", Schedule.sequential(3), 8_000_000)
-QUEUE = policy("queue", Schedule((1, 1), first_come=True), 7_000_000)
+QUEUE = policy("queue", FirstComeSchedule((1, 1)), 7_000_000)
 
 
 def test_policies_are_listed_with_what_was_simulated() -> None:

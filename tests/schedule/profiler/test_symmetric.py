@@ -10,7 +10,7 @@ from bow.schedule import Schedule, Timeline
 from bow.schedule.profiler import symmetric
 from bow.schedule.profiler.policies import configurations
 
-MODULE = importlib.import_module("bow.schedule.profiler.symmetric")
+MODULE = importlib.import_module("bow.schedule.profiler.compare")
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="several executors need two cores")
@@ -23,7 +23,7 @@ def test_operators_are_measured_in_the_fastest_configuration(monkeypatch: pytest
         measured.append(schedule)
         return list(range(subject.num_operators)), Timeline()
 
-    monkeypatch.setattr(MODULE, "take_turns", lambda contestants, **_: {name: seconds[name] for name in contestants})
+    monkeypatch.setattr(MODULE, "time_in_turns", lambda contestants, **_: {name: seconds[name] for name in contestants})
     monkeypatch.setattr(MODULE, "under", under)
     found = symmetric(subject, profile, cores=2)
     assert found.best == (2, 1)
@@ -36,7 +36,7 @@ def test_operators_are_measured_in_the_fastest_configuration(monkeypatch: pytest
 def test_the_step_is_timed_with_every_number_of_executors() -> None:
     cores = len(available_cores())
     threads = tuple(range(1, cores + 1))
-    found = symmetric(branches(), made_up(branches(), threads), cores, turns=2, stint_s=0.0, repeats=1)
+    found = symmetric(branches(), made_up(branches(), threads), cores, turns=2, window_s=0.0, repeats=1)
     assert list(found.seconds) == configurations(cores)
     assert all(len(own) == 2 and min(own) > 0 for own in found.seconds.values())
     assert min(found.nanoseconds) > 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bow.errors import ScheduleError
 from bow.schedule import Timeline
-from bow.schedule.scheduler import CacheTimes, CoRunScheduler, Disturbances, Start
+from bow.schedule.scheduler import CacheTimes, CoRunScheduler, Interference, Start
 from bow.schedule.simulator import simulate_operators
 from tests.schedule.scheduler.graphs import dependencies, listed, times
 from tests.schedule.scheduler.watching import Event, Moment, Watched, check_carried_out
@@ -330,7 +330,7 @@ def test_types_that_disturb_each_other_are_kept_apart_from_the_next_step_on() ->
         "kinds": ["conv", "pool", "add"],
         "cores": 2,
     }
-    disturbances = Disturbances(case["kinds"], factor=1.5)
+    disturbances = Interference(case["kinds"], factor=1.5)
     scheduler = CoRunScheduler(**case, disturbances=disturbances)
     assert [start.operator for start in scheduler.start(1000)] == [0, 1]
     assert [start.operator for start in scheduler.finished(1, 1140)] == [2]  # 140 instead of 90, beside 0
@@ -343,7 +343,7 @@ def test_types_that_disturb_each_other_are_kept_apart_from_the_next_step_on() ->
 
 
 def test_what_begins_when_another_ends_was_not_beside_it() -> None:
-    disturbances = Disturbances(["a", "b", "c"])
+    disturbances = Interference(["a", "b", "c"])
     scheduler = CoRunScheduler([[], [], [0]], [{1: 10}] * 3, ["a", "b", "c"], cores=2, disturbances=disturbances)
     assert [start.operator for start in scheduler.start()] == [0, 1]
     assert [start.operator for start in scheduler.finished(0, 30)] == [2]
@@ -354,7 +354,7 @@ def test_what_begins_when_another_ends_was_not_beside_it() -> None:
 @settings(max_examples=40)
 @given(CASES, st.data(), st.sampled_from([3, 4]))
 def test_what_has_disturbed_never_runs_together_again(case: dict[str, Any], data: st.DataObject, strategy: Any) -> None:
-    disturbances = Disturbances(case["kinds"], factor=1.2)
+    disturbances = Interference(case["kinds"], factor=1.2)
     scheduler = CoRunScheduler(**case, strategy=strategy, hardware_threads=2, disturbances=disturbances)
     for _ in range(3):
         known = disturbances.pairs
@@ -375,7 +375,7 @@ def test_what_has_disturbed_never_runs_together_again(case: dict[str, Any], data
 @settings(max_examples=40)
 @given(CASES, st.data())
 def test_a_step_observes_who_took_too_long_beside_whom(case: dict[str, Any], data: st.DataObject) -> None:
-    disturbances = Disturbances(case["kinds"], factor=2)
+    disturbances = Interference(case["kinds"], factor=2)
     watched = Watched(CoRunScheduler(**case, disturbances=disturbances))
     actual = data.draw(listed(st.integers(1, 90), case["dependencies"]))
     timeline = run(watched, case["times"], actual)
@@ -404,7 +404,7 @@ def test_a_step_observes_who_took_too_long_beside_whom(case: dict[str, Any], dat
             {"strategy": 4, "hardware_threads": 2, "times": [{2: 1}, {2: 2}]},
             r"operator 0 \(add\) has no predicted time for 1 threads",
         ),
-        ({"disturbances": Disturbances(["conv"])}, "those of operators of other types"),
+        ({"disturbances": Interference(["conv"])}, "those of operators of other types"),
     ],
 )
 def test_what_cannot_be_scheduled_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -62,9 +62,9 @@ def is_ordered(before: dict[int, set[int]], dependencies: dict[int, list[int]]) 
 def test_everything_is_ordered_and_no_wait_can_be_left_out(case) -> None:
     order, dependencies, num_streams = case
     plan = StreamPlan.of(order, dependencies, num_streams)
-    assert [(turn.stream, turn.task) for turn in plan.turns] == order
+    assert [(turn.stream, turn.task) for turn in plan.tasks] == order
     tasks = [task for _, task in order]
-    in_order, waits = edges_of(plan.turns, plan.join)
+    in_order, waits = edges_of(plan.tasks, plan.join)
     assert is_ordered(behind(in_order + waits, tasks), dependencies)
     for wait in waits:
         left = [other for other in waits if other != wait]
@@ -76,7 +76,7 @@ def test_everything_is_ordered_and_no_wait_can_be_left_out(case) -> None:
 def test_the_waits_are_the_transitive_reduction_between_streams(case) -> None:
     order, dependencies, num_streams = case
     plan = StreamPlan.of(order, dependencies, num_streams)
-    in_order, waits = edges_of(plan.turns, plan.join)
+    in_order, waits = edges_of(plan.tasks, plan.join)
     tasks = [task for _, task in order]
     needed = {(START, task) for task in tasks} | {(task, END) for task in tasks} | {(START, END)}
     needed |= {(other, task) for task, others in dependencies.items() for other in others}
@@ -105,7 +105,7 @@ def test_memory_goes_back_at_the_first_turn_that_knows_its_uses_to_be_over(case,
     uses = {task: [task, *(reader for reader, others in dependencies.items() if task in others)] for task in tasks}
     allocations = [uses[task] for task in data.draw(st.permutations(tasks))]
     released = plan.releases(allocations)
-    in_order, waits = edges_of(plan.turns, plan.join)
+    in_order, waits = edges_of(plan.tasks, plan.join)
     before = behind(in_order + waits, tasks)
     stream_of = {task: stream for stream, task in order}
     for allocation, used_by in enumerate(allocations):
@@ -119,7 +119,7 @@ def test_memory_goes_back_at_the_first_turn_that_knows_its_uses_to_be_over(case,
 
 def test_a_stream_forks_from_the_start_only_where_no_other_wait_covers_it() -> None:
     plan = StreamPlan.of([(0, 0), (1, 1), (2, 2)], {0: [], 1: [0], 2: []}, num_streams=3)
-    assert [turn.waits for turn in plan.turns] == [(), (0,), (START,)]
+    assert [turn.waits for turn in plan.tasks] == [(), (0,), (START,)]
     assert plan.join == (1, 2)
     assert plan.awaited == {START, 0, 1, 2}
 
@@ -127,13 +127,13 @@ def test_a_stream_forks_from_the_start_only_where_no_other_wait_covers_it() -> N
 def test_a_wait_covers_whatever_was_over_before_the_task_that_it_is_for() -> None:
     order = [(0, 0), (1, 1), (0, 2), (2, 3)]  # 3 waits for 2, which came behind 1 and 0
     plan = StreamPlan.of(order, {0: [], 1: [0], 2: [1], 3: [0, 1, 2]}, num_streams=3)
-    assert [turn.waits for turn in plan.turns] == [(), (0,), (1,), (2,)]
+    assert [turn.waits for turn in plan.tasks] == [(), (0,), (1,), (2,)]
     assert plan.join == (3,)
 
 
 def test_streams_without_work_are_neither_forked_nor_joined() -> None:
     plan = StreamPlan.of([(0, 0), (3, 1)], {0: [], 1: []}, num_streams=4)
-    assert [turn.waits for turn in plan.turns] == [(), (START,)]
+    assert [turn.waits for turn in plan.tasks] == [(), (START,)]
     assert plan.join == (1,)
 
 
@@ -148,6 +148,6 @@ def test_plans_of_long_graphs_are_made_quickly() -> None:
     tasks = range(3000)
     dependencies = {task: [other for other in (task - 1, task - 7, task - 50) if other >= 0] for task in tasks}
     plan = StreamPlan.of([(task * 7 % 4, task) for task in tasks], dependencies, num_streams=4)
-    assert len(plan.turns) == 3000
+    assert len(plan.tasks) == 3000
     pairs = itertools.pairwise([*tasks])
     assert sum(map(len, plan.releases([[a, b] for a, b in pairs]))) > 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bow.schedule import Timeline
-from bow.schedule.scheduler import Scheduler, Start
+from bow.schedule.scheduler import OperatorScheduler, Start
 from tests.schedule.scheduler.graphs import Dependencies
 
 
@@ -24,7 +24,7 @@ class Event:
 class Watched:
     """A scheduler, and all events of its last step."""
 
-    scheduler: Scheduler
+    scheduler: OperatorScheduler
     events: list[Event] = field(default_factory=list)
 
     @property

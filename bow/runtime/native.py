@@ -1,0 +1,120 @@
+"""The native runtime: compiled from `kernels/` when it is first used, what with, and what that depends on."""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils import cpp_extension
+
+from bow.compiling import built, cache_folder, compile_cpp, compiler_version, processor
+from bow.errors import RuntimeUnavailableError
+from bow.files import Expendable
+
+FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-DTORCH_API_INCLUDE_EXTENSION_H")
+
+MODULE = "bow_native"
+MAIN_SOURCE = "bindings.cpp"
+SOURCES = (MAIN_SOURCE, "averaging.h", "executors.h", "nodes.h")
+
+NativeJob: TypeAlias = Any
+"""`bow_native.Job`: nodes with a schedule."""
+
+NativeTeam: TypeAlias = Any
+"""`bow_native.Team`: executors."""
+
+
+def native() -> ModuleType:
+    """The compiled module."""
+    module = _attempt()
+    if isinstance(module, RuntimeUnavailableError):
+        raise RuntimeUnavailableError(*module.args)  # a new one: an error keeps the frames that it went through
+    return module
+
+
+def is_available() -> bool:
+    """Whether there is a native runtime; builds it if need be."""
+    return isinstance(_attempt(), ModuleType)
+
+
+def is_built() -> bool:
+    """Whether it was built on this machine before, so that it only has to be loaded."""
+    return (cache_folder() / _key() / f"{MODULE}.so").exists()
+
+
+@functools.cache
+def _attempt() -> ModuleType | RuntimeUnavailableError:
+    """One attempt a process: what failed once would fail again, slowly."""
+    try:
+        return _load()
+    except RuntimeUnavailableError as error:
+        return error
+
+
+def _load() -> ModuleType:
+    folder, key = _sources(), _key()
+
+    def make(target: Path) -> None:
+        print(
+            "bow: building the native runtime, once on this machine; it takes about a minute",
+            file=Expendable(sys.stderr),
+        )
+        compile_extension(folder / MAIN_SOURCE, target, MODULE)
+
+    library = built(key, f"{MODULE}.so", make)
+    spec = importlib.util.spec_from_file_location(MODULE, library)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            f"the compiled runtime cannot be loaded ({error}); delete {library.parent} and try again"
+        ) from error
+    return module
+
+
+def _sources() -> Path:
+    return Path(next(iter(importlib.import_module("bow.kernels").__path__)))
+
+
+def _key() -> str:
+    """Changes with everything that the module is built from."""
+    sources = [_sources() / name for name in SOURCES]
+    return f"runtime-{content_hash(*FLAGS, *(path.name + path.read_text(encoding='utf-8') for path in sources))}"
+
+
+@functools.cache
+def machine() -> str:
+    """What compiled code depends on besides its source: processor, Python, torch, compiler."""
+    return "\n".join(map(str, (processor(), sysconfig.get_config_var("SOABI"), torch.__version__, compiler_version())))
+
+
+def content_hash(*parts: str) -> str:
+    """A name for what these texts, compiled on this machine, become."""
+    return hashlib.sha256("\0".join((machine(), *parts)).encode()).hexdigest()[:24]
+
+
+def compile_extension(source: Path, target: Path, name: str) -> None:
+    """Compile a C++ source into a Python module."""
+    includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
+    libraries = cpp_extension.library_paths("cpu")
+    arguments = [
+        *FLAGS,
+        f"-DTORCH_EXTENSION_NAME={name}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *(flag for path in includes for flag in ("-isystem", path)),
+        str(source),
+        "-o",
+        str(target),
+        *(f"-L{path}" for path in libraries),
+        *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+    ]
+    compile_cpp("the native runtime", arguments)

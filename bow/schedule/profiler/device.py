@@ -1,0 +1,227 @@
+"""Measures every operator of a step on a device with streams, and makes the policies that can run it there."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from bow.devices import CapturedGraph, StreamDevice
+from bow.graph import Operator, StepGraph, capture
+from bow.graph.execution import inputs_of, run_operator
+from bow.graph.learning_step import Step
+from bow.runtime.issue import operators_of
+from bow.schedule import OrderedSchedule
+from bow.schedule.profiler.bound_step import BoundStep
+from bow.schedule.profiler.policies import Policy
+from bow.schedule.profiler.profile import OperatorTime, Profile, ProfileCache, signature
+from bow.schedule.scheduler import DecisionRecorder, ListScheduler, critical_path, held_by_core
+from bow.schedule.simulator import simulate_operators
+from bow.values import whole
+
+WARM_UP, REPEATS = 3, 10
+STREAMS = (2, 3, 4)
+"""Numbers of streams that are worth a try."""
+
+COPIES = 8
+"""So often an operator stands in the graph that is timed: a tiny kernel alone would be lost in the graph's launch."""
+
+
+class Stopwatch(Protocol):
+    """Says how long a device has worked. It is asked on the thread, and for the stream, that issues."""
+
+    def mark(self) -> Any:
+        """Remember the point behind all that the current stream has been given."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Between two marks; the host waits for the second."""
+
+
+class HostStopwatch:
+    """Reads the clock of the host when the device has got there: right where work runs as soon as it is issued."""
+
+    def __init__(self, device: StreamDevice) -> None:
+        self._device = device
+
+    def mark(self) -> float:
+        """The time when the current stream has come to its end."""
+        over = self._device.event("a mark of the stopwatch")
+        self._device.caller().record(over)
+        over.synchronize()
+        return time.perf_counter()
+
+    def seconds(self, begin: float, end: float) -> float:
+        """The difference."""
+        return end - begin
+
+
+class CudaStopwatch:
+    """Reads the GPU's own clock, by events in the stream: what the host does meanwhile is none of it."""
+
+    def mark(self) -> Any:
+        """An event that has been recorded."""
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """As the GPU says."""
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+
+def stopwatch_of(device: StreamDevice) -> Stopwatch:
+    """The best stopwatch that there is for a device."""
+    return CudaStopwatch() if device.torch_device.type == "cuda" else HostStopwatch(device)
+
+
+def bind_on(device: StreamDevice, model: nn.Module, batch: Any, step: Step) -> BoundStep:
+    """A model's step with copies of all its tensors on a device; the caller's stream has made them."""
+    place = device.torch_device
+    with device.issuing(), torch.no_grad():
+        module = copy.deepcopy(model).to(place)
+        there = tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device=place).copy_(tensor), batch)
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return BoundStep(capture(module, there, step=step), parameters, dict(module.named_buffers()), there)
+
+
+def measure_on(
+    device: StreamDevice,
+    step: BoundStep,
+    *,
+    repeats: int = REPEATS,
+    cache: bool = True,
+    watch: Stopwatch | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure what every operator takes on one stream of a device, captured as in training: the place `stream`.
+
+    An operator is captured several times in a row, since a kernel in a graph costs the time from one to the next, and
+    the graph is replayed behind another replay of itself, so that the host is not waited for. Operators of one
+    signature are measured once, views cost nothing.
+
+    Example:
+        >>> from bow.testing import FakeDevice
+        >>> device, batch = FakeDevice(), torch.randn(4, 3)
+        >>> step = bind_on(device, torch.nn.Linear(3, 1), batch, lambda model, batch: model(batch).mean())
+        >>> measure_on(device, step, repeats=2, cache=False).names[1]
+        'aten.addmm.default'
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
+    """
+    whole("repeats", repeats)
+    operators = operators_of(step.graph)
+    names = [signature(operator, step.graph) for operator in operators]
+    store = ProfileCache(hardware_of(device))
+    known = {key: found for key, found in store.read().items() if found.repeats >= repeats} if cache else {}
+    if not {key for key, _ in known} >= set(names):
+        if progress is not None:
+            progress(f"{len(set(names))} different operators of {len(names)} on {device.torch_device}")
+        watch = stopwatch_of(device) if watch is None else watch
+        times = _Measuring(device, step, repeats, watch).by_signature(names)
+        known = {(name, 1): found for name, found in times.items()}
+        if cache:
+            store.write(known)
+    return Profile(
+        names=tuple(operator.kind for operator in operators),
+        modules=tuple(operator.module for operator in operators),
+        times={1: tuple(known[name, 1] for name in names)},
+        hardware=hardware_of(device),
+    )
+
+
+def hardware_of(device: StreamDevice) -> str:
+    """What times depend on besides operators: the device, and the versions of torch and CUDA."""
+    place = device.torch_device
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else type(device).__name__
+    return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, stream"
+
+
+def device_policies(step: BoundStep, profile: Profile, streams: Sequence[int] = STREAMS) -> list[Policy]:
+    """One stream, and critical path first on several, as it comes out in simulated time.
+
+    An operator stays on a stream that made something it reads, if that stream is free: one that follows on the same
+    stream needs no event. A further stream is left out where it would shorten nothing.
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4.3 and 6.
+    """
+    policies = [_critical_path(step, profile, 1)]
+    for count in streams:
+        policy = _critical_path(step, profile, count)
+        if policy.predicted.makespan < policies[-1].predicted.makespan:
+            policies.append(policy)
+    return policies
+
+
+def _critical_path(step: BoundStep, profile: Profile, streams: int) -> Policy:
+    times, before = profile.nanoseconds(1), step.dependencies
+    recorder = DecisionRecorder(ListScheduler(before, streams, critical_path(before, times).levels, stay=True))
+    predicted = simulate_operators(recorder, lambda start: times[start.operator], names=step.kinds)
+    name = "one stream" if streams == 1 else f"critical path on {streams} streams"
+    return Policy(name, OrderedSchedule((1,) * streams, held_by_core(recorder.decisions, streams)), predicted)
+
+
+class _Measuring:
+    """Times operators on one stream, each when a step has come to it and what it reads is there."""
+
+    def __init__(self, device: StreamDevice, step: BoundStep, repeats: int, watch: Stopwatch) -> None:
+        self._device = device
+        self._step = step
+        self._repeats = repeats
+        self._watch = watch
+        # Streams of this priority are hardly used: those of learners are scarce.
+        self._stream = device.stream("profile", high_priority=True)
+        self._generator = device.generator()
+
+    def by_signature(self, names: Sequence[str]) -> dict[str, OperatorTime]:
+        """What operators with these signatures take."""
+        step, graph, device = self._step, self._step.graph, self._device
+        made = device.event("the caller has made what is profiled")
+        device.caller().record(made)
+        self._stream.wait(made)
+        device.prepare_captures()
+        found: dict[str, OperatorTime] = {}
+        over = device.event("the profile is over")
+        with torch.no_grad(), device.issuing(), device.on(self._stream), device.drawing_from(self._generator):
+            live = inputs_of(graph, step.parameters, step.buffers, step.batch)
+            for operator, name in zip(operators_of(graph), names, strict=True):
+                if name not in found:
+                    found[name] = self._time(operator, live)
+                run_operator(operator, live, graph)
+                for value in graph.last_uses[operator.index]:
+                    live.pop(value, None)
+        self._stream.record(over)
+        over.synchronize()  # the caller may give the memory of the step back
+        return found
+
+    def _time(self, operator: Operator, live: Mapping[int, Tensor]) -> OperatorTime:
+        if operator.is_view:
+            return OperatorTime(0.0, 0.0, self._repeats)
+        graph = self._step.graph
+        for _ in range(WARM_UP):
+            _run_and_forget(operator, live, graph)
+        with self._device.capture(self._stream, self._device.generator()) as captured:
+            for _ in range(COPIES):
+                _run_and_forget(operator, live, graph)
+        for _ in range(WARM_UP):
+            captured.replay()
+        found = OperatorTime.of([seconds / COPIES for seconds in self._replays(captured)])
+        captured.reset()
+        return found
+
+    def _replays(self, captured: CapturedGraph) -> Iterator[float]:
+        for _ in range(self._repeats):
+            captured.replay()  # while it runs, the host issues the one that is timed
+            begin = self._watch.mark()
+            captured.replay()
+            yield self._watch.seconds(begin, self._watch.mark())
+
+
+def _run_and_forget(operator: Operator, live: Mapping[int, Tensor], graph: StepGraph) -> None:
+    """Run an operator and forget what it makes."""
+    run_operator(operator, dict(live), graph)

@@ -1,0 +1,202 @@
+"""Measures every operator of a step on this machine."""
+
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from bow.devices import available_cores
+from bow.errors import SettingError
+from bow.forking import begin_to_compute
+from bow.graph.learning_step import Step
+from bow.runtime import LocalRuntime, is_available
+from bow.runtime.issue import operators_of
+from bow.schedule import Schedule, Timeline
+from bow.schedule.climbing import HillClimbing
+from bow.schedule.profiler.bound_step import BoundStep
+from bow.schedule.profiler.profile import OperatorTime, Profile, ProfileCache, hardware, signature
+from bow.timing import WARM_UP
+from bow.values import whole
+
+REPEATS = 20
+
+
+def profile(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    step: Step | None = None,
+    threads: Sequence[int] | None = None,
+    interval: int | None = None,
+    repeats: int = REPEATS,
+    cache: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure what every operator of a model's training step takes on this machine, by number of threads.
+
+    The step runs as it does in training, one operator after another on pinned executors, and every operator's start
+    and end are recorded: that is how Graphi and Liu et al. profile too. Nothing of the model changes.
+
+    Args:
+        model: as in `bow.capture`.
+        batch: likewise.
+        loss: likewise.
+        step: likewise.
+        threads: numbers of threads to measure; None: 1, 2, 4, ... and as many as there are cores.
+        interval: instead of `threads`: so many threads are added at a time, from one on, until that makes no operator
+            faster any more (hill climbing, Liu et al.).
+        repeats: steps that are measured for each, behind some that warm up.
+        cache: whether times that were measured before on this machine, with these versions and as many repeats, are
+            good enough. A step is measured again as soon as one of its operators is new.
+        progress: is told what is being measured.
+
+    Raises:
+        CaptureError, LossError, ModelError, DataError: as `bow.capture` does.
+        SettingError: a number of threads or repeats below 1, more threads than cores, or `threads` and `interval`.
+
+    Example:
+        >>> import torch
+        >>> batch = torch.randn(4, 3), torch.randn(4, 1)
+        >>> mse = torch.nn.functional.mse_loss
+        >>> found = profile(torch.nn.Linear(3, 1), batch, mse, threads=[1], repeats=2, cache=False)
+        >>> found.threads, found.names[1]
+        ((1,), 'aten.addmm.default')
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
+        2019, section III-C.
+    """
+    begin_to_compute("bow.profile")
+    bound = BoundStep.of(model, batch, loss, step=step)
+    return measure(bound, threads=threads, interval=interval, repeats=repeats, cache=cache, progress=progress)
+
+
+def measure(
+    step: BoundStep,
+    *,
+    threads: Sequence[int] | None = None,
+    interval: int | None = None,
+    repeats: int = REPEATS,
+    cache: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure a step that was captured before; the arguments are those of `profile`."""
+    cores = len(available_cores())
+    whole("repeats", repeats)
+    _check(threads, interval, cores)
+    operators = operators_of(step.graph)
+    machine = hardware("native runtime" if is_available() else "Python")
+    names = [signature(op, step.graph) for op in operators]
+    store = ProfileCache(machine)
+    known = {key: time for key, time in store.read().items() if time.repeats >= repeats} if cache else {}
+
+    def with_threads(number: int) -> tuple[OperatorTime, ...]:
+        if all((name, number) in known for name in names):
+            return tuple(known[name, number] for name in names)
+        if progress is not None:
+            progress(f"{len(names)} operators with {number} {'thread' if number == 1 else 'threads'}")
+        times = _measured(step, Schedule.sequential(len(names), number), repeats)
+        store.write(_by_signature(names, number, times))
+        return times
+
+    if interval is not None:
+        times = _climb(with_threads, len(names), cores, interval)
+    else:
+        times = {number: with_threads(number) for number in sorted(set(threads or numbers_of_threads(cores)))}
+    return Profile(
+        names=tuple(op.kind for op in operators),
+        modules=tuple(op.module for op in operators),
+        times=times,
+        hardware=machine,
+    )
+
+
+def measure_schedule(step: BoundStep, schedule: Schedule, repeats: int = REPEATS) -> tuple[list[int], Timeline]:
+    """What operators take side by side with others (Graphi's second measurement): medians in nanoseconds.
+
+    And the timeline of the step that took the median time.
+    """
+    durations, timeline = _recorded(step, schedule, repeats)
+    return [round(statistics.median(own)) for own in durations], timeline
+
+
+def numbers_of_threads(cores: int) -> list[int]:
+    """1, 2, 4, ... and as many as there are cores.
+
+    Example:
+        >>> numbers_of_threads(6)
+        [1, 2, 4, 6]
+    """
+    return sorted({*(2**power for power in range(cores.bit_length()) if 2**power <= cores), cores})
+
+
+def _climb(
+    with_threads: Callable[[int], tuple[OperatorTime, ...]], num_operators: int, cores: int, interval: int
+) -> dict[int, tuple[OperatorTime, ...]]:
+    """Times with as many threads as it takes until more make no operator faster: all run in every step anyway."""
+    # Executors have neighbouring cores, so that whether threads share a cache is no choice here.
+    climbing = HillClimbing(map(str, range(num_operators)), cores, interval, caches=False)
+    times: dict[int, tuple[OperatorTime, ...]] = {}
+    while (placement := climbing.next_placement()) is not None:
+        own = times[placement.threads] = with_threads(placement.threads)
+        climbing.report(placement, {str(index): time.median_s for index, time in enumerate(own)})
+    return times
+
+
+def _measured(step: BoundStep, schedule: Schedule, repeats: int) -> tuple[OperatorTime, ...]:
+    durations, _ = _recorded(step, schedule, repeats)
+    return tuple(OperatorTime.of([nanoseconds / 1e9 for nanoseconds in own]) for own in durations)
+
+
+def _recorded(step: BoundStep, schedule: Schedule, repeats: int) -> tuple[list[list[int]], Timeline]:
+    """By operator: nanoseconds in each of some steps; and the timeline of the one that took the median time."""
+    durations: list[list[int]] = [[] for _ in range(step.num_operators)]
+    timelines: list[Timeline] = []
+    with LocalRuntime(step.graph, schedule) as runtime:
+        for _ in range(WARM_UP):
+            step.run(runtime)
+        for _ in range(repeats):
+            step.run(runtime, record=True)
+            assert runtime.timeline is not None
+            timelines.append(runtime.timeline)
+            for span in runtime.timeline.spans:
+                durations[int(span.details["operator"])].append(span.duration_ns)
+    return durations, sorted(timelines, key=lambda timeline: timeline.makespan)[(repeats - 1) // 2]
+
+
+def _by_signature(
+    names: Sequence[str], threads: int, times: Sequence[OperatorTime]
+) -> dict[tuple[str, int], OperatorTime]:
+    """Operators of one signature have one time in the cache: the median of theirs."""
+    groups: dict[str, list[OperatorTime]] = {}
+    for name, time in zip(names, times, strict=True):
+        groups.setdefault(name, []).append(time)
+    return {
+        (name, threads): OperatorTime(
+            statistics.median(time.median_s for time in group),
+            statistics.median(time.spread_s for time in group),
+            sum(time.repeats for time in group),
+        )
+        for name, group in groups.items()
+    }
+
+
+def _check(threads: object, interval: object, cores: int) -> None:
+    if interval is not None:
+        whole("interval", interval, most=cores)
+        if threads is not None:
+            raise SettingError("threads and interval both say which numbers of threads are measured; leave one out")
+    if threads is None:
+        return
+    if not isinstance(threads, Collection) or isinstance(threads, str):
+        raise SettingError(f"threads must be a list of numbers, such as [1, 2], got {threads!r}")
+    if not len(threads):
+        raise SettingError("threads must have at least one number, got none; leave it out for all that are useful")
+    for number in threads:
+        if not isinstance(number, int) or not 1 <= number <= cores:
+            raise SettingError(
+                f"threads must be whole numbers between 1 and the {cores} cores of this machine, got {number!r}"
+            )

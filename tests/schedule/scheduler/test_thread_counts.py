@@ -1,0 +1,48 @@
+"""Numbers of threads from predicted times, and types that interfere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bow.errors import ScheduleError
+from bow.schedule.scheduler import Interference
+from bow.schedule.scheduler.thread_counts import best_threads, candidates, threads_by_kind
+
+TIMES = st.dictionaries(st.integers(1, 20), st.integers(0, 5), min_size=1)
+
+
+@given(TIMES, st.integers(1, 5))
+def test_candidates_are_the_fastest_and_of_equal_ones_those_with_fewer_threads(
+    times: dict[int, int], count: int
+) -> None:
+    found = candidates(times, count)
+    assert len(found) == min(count, len(times))
+    assert best_threads(times) == found[0]
+    order = [(times[threads], threads) for threads in found]
+    assert order == sorted(order)
+    assert all((times[other], other) > order[-1] for other in times.keys() - set(found))
+
+
+def test_a_type_has_the_number_of_its_most_time_consuming_instance() -> None:
+    # By their least times: 30 with 4 threads, whatever they take with one.
+    times = [{1: 90, 4: 20}, {1: 40, 4: 30}, {1: 30, 4: 35}, {1: 7, 4: 7}]
+    assert threads_by_kind(times, ["conv", "conv", "conv", "add"]) == {"conv": 4, "add": 1}
+    assert threads_by_kind(times[1:], ["conv", "conv", "add"]) == {"conv": 4, "add": 1}  # equal: the first
+
+
+def test_an_operator_that_took_too_long_blames_all_beside_it() -> None:
+    interference = Interference(["conv", "pool", "add", "conv"], factor=2)
+    interference.observe(0, predicted_ns=10, actual_ns=20, beside={1})
+    assert interference.pairs == frozenset()
+    interference.observe(1, predicted_ns=10, actual_ns=21, beside={0, 2})
+    interference.observe(3, predicted_ns=0, actual_ns=1, beside={0})
+    interference.observe(2, predicted_ns=1, actual_ns=9, beside=())
+    assert interference.pairs == {("conv", "pool"), ("add", "pool"), ("conv", "conv")}
+
+
+@pytest.mark.parametrize("factor", [0.9, float("nan"), float("inf")])
+def test_a_factor_that_means_nothing_is_refused(factor: float) -> None:
+    with pytest.raises(ScheduleError, match=f"factor must be at least 1, got {factor}"):
+        Interference(["conv"], factor)
