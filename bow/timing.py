@@ -36,7 +36,7 @@ def time_in_turns(
         cases: by name.
         turns: measurement windows of each case.
         window_s: seconds of a window; it has one run at least.
-        warm_up: runs of a case before its first window.
+        warm_up: runs of a case before its first window; before others there is one, which wakes its threads.
         progress: is told which turn it is.
         clock: seconds that only go up.
 
@@ -53,7 +53,7 @@ def time_in_turns(
             if progress is not None:
                 progress(f"turn {turn + 1} of {turns}, {len(cases)} take part")
             for name in cases if turn % 2 == 0 else reversed(list(cases)):
-                for _ in range(0 if seconds[name] else warm_up):
+                for _ in range(1 if seconds[name] else warm_up):
                     cases[name].run()
                 seconds[name].append(time_window(cases[name].run, window_s, clock))
                 cases[name].rest()

@@ -193,7 +193,7 @@ def _spelling() -> dict[str, Any]:
     return {
         **{name: getattr(profiler, name) for name in ("Profile", "make_policies")},
         "Subject": getattr(profiler, "BoundStep", None) or profiler.Subject,
-        "OperatorTime": importlib.import_module(f"{profiler.__name__}.profile").OperatorTime,
+        "OperatorTime": profiler.OperatorTime,
         "partition": lambda found: (getattr(found, "partition", None) or found.strategy).splits,
         "schedule": _schedule_fields,
         "run": lambda folder, steps, resume: {

@@ -15,7 +15,7 @@ from bow.cli.subject import parts
 from bow.cli.suggestion import suggestion
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
-from bow.runtime.native import is_available, native
+from bow.runtime.loading import is_available, native
 from bow.schedule import OrderedSchedule, Timeline
 from bow.schedule.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
 from bow.schedule.profiler import (

@@ -12,7 +12,7 @@ from bow.devices import core_sets
 from bow.graph import Operator, Ref, StepGraph
 from bow.graph.kinds import is_update
 from bow.graph.operator import map_refs
-from bow.runtime.native import NativeJob, native
+from bow.runtime.loading import NativeJob, native
 from bow.runtime.region import Region
 from bow.schedule import OrderedSchedule, Schedule
 

@@ -17,7 +17,7 @@ from bow.graph.execution import failure, inputs_of, last_uses, outputs_of, run_o
 from bow.graph.kinds import is_update
 from bow.graph.learning_step import StepOutputs
 from bow.runtime.job import Affinity, JobBuilder
-from bow.runtime.native import is_available, native
+from bow.runtime.loading import is_available, native
 from bow.schedule import (
     DynamicSchedule,
     FirstComeSchedule,

@@ -15,7 +15,7 @@ from bow.errors import RuntimeUnavailableError, reason
 from bow.graph import Operator, Ref, StepGraph
 from bow.graph.kinds import is_update, kernel_of
 from bow.graph.operator import map_refs
-from bow.runtime.native import content_hash
+from bow.runtime.loading import content_hash
 
 RECIPE = "1"
 """Changes with what this file makes of a graph, so that nothing is taken for what an earlier version made."""

@@ -17,7 +17,7 @@ from bow.devices import StreamDevice, available_cores, processor
 from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
 from bow.runtime import is_built
-from bow.runtime.native import content_hash
+from bow.runtime.loading import content_hash
 from bow.training.blueprint import Blueprint
 from bow.training.lanes import Request
 from bow.training.opened import Opened

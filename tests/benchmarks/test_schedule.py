@@ -43,7 +43,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]
         pytest.skip("operators side by side need two cores")
     out, before = tmp_path_factory.mktemp("schedule"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bow.schedule.profiler.profile.cache_folder", lambda: out / "cache")
+        patch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: out / "cache")
         status = run(parse(Settings, ["quick=true", "networks=dcgan", f"out={out}"]), "a command")
     assert torch.get_num_threads() == before
     return status, json.loads((out / "schedule.json").read_text()), (out / "schedule.md").read_text()
@@ -97,7 +97,7 @@ def subject_of(name: str) -> tuple[BoundStep, Any, Any]:
 
 @SHARED
 def test_all_contestants_run_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.schedule.profiler.profile.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: tmp_path)
     subject, model, batch = subject_of("alexnet")
     expected = subject.graph.run(subject.parameters, subject.buffers, subject.batch, seed=0)
     before = torch.get_num_threads()
@@ -122,7 +122,7 @@ def test_all_contestants_run_the_same_step(tmp_path: Path, monkeypatch: pytest.M
 
 @SHARED
 def test_every_uniform_pair_takes_part_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.schedule.profiler.profile.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: tmp_path)
     subject, model, batch = subject_of("alexnet")
     profile = measure(subject, threads=[1, 2], repeats=1)
     policies = make_policies(subject, profile, 2)
@@ -184,7 +184,7 @@ def test_decisions_are_asked_for_in_the_order_of_a_simulated_step() -> None:
 
 
 def test_every_scheduler_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.schedule.profiler.profile.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: tmp_path)
     subject = chains(operators=8, width=2)
     profile = measure(subject, threads=[1], repeats=1)
     rates = decisions_per_s(subject, profile, cores=1, repeats=2)

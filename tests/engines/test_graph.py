@@ -119,7 +119,7 @@ def test_an_error_of_the_users_is_no_reason_to_fall_back() -> None:
 
 def test_without_a_native_runtime_learners_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeUnavailableError("there is no compiler")
-    monkeypatch.setattr("bow.runtime.native._attempt", lambda: error)
+    monkeypatch.setattr("bow.runtime.loading._attempt", lambda: error)
     with contextlib.ExitStack() as stack:
         with pytest.warns(UserWarning, match=r"\(there is no compiler\); running eager"):
             training = stack.enter_context(replicas())

@@ -13,7 +13,7 @@ import bow
 from bow.compiling import CACHE, built
 from bow.errors import RuntimeUnavailableError
 from bow.runtime import LocalRuntime, native
-from bow.runtime.native import compile_extension, content_hash
+from bow.runtime.loading import compile_extension, content_hash
 from bow.seeds import derive_seed
 
 
@@ -118,7 +118,7 @@ def test_without_a_native_runtime_schedules_run_in_python(monkeypatch: pytest.Mo
     def unavailable() -> RuntimeUnavailableError:
         return RuntimeUnavailableError("there is no compiler")
 
-    monkeypatch.setattr("bow.runtime.native._attempt", unavailable)
+    monkeypatch.setattr("bow.runtime.loading._attempt", unavailable)
     batch = torch.randn(4, 3), torch.randn(4, 1)
     model = torch.nn.Linear(3, 1)
     graph = bow.capture(model, batch, torch.nn.functional.mse_loss)

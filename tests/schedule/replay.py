@@ -17,6 +17,10 @@ class WaitRecorder(DecisionRecorder):
         super().__init__(scheduler)
         self.waits: dict[int, int] = {}
 
+    def start(self, now_ns: int = 0) -> list[Start]:
+        self.waits = {}
+        return super().start(now_ns)
+
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
         starts = super().finished(operator, now_ns)
         self.waits.update((start.operator, operator) for start in starts)

@@ -224,7 +224,7 @@ def test_every_policy_gives_the_numbers_of_the_graph() -> None:
     assert [profile.names[index] for index in range(3)] == [op.kind for op in operators_of(step.graph)[:3]]
     for policy in make_policies(step, profile, cores=len(available_cores())):
         policy.schedule.check(dependencies_of(operators_of(step.graph)))
-        with step.runtime(policy.schedule) as runtime:
+        with bow.LocalRuntime(step.graph, policy.schedule) as runtime:
             made = step.run(runtime)
         assert torch.equal(made.loss, expected.loss), policy.name
         for name, gradient in expected.gradients.items():

@@ -30,7 +30,7 @@ from bow.planning.tiles.machine import all_on, core_kind
 from bow.planning.tiles.measurement_cache import cache_file
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import OptimizerFactory, TileRuntime
-from bow.runtime.native import machine
+from bow.runtime.loading import machine
 from bow.schedule import Span
 
 _Spans: TypeAlias = dict[tuple[str, str], list[Span]]

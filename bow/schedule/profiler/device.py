@@ -16,8 +16,8 @@ from bow.graph.learning_step import Step
 from bow.runtime.issue import operators_of
 from bow.schedule import OrderedSchedule
 from bow.schedule.profiler.bound_step import BoundStep
+from bow.schedule.profiler.operator_times import OperatorTime, Profile, ProfileCache, signature
 from bow.schedule.profiler.policies import Policy
-from bow.schedule.profiler.profile import OperatorTime, Profile, ProfileCache, signature
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, critical_path, held_by_core
 from bow.schedule.simulator import simulate_operators
 from bow.values import whole

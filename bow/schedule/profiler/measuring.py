@@ -15,7 +15,7 @@ from bow.runtime.issue import operators_of
 from bow.schedule import Schedule, Timeline
 from bow.schedule.climbing import HillClimbing
 from bow.schedule.profiler.bound_step import BoundStep
-from bow.schedule.profiler.profile import OperatorTime, Profile, ProfileCache, hardware, signature
+from bow.schedule.profiler.operator_times import OperatorTime, Profile, ProfileCache, hardware, signature
 from bow.timing import WARM_UP
 from bow.values import whole
 

@@ -9,7 +9,7 @@ from bow.devices.topology import read_topology
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler.bound_step import BoundStep
 from bow.schedule.profiler.measuring import REPEATS, measure_schedule
-from bow.schedule.profiler.profile import Profile
+from bow.schedule.profiler.operator_times import Profile
 from bow.schedule.scheduler import (
     CacheTimes,
     CoRunScheduler,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from bow.schedule.profiler.compare import Comparison, Symmetric
+from bow.schedule.profiler.operator_times import Profile
 from bow.schedule.profiler.policies import Policy
-from bow.schedule.profiler.profile import Profile
 from bow.schedule.scheduler import CriticalPath
 from bow.schedule.scheduler.thread_counts import best_threads
 from bow.tables import terminal_table

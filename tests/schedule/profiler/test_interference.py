@@ -1,12 +1,13 @@
-"""Which operators disturb each other, from made-up timelines; and a real schedule that keeps them apart."""
+"""Which operators interfere, from made-up timelines; and a real schedule that keeps them separate."""
 
 import pytest
 from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
+from bow.runtime import LocalRuntime
 from bow.runtime.issue import operators_of
 from bow.schedule import Span, Timeline
-from bow.schedule.profiler import disturbing, make_policies, policies_here
+from bow.schedule.profiler import make_policies, policies, policies_here
 from bow.schedule.profiler.policies import SMALL_NS, observed, strategy_policy
 from bow.schedule.scheduler import Interference
 
@@ -28,14 +29,14 @@ def timeline(*times: tuple[int, int]) -> Timeline:
         ([(0, 20_000), (5_000, 15_000), (19_000, 39_000)], {("conv", "pool"), ("add", "conv")}),
     ],
 )
-def test_who_takes_half_as_long_again_blames_those_beside_it(
+def test_an_operator_that_takes_half_as_long_again_blames_those_beside_it(
     times: list[tuple[int, int]], pairs: set[tuple[str, str]]
 ) -> None:
     took = [end - start for start, end in times]
     assert observed(KINDS, [10_000] * 3, took, timeline(*times)).pairs == pairs
 
 
-def test_small_operators_are_neither_blamed_nor_heard() -> None:
+def test_small_operators_are_neither_blamed_nor_counted() -> None:
     side_by_side = timeline((0, 90_000), (0, 90_000), (0, 90_000))
     took = [90_000] * 3
     assert observed(KINDS, [SMALL_NS, 10_000, 10_000], took, side_by_side).pairs == {("add", "pool")}
@@ -43,20 +44,20 @@ def test_small_operators_are_neither_blamed_nor_heard() -> None:
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="policies for two cores")
-def test_what_disturbs_each_other_is_a_policy_more_and_runs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_that_interfere_are_one_more_policy_and_run_separate(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, profile = branches(), made_up(branches(), threads=(1,))
     kinds = [operator.kind for operator in operators_of(subject.graph)]
     usual = make_policies(subject, profile, 2)[-1]
     found = Interference(kinds)
-    monkeypatch.setattr(disturbing, "observed", lambda *_: found)
+    monkeypatch.setattr(policies, "observed", lambda *_: found)
     assert [policy.name for policy in policies_here(subject, profile, 2, repeats=1)][-1] == "strategy 3"
     both = next(pair for pair in _side_by_side(usual.predicted, kinds) if pair[0] != pair[1])
     found._pairs = {both}
     apart = policies_here(subject, profile, 2, repeats=1)[-1]
-    assert apart.name == "strategy 3, disturbing types apart"
+    assert apart.name == "strategy 3, interfering types separate"
     assert apart.schedule == strategy_policy(subject, profile, 2, 3, found).schedule
     assert both not in _side_by_side(apart.predicted, kinds)
-    with subject.runtime(apart.schedule) as runtime:
+    with LocalRuntime(subject.graph, apart.schedule) as runtime:
         for _ in range(5):
             subject.run(runtime, record=True)
             assert runtime.timeline is not None
@@ -65,6 +66,6 @@ def test_what_disturbs_each_other_is_a_policy_more_and_runs_apart(monkeypatch: p
 
 def _side_by_side(timeline: Timeline, kinds: list[str]) -> list[tuple[str, str]]:
     """Types of which two operators ran at the same time."""
-    found = disturbing._beside(timeline).items()
+    found = policies._beside(timeline).items()
     pairs = {tuple(sorted((kinds[one], kinds[other]))) for one, others in found for other in others}
     return [(one, other) for one, other in sorted(pairs)]

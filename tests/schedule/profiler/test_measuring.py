@@ -14,7 +14,7 @@ from bow.runtime.issue import operators_of
 from bow.schedule import FirstComeSchedule, Schedule, Span, Timeline
 from bow.schedule.profiler import BoundStep, OperatorTime, measuring, profile
 from bow.schedule.profiler.measuring import measure, measure_schedule, numbers_of_threads
-from bow.schedule.profiler.profile import ProfileCache, hardware, signature
+from bow.schedule.profiler.operator_times import ProfileCache, hardware, signature
 
 CORES = len(available_cores())
 

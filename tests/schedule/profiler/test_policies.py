@@ -9,10 +9,13 @@ from runtime.test_local import assert_same
 from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
-from bow.schedule import OrderedSchedule, Schedule, Timeline, Topology, manycore, server
+from bow.devices.topology import Topology
+from bow.runtime import LocalRuntime
+from bow.schedule import OrderedSchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy, make_policies, policies
 from bow.schedule.profiler.policies import SMALL_NS, configurations, shared_by_neighbours, strategy_policy
 from bow.schedule.scheduler import CoRunScheduler, critical_path
+from tests.machines import manycore, server
 
 CORES = len(available_cores())
 
@@ -87,7 +90,7 @@ def test_every_policy_gives_the_numbers_of_the_graph(position: int) -> None:
     policy = made(2)[position]
     subject = branches()
     expected = subject.graph.run(subject.parameters, subject.buffers, subject.batch, seed=0)
-    with subject.runtime(policy.schedule) as runtime:
+    with LocalRuntime(subject.graph, policy.schedule) as runtime:
         made_here = subject.run(runtime, record=True)
     assert runtime.timeline is not None
     ran = sorted(int(span.details["operator"]) for span in runtime.timeline.spans)

@@ -6,7 +6,7 @@ import pytest
 from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
-from bow.schedule import Schedule, Timeline
+from bow.schedule import PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import symmetric
 from bow.schedule.profiler.policies import configurations
 
@@ -19,18 +19,18 @@ def test_operators_are_measured_in_the_fastest_configuration(monkeypatch: pytest
     seconds = {"1 x 2": (3.0, 1.0, 3.0), "2 x 1": (2.0, 2.0, 9.0)}
     measured: list[Schedule] = []
 
-    def under(_: object, schedule: Schedule, repeats: int) -> tuple[list[int], Timeline]:
+    def measure_schedule(_: object, schedule: Schedule, repeats: int) -> tuple[list[int], Timeline]:
         measured.append(schedule)
         return list(range(subject.num_operators)), Timeline()
 
-    monkeypatch.setattr(MODULE, "time_in_turns", lambda contestants, **_: {name: seconds[name] for name in contestants})
-    monkeypatch.setattr(MODULE, "under", under)
+    monkeypatch.setattr(MODULE, "time_in_turns", lambda cases, **_: {name: seconds[name] for name in cases})
+    monkeypatch.setattr(MODULE, "measure_schedule", measure_schedule)
     found = symmetric(subject, profile, cores=2)
     assert found.best == (2, 1)
     assert found.median_s((1, 2)) == 3.0
     assert found.nanoseconds == tuple(range(subject.num_operators))
     assert [schedule.threads for schedule in measured] == [(1, 1)]
-    assert measured[0].priority is not None
+    assert isinstance(measured[0], PrioritySchedule)
 
 
 def test_the_step_is_timed_with_every_number_of_executors() -> None:

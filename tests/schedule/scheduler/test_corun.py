@@ -249,7 +249,7 @@ def test_one_thread_leaves_whole_caches_to_others() -> None:
 def test_every_core_needs_a_cache() -> None:
     with pytest.raises(ScheduleError, match="2 caches for 6 cores; name the cache of every core"):
         CoRunScheduler([[]], CacheTimes([{1: 1}], [{}], (0, 0)), ["a"], cores=6)
-    with pytest.raises(ScheduleError, match="1 times apart for 2 operators"):
+    with pytest.raises(ScheduleError, match="1 separate times for 2 operators"):
         CacheTimes([{1: 1}] * 2, [{}], (0, 0))
 
 
@@ -323,18 +323,18 @@ def test_small_operators_run_on_second_hardware_threads_of_an_operator_that_hold
     assert without.start() == [Start(0, 0, threads=2, cores=(0, 1))]
 
 
-def test_types_that_disturb_each_other_are_kept_apart_from_the_next_step_on() -> None:
+def test_types_that_interfere_are_kept_separate_from_the_next_step_on() -> None:
     case: dict[str, Any] = {
         "dependencies": [[], [], []],
         "times": [{1: 100}, {1: 90}, {1: 80}],
         "kinds": ["conv", "pool", "add"],
         "cores": 2,
     }
-    disturbances = Interference(case["kinds"], factor=1.5)
-    scheduler = CoRunScheduler(**case, disturbances=disturbances)
+    interference = Interference(case["kinds"], factor=1.5)
+    scheduler = CoRunScheduler(**case, interference=interference)
     assert [start.operator for start in scheduler.start(1000)] == [0, 1]
     assert [start.operator for start in scheduler.finished(1, 1140)] == [2]  # 140 instead of 90, beside 0
-    assert disturbances.pairs == {("conv", "pool")}
+    assert interference.pairs == {("conv", "pool")}
     scheduler.finished(0, 1141)
     scheduler.finished(2, 1221)
     assert [start.operator for start in scheduler.start(2000)] == [0, 2]
@@ -343,26 +343,28 @@ def test_types_that_disturb_each_other_are_kept_apart_from_the_next_step_on() ->
 
 
 def test_what_begins_when_another_ends_was_not_beside_it() -> None:
-    disturbances = Interference(["a", "b", "c"])
-    scheduler = CoRunScheduler([[], [], [0]], [{1: 10}] * 3, ["a", "b", "c"], cores=2, disturbances=disturbances)
+    interference = Interference(["a", "b", "c"])
+    scheduler = CoRunScheduler([[], [], [0]], [{1: 10}] * 3, ["a", "b", "c"], cores=2, interference=interference)
     assert [start.operator for start in scheduler.start()] == [0, 1]
     assert [start.operator for start in scheduler.finished(0, 30)] == [2]
     assert scheduler.finished(1, 30) == scheduler.finished(2, 60) == []
-    assert disturbances.pairs == {("a", "b")}
+    assert interference.pairs == {("a", "b")}
 
 
 @settings(max_examples=40)
 @given(CASES, st.data(), st.sampled_from([3, 4]))
-def test_what_has_disturbed_never_runs_together_again(case: dict[str, Any], data: st.DataObject, strategy: Any) -> None:
-    disturbances = Interference(case["kinds"], factor=1.2)
-    scheduler = CoRunScheduler(**case, strategy=strategy, hardware_threads=2, disturbances=disturbances)
+def test_what_has_interfered_never_runs_together_again(
+    case: dict[str, Any], data: st.DataObject, strategy: Any
+) -> None:
+    interference = Interference(case["kinds"], factor=1.2)
+    scheduler = CoRunScheduler(**case, strategy=strategy, hardware_threads=2, interference=interference)
     for _ in range(3):
-        known = disturbances.pairs
+        known = interference.pairs
         watched = Watched(scheduler)
         actual = data.draw(listed(st.integers(0, 60), case["dependencies"]))
         timeline = run(watched, case["times"], actual)
         check_carried_out(timeline, case["dependencies"])
-        assert known <= disturbances.pairs
+        assert known <= interference.pairs
         rules = Rules(case, strategy, known)
         for event in watched.events:
             rules.check(event)
@@ -374,9 +376,9 @@ def test_what_has_disturbed_never_runs_together_again(case: dict[str, Any], data
 
 @settings(max_examples=40)
 @given(CASES, st.data())
-def test_a_step_observes_who_took_too_long_beside_whom(case: dict[str, Any], data: st.DataObject) -> None:
-    disturbances = Interference(case["kinds"], factor=2)
-    watched = Watched(CoRunScheduler(**case, disturbances=disturbances))
+def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], data: st.DataObject) -> None:
+    interference = Interference(case["kinds"], factor=2)
+    watched = Watched(CoRunScheduler(**case, interference=interference))
     actual = data.draw(listed(st.integers(1, 90), case["dependencies"]))
     timeline = run(watched, case["times"], actual)
     threads = {start.operator: start.threads for start in watched.starts}
@@ -386,7 +388,7 @@ def test_a_step_observes_who_took_too_long_beside_whom(case: dict[str, Any], dat
         together = spans[one].start_ns < spans[other].end_ns and spans[other].start_ns < spans[one].end_ns
         if together and actual[one] > 2 * case["times"][one][threads[one]]:
             blamed.add(tuple(sorted([case["kinds"][one], case["kinds"][other]])))
-    assert disturbances.pairs == blamed
+    assert interference.pairs == blamed
 
 
 @pytest.mark.parametrize(
@@ -404,7 +406,7 @@ def test_a_step_observes_who_took_too_long_beside_whom(case: dict[str, Any], dat
             {"strategy": 4, "hardware_threads": 2, "times": [{2: 1}, {2: 2}]},
             r"operator 0 \(add\) has no predicted time for 1 threads",
         ),
-        ({"disturbances": Interference(["conv"])}, "those of operators of other types"),
+        ({"interference": Interference(["conv"])}, "operators of other types"),
     ],
 )
 def test_what_cannot_be_scheduled_is_refused(arguments: dict[str, Any], message: str) -> None:

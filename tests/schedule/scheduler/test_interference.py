@@ -1,4 +1,4 @@
-"""Operators that are to stay apart do so whatever they take, and wait for nothing that they wait for anyway."""
+"""Operators that are to stay separate do so whatever they take, and wait for nothing that they wait for anyway."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIRS = list(itertools.combinations_with_replacement(KINDS, 2))
 
 @st.composite
 def decided(draw: st.DrawFn) -> tuple[tuple[Start, ...], Dependencies, list[str], int, set[tuple[str, str]]]:
-    """What a scheduler started that keeps some pairs apart."""
+    """What a scheduler started that keeps some pairs separate."""
     before = draw(dependencies(most=10))
     cores = draw(st.integers(1, 4))
     predicted = draw(times(before, cores))
@@ -44,7 +44,7 @@ def decided(draw: st.DrawFn) -> tuple[tuple[Start, ...], Dependencies, list[str]
 
 @settings(max_examples=25)
 @given(decided(), st.data())
-def test_what_is_kept_apart_never_runs_together_whatever_it_takes(case, data: st.DataObject) -> None:
+def test_what_is_kept_separate_never_runs_together_whatever_it_takes(case, data: st.DataObject) -> None:
     turns, before, kinds, cores, pairs = case
     held = held_by_core(turns, cores)
     after = separation(turns, before, kinds, pairs)
@@ -83,13 +83,13 @@ def reaches(operator: int, other: int, edges: set[tuple[int, int]]) -> bool:
 
 
 def test_the_one_at_whose_end_an_operator_was_started_is_not_enough() -> None:
-    """Operator 2 disturbs 0 and was started when 1 had ended, which is now over first."""
+    """Operator 2 interferes with 0 and was started when 1 had ended, which is now over first."""
     turns = [Start(0, 0, cores=(0,)), Start(1, 1, cores=(1,)), Start(2, 1, cores=(1,))]
     assert separation(turns, [[], [], []], ["conv", "add", "pool"], {("conv", "pool")}) == ((2, 0),)
     assert with_waits([[], [], []], {2: 1})[2] == {1}
 
 
-def test_of_several_that_disturb_those_are_waited_for_that_are_not_known_to_be_over() -> None:
+def test_of_several_that_interfere_those_are_waited_for_that_are_not_known_to_be_over() -> None:
     turns = [Start(0, 0), Start(1, 0), Start(2, 1), Start(3, 2)]
     kinds = ["conv", "conv", "conv", "add"]
     assert separation(turns, [[]] * 4, kinds, {("add", "conv")}) == ((3, 2), (3, 1))

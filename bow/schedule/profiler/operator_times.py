@@ -16,7 +16,7 @@ from bow.errors import ScheduleError
 from bow.files import JsonFormat, cache_json, cached_json
 from bow.graph import Operator, StepGraph
 from bow.graph.operator import Ref, map_refs
-from bow.runtime.native import content_hash
+from bow.runtime.loading import content_hash
 
 FORMAT = JsonFormat(
     "bow profile",
