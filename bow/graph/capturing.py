@@ -1,19 +1,22 @@
-"""Captures a training step as a step graph."""
+"""Captures a training step as a step graph: traced, lowered, cleaned up, annotated with costs and parameters."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from bow.errors import LossError
 from bow.graph import tracing
-from bow.graph.assembly import assemble, with_updates
-from bow.graph.batches import batch_tensors
-from bow.graph.learning_step import LearningStep, Step, checked_model, step_from_loss
+from bow.graph.cleanup import drop_dead, renumber, skip_identities, split_convolution_backward
+from bow.graph.cost import bytes_moved, flops
+from bow.graph.learning_step import LearningStep, Step, StepOutputs, batch_tensors, checked_model, step_from_loss
+from bow.graph.lowering import Lowering
+from bow.graph.operator import Operator, TensorSpec
 from bow.graph.refusal import refusal
 from bow.graph.side_effects import python_random_kept, python_state, refuse_changes
 from bow.graph.step_graph import StepGraph
-from bow.graph.update import OptimizerFactory
+from bow.graph.update import OptimizerFactory, update_operators
 
 
 def capture(
@@ -66,8 +69,8 @@ def capture(
     learning_step = LearningStep(model, _chosen_step(loss, step))
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     trace = _trace(learning_step, parameters, buffers, batch)
-    graph = assemble(trace, list(parameters), list(buffers), names, str(next(iter(parameters.values())).device))
-    return graph if optimizer is None else with_updates(graph, optimizer, model)
+    graph = _assembled(trace, list(parameters), list(buffers), names, str(next(iter(parameters.values())).device))
+    return graph if optimizer is None else _with_updates(graph, optimizer, model)
 
 
 def _chosen_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:
@@ -98,3 +101,66 @@ def _trace(
 
 def _name(step: LearningStep) -> str:
     return type(step.model).__name__
+
+
+def _assembled(
+    trace: tracing.Trace, parameters: Sequence[str], buffers: Sequence[str], batch: Sequence[str], device: str
+) -> StepGraph:
+    """The step graph of a trace, without updates."""
+    lowering = Lowering(trace)
+    inputs = iter(lowering.inputs)
+    bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]
+    operators, instead = skip_identities(lowering.operators, lowering.values)
+    outputs = _output_values(trace.outputs, lowering, instead)
+    wanted = {outputs["loss"], *(value for group in _groups(outputs) for value in group.values())}
+    operators = renumber(drop_dead(split_convolution_backward(operators, wanted), wanted))
+    used = {value for operator in operators for value in (*operator.reads, *operator.results) if value is not None}
+    kept = used | wanted | set(lowering.inputs)
+    return StepGraph(
+        operators=tuple(_annotated(operators, lowering.values, bound[0])),
+        values={value: spec for value, spec in lowering.values.items() if value in kept},
+        parameters=bound[0],
+        buffers=bound[1],
+        batch=bound[2],
+        constants={value: tensor for value, tensor in lowering.constants.items() if value in kept},
+        device=device,
+        **outputs,
+    )
+
+
+def _with_updates(graph: StepGraph, optimizer: OptimizerFactory, model: nn.Module) -> StepGraph:
+    """The graph with an update operator for each of the optimizer's parameter groups."""
+    values = dict(graph.values)
+    updates = update_operators(optimizer, model, graph.parameters, graph.gradients, values, len(graph.operators))
+    return dataclasses.replace(graph, operators=(*graph.operators, *updates), values=values)
+
+
+def _output_values(outputs: StepOutputs, lowering: Lowering, instead: Mapping[int, int]) -> dict[str, Any]:
+    def value(node: Any) -> int:
+        made = lowering.value(node)
+        return instead.get(made, made)
+
+    return {
+        "loss": value(outputs.loss),
+        "gradients": {name: value(node) for name, node in outputs.gradients.items()},
+        "new_buffers": {name: value(node) for name, node in outputs.buffers.items()},
+        "metrics": {name: value(node) for name, node in outputs.metrics.items()},
+    }
+
+
+def _groups(outputs: Mapping[str, Any]) -> list[dict[str, int]]:
+    return [outputs[name] for name in ("gradients", "new_buffers", "metrics")]
+
+
+def _annotated(
+    operators: Sequence[Operator], values: Mapping[int, TensorSpec], parameters: Mapping[str, int]
+) -> Iterator[Operator]:
+    """Operators with what they cost and the parameters that they read, through views and casts too."""
+    origin: dict[int, tuple[str, ...]] = {value: (name,) for name, value in parameters.items()}
+    for operator in operators:
+        names = tuple(dict.fromkeys(name for value in operator.reads for name in origin.get(value, ())))
+        if operator.is_view or operator.kind.startswith("aten._to_copy."):
+            origin.update({value: names for value in operator.results if value is not None})
+        yield dataclasses.replace(
+            operator, parameters=names, flops=flops(operator, values), bytes_moved=bytes_moved(operator, values)
+        )

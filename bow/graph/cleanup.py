@@ -1,14 +1,17 @@
-"""Removes operators that change nothing, and those whose results nobody reads."""
+"""Removes operators that change nothing or whose results nothing reads, and splits the backward of convolutions."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bow.graph.operator import Operator, Ref
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.operator import Operator, Ref, TensorSpec
 
 _SAME = {"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy"}
 _OTHER_VALUES = {"as_strided", "_conj", "_neg_view"}
 """Views that may lie like their argument and yet have other values: a conjugate is a bit of the tensor."""
+_CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
+_HALVES = ((0,), (1, 2))
+"""Input; weight and bias. oneDNN computes the bias in the same pass as the weight: alone, it costs the whole pass
+again (2.5 ms instead of 0.3 for 16 x 20 x 12 x 12, float32, one thread)."""
 
 
 def skip_identities(
@@ -68,3 +71,27 @@ def _is_identity(operator: Operator, values: Mapping[int, TensorSpec]) -> bool:
     if len(operator.results) != 1 or operator.results[0] is None or not operator.reads:
         return False
     return values[operator.reads[0]].lies_like(values[operator.results[0]])
+
+
+def split_convolution_backward(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
+    """Replace each `convolution_backward` by one call for the input gradient and one for weight and bias.
+
+    The calls differ in `output_mask` alone; what nobody reads is not computed. Indices are not unique afterwards.
+
+    References:
+        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018.
+    """
+    read = {value for operator in operators for value in operator.reads} | set(wanted)
+    parts = (
+        _split(operator, read) if operator.kind == _CONVOLUTION_BACKWARD else (operator,) for operator in operators
+    )
+    return [part for group in parts for part in group]
+
+
+def _split(operator: Operator, read: set[int]) -> Iterator[Operator]:
+    *arguments, _ = operator.arguments
+    for half in _HALVES:
+        results = tuple(v if i in half and v in read else None for i, v in enumerate(operator.results))
+        mask = tuple(value is not None for value in results)
+        if any(mask):
+            yield dataclasses.replace(operator, arguments=(*arguments, mask), results=results)

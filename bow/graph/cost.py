@@ -6,8 +6,7 @@ from typing import Any
 from torch.utils.flop_counter import flop_registry
 
 from bow.graph import kinds
-from bow.graph.operator import Operator, Ref, map_refs
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 
 
 def flops(operator: Operator, values: Mapping[int, TensorSpec]) -> int:

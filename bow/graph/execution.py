@@ -11,10 +11,8 @@ from torch.optim import Optimizer
 
 from bow.errors import GraphError, reason
 from bow.graph import kinds
-from bow.graph.batches import batch_tensors
-from bow.graph.learning_step import StepOutputs
-from bow.graph.operator import Operator, Ref, map_refs
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.learning_step import StepOutputs, batch_tensors
+from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 from bow.graph.update import apply_update
 from bow.seeds import derive_seed
 

@@ -10,14 +10,20 @@ import torch
 from torch import Tensor
 
 from bow.errors import GraphError
-from bow.graph.operator import Argument, Operator, Ref
-from bow.graph.tensor_spec import TensorSpec
+from bow.files import JsonFormat
+from bow.graph.operator import Argument, Operator, Ref, TensorSpec
 
 if TYPE_CHECKING:
     from bow.graph.step_graph import StepGraph
 
-FORMAT = "bow step graph"
-VERSION = 1
+FORMAT = JsonFormat(
+    "bow step graph",
+    version=1,
+    subject="the step graph",
+    writer="StepGraph.save",
+    remedy="capture the model again",
+    refusal=GraphError,
+)
 
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 """Argument types that are attributes of the module torch, by the key that marks them."""
@@ -25,13 +31,7 @@ _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.m
 
 def dumps(graph: "StepGraph") -> str:
     """Write a graph: one JSON object, one line per operator."""
-    fields: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "torch": torch.__version__,
-        "device": graph.device,
-        "loss": graph.loss,
-    }
+    fields = FORMAT.fields({"torch": torch.__version__, "device": graph.device, "loss": graph.loss})
     for name in ("parameters", "buffers", "batch", "gradients", "new_buffers", "metrics"):
         fields[name] = dict(getattr(graph, name))
     fields["constants"] = {str(value): _tensor_to_json(tensor) for value, tensor in graph.constants.items()}
@@ -43,20 +43,7 @@ def dumps(graph: "StepGraph") -> str:
 
 def loads(text: str) -> dict[str, Any]:
     """The fields of the graph that `dumps` wrote."""
-    try:
-        read = json.loads(text)
-    except ValueError as error:
-        raise GraphError(f"the step graph is not JSON ({error}); capture the model again") from error
-    if not isinstance(read, dict) or read.get("format") != FORMAT:
-        raise GraphError(f'the file is not a "{FORMAT}"; give one that StepGraph.save wrote')
-    if read.get("version") != VERSION:
-        raise GraphError(
-            f"the step graph has version {read.get('version')}, this bow reads {VERSION}; capture it again"
-        )
-    try:
-        return _fields(read)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise GraphError(f"the step graph is damaged ({type(error).__name__}: {error}); capture it again") from error
+    return FORMAT.loads(text, _fields)
 
 
 def _fields(read: dict[str, Any]) -> dict[str, Any]:

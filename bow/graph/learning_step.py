@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from bow.errors import LossError, ModelError, reason
+from bow.errors import DataError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
 
 Step: TypeAlias = Callable[[nn.Module, Any], Any]
@@ -128,6 +129,25 @@ def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:
         return loss(model(inputs), targets)
 
     return step
+
+
+def batch_tensors(batch: Any) -> dict[str, Tensor]:
+    """The leaves of a batch by path, such as `[0]` for the inputs of a pair.
+
+    Example:
+        >>> import torch
+        >>> list(batch_tensors({"pixels": torch.zeros(2), "more": [torch.ones(1)]}))
+        ["['pixels']", "['more'][0]"]
+    """
+    leaves, _ = tree_flatten_with_path(batch)
+    named = {keystr(path): leaf for path, leaf in leaves}
+    for name, leaf in named.items():
+        if not isinstance(leaf, Tensor):
+            raise DataError(
+                f"batch{name} is a {type(leaf).__name__}; a step graph takes tensors only: make it a tensor, "
+                "or keep it in the step"
+            )
+    return named
 
 
 def _check_scalar(value: object, name: str) -> None:

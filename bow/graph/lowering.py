@@ -10,8 +10,7 @@ from torch import Tensor, fx
 
 from bow.errors import CaptureError
 from bow.graph import kinds
-from bow.graph.operator import Argument, Operator, Ref
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.operator import Argument, Operator, Ref, TensorSpec
 from bow.graph.tracing import Origin, Trace, origin_of
 
 _LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -1,4 +1,10 @@
-"""Why a step cannot be captured, in one sentence."""
+"""Why a step cannot be captured, in one sentence; and torch kept from printing meanwhile."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
 
 from bow.errors import CaptureError, reason
 
@@ -35,3 +41,22 @@ def refused(model: str, error: BaseException, instead: str = EAGER) -> CaptureEr
     if "Generator" in str(error):
         return refusal(model, "draws from a torch.Generator", "use torch's default random number generator", instead)
     return refusal(model, f"fails ({reason(error)})", "run it once on this batch without capture to see where", instead)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out warnings, which the user's own run of the model has shown, torch's logs, and the graphs it prints."""
+    loggers = [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if name.startswith("torch") and isinstance(logger, logging.Logger) and not logger.disabled
+    ]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger in loggers:
+            logger.disabled = False

@@ -14,8 +14,7 @@ from bow.errors import GraphError
 from bow.files import read_text, save_text
 from bow.graph import execution, json_format, table
 from bow.graph.learning_step import StepOutputs
-from bow.graph.operator import Operator
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.operator import Operator, TensorSpec
 
 
 @dataclass(frozen=True, eq=False, repr=False)

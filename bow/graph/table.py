@@ -1,10 +1,11 @@
 """A step graph as text."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bow.graph.operator import Operator
+from bow.tables import aligned
 
 if TYPE_CHECKING:
     from bow.graph.step_graph import StepGraph
@@ -15,7 +16,7 @@ _COLUMNS = ("#", "phase", "operator", "results", "reads", "module", "parameters"
 def table(graph: "StepGraph") -> str:
     """One line per operator under a line that sums them up."""
     rows = [_COLUMNS, *(_row(operator, graph) for operator in graph.operators)]
-    return "\n".join([summary(graph), *_aligned(rows)])
+    return "\n".join([summary(graph), *aligned(rows)])
 
 
 def summary(graph: "StepGraph") -> str:
@@ -67,8 +68,3 @@ def _remarks(operator: Operator) -> str:
 def _listed(parts: Iterable[str], most: int = 3) -> str:
     shown = list(parts)
     return ", ".join(shown[:most]) + (f", ... ({len(shown)})" if len(shown) > most else "")
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

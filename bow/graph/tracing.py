@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from bow.errors import BowError, CaptureError
 from bow.graph.learning_step import LearningStep
 from bow.graph.operator import Phase
-from bow.graph.quiet import quiet
-from bow.graph.refusal import refusal, refused
+from bow.graph.refusal import quiet, refusal, refused
 
 OLDEST = (2, 10)
 NEWEST = (2, 13)

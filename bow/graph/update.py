@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bow.errors import GraphError, OptimizerError, reason
-from bow.graph.operator import Operator, Ref
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.operator import Operator, Ref, TensorSpec
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 

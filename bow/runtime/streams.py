@@ -12,9 +12,8 @@ from torch import Tensor
 from bow.devices import CapturedGraph, Event, Stream, StreamDevice
 from bow.errors import GraphError, ScheduleError
 from bow.graph import Operator, StepGraph
-from bow.graph.batches import batch_tensors
 from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_operator
-from bow.graph.learning_step import StepOutputs
+from bow.graph.learning_step import StepOutputs, batch_tensors
 from bow.runtime.issue import MemoryUse, issue_order, operators_of
 from bow.runtime.local import dependencies_of
 from bow.schedule import OrderedSchedule, Schedule

@@ -1,8 +1,7 @@
 import torch
 
 from bow.graph.cleanup import drop_dead, renumber, skip_identities
-from bow.graph.operator import Operator, Ref
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.operator import Operator, Ref, TensorSpec
 
 
 def _operator(index: int, kind: str, reads: tuple[int, ...], *made: int | None, **more) -> Operator:

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import bow
 from bow.graph import kinds
-from bow.graph.tensor_spec import TensorSpec
+from bow.graph.operator import TensorSpec
 from tests.graph.cases import PAPER_MODELS, captured, onednn
 
 

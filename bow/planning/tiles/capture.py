@@ -14,9 +14,8 @@ from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
 from bow.errors import BowError, CaptureError, DataError, LossError
-from bow.graph.batches import batch_tensors
-from bow.graph.learning_step import LearningStep, Step, checked_model, step_from_loss
-from bow.graph.quiet import quiet
+from bow.graph.learning_step import LearningStep, Step, batch_tensors, checked_model, step_from_loss
+from bow.graph.refusal import quiet
 from bow.graph.side_effects import changed, python_state, refuse_changes
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES

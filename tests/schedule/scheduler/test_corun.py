@@ -78,7 +78,7 @@ class Rules:
         assert start.executor == min(start.cores) + (self.cores if start.sibling else 0)
 
     def _expected(self, now: int) -> tuple[int, int, bool] | None:
-        calm = [each for each in self.moment.ready if not self._disturbs(each)]
+        calm = [each for each in self.moment.ready if not self._interferes(each)]
         idle = self.cores - sum(start.threads for start in self.holding)
         until = max((self.ends[start.operator] for start in self.holding), default=-1)
         for operator in calm:
@@ -110,7 +110,7 @@ class Rules:
         near = [threads for threads in fastest(own) if threads <= idle and usual - threads <= 2]
         return (operator, near[0], False) if near else None
 
-    def _disturbs(self, operator: int) -> bool:
+    def _interferes(self, operator: int) -> bool:
         others = {self.kinds[each] for each in self.moment.running}
         return any(tuple(sorted([self.kinds[operator], other])) in self.avoided for other in others)
 
