@@ -7,6 +7,7 @@ from benchmarks.cost_models import Saturation, sort_of
 from benchmarks.manycore.executors import simulated_ns
 from benchmarks.manycore.machines import TEAM_CORES, durations, team
 from benchmarks.manycore.steps import Step
+from benchmarks.manycore.team_scheduler import TeamScheduler
 from bow.schedule.scheduler import ListScheduler, Start, critical_path
 from bow.schedule.scheduler.thread_counts import Times
 from bow.schedule.simulator import simulate_operators
@@ -44,7 +45,7 @@ def team_sizes(machine: Saturation, step: Step, shape: tuple[int, int], teams: S
     prefers = classes_by_scaling(by_operator, sizes)
     usual = [own[sizes[wanted]] for own, wanted in zip(by_operator, prefers, strict=True)]
     levels = critical_path(step.dependencies, usual).levels
-    scheduler = ListScheduler(step.dependencies, len(teams), levels, threads=teams, prefers=prefers)
+    scheduler = TeamScheduler(step.dependencies, len(teams), levels, threads=teams, prefers=prefers)
     spent = 0
 
     def duration(start: Start) -> int:
@@ -101,7 +102,7 @@ def _changing_ns(step: Step, ahead: int, behind: int, passes: dict[int, list[int
     forward = sum(step.forward)
     times = [passes[ahead if is_forward else behind][each] for each, is_forward in enumerate(step.forward)]
     levels = critical_path(step.dependencies, times).levels
-    scheduler = ListScheduler(
+    scheduler = TeamScheduler(
         step.dependencies, max(ahead, behind), levels, open=lambda finished: ahead if finished < forward else behind
     )
     return simulated_ns(scheduler, times)
@@ -148,7 +149,7 @@ def small_at_once(machine: Saturation, step: Step, shape: tuple[int, int], hando
     levels = critical_path(step.dependencies, mixed).levels
     before_ns = _symmetric_ns(step, shape, queued)
     taken = {
-        light: simulated_ns(ListScheduler(step.dependencies, executors, levels, small=small, light=light), mixed)
+        light: simulated_ns(TeamScheduler(step.dependencies, executors, levels, small=small, light=light), mixed)
         for light in (False, True)
     }
     return {

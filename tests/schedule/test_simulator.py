@@ -82,7 +82,7 @@ def test_operators_stay_where_what_they_read_was_made() -> None:
 
 
 def test_how_long_an_operator_takes_may_depend_on_where_it_runs() -> None:
-    scheduler = ListScheduler([[], []], executors=2, threads=[2, 1])
+    scheduler = OrderScheduler([[], []], [[0], [1]], threads=[2, 1])
     spans = by_operator(simulate_operators(scheduler, lambda start: 8 // start.threads, names=["mm", "add"]))
     assert [(span.name, span.duration_ns, span.details) for span in spans.values()] == [
         ("mm", 4, {"operator": 0, "threads": 2}),

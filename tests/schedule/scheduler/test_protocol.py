@@ -142,17 +142,17 @@ def test_a_schedule_takes_the_order_of_the_cores(case) -> None:
     OrderedSchedule(threads=(1,) * len(held), order=held).check(before)
 
 
-@given(dependencies(), st.data(), st.integers(1, 4), st.booleans())
+@given(dependencies(), st.data(), st.integers(1, 4))
 def test_what_a_list_scheduler_decided_is_repeated_too(
-    before: Dependencies, data: st.DataObject, executors: int, light: bool
+    before: Dependencies, data: st.DataObject, executors: int
 ) -> None:
     costs = data.draw(listed(st.integers(0, 9), before))
     small = data.draw(st.sets(st.sampled_from(range(len(before)))))
     levels = critical_path(before, costs).levels
-    recorder = WaitRecorder(ListScheduler(before, executors, levels, small=small, light=light, threads=[3] * executors))
+    recorder = WaitRecorder(ListScheduler(before, executors, levels, small=small))
     timeline = simulate_operators(recorder, lambda start: costs[start.operator])
-    order = held_by_core(recorder.decisions, executors + light)
-    threads = [3] * executors + [1] * light
+    order = held_by_core(recorder.decisions, executors)
+    threads = [1] * executors
     again = WaitRecorder(OrderScheduler(with_waits(before, recorder.waits), order, threads=threads))
     repeated = simulate_operators(again, lambda start: costs[start.operator])
     assert begins(repeated) == begins(timeline)

@@ -1,0 +1,93 @@
+"""A list scheduler with what else Graphi's authors tried (Tang et al., 2018, sections 5.2 and 6)."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from bow.errors import ScheduleError
+from bow.schedule.scheduler import ListScheduler, Start
+
+
+class TeamScheduler(ListScheduler):
+    """A list scheduler whose executors have teams of several sizes and change in number, or with a light executor.
+
+    An operator goes to an executor of the class that it prefers, if one is free; among those, to the executor that it
+    would stay on; and otherwise to the first. Executors with equally many threads are a class, and classes are numbered
+    from the fewest threads on.
+
+    Args:
+        dependencies: as for `ListScheduler`, as are `executors`, `priority`, `stay` and `small`.
+        light: one more executor, with one thread, numbered behind the others. It runs the small operators that are
+            ready at the start of the step, which nothing on an executor made ready, and those that they make ready.
+        threads: by executor, without the light one: how many it has; None: one each.
+        prefers: by operator: the class of executors that suits it, 0 being the one with the fewest threads: it goes to
+            one of those if one is free, and else to any other; this comes before `stay`.
+        open: by how many operators of the step have finished: how many executors may take operators from the queue,
+            those with the lowest numbers. An executor beyond them finishes what it has.
+            `lambda finished: 2 if finished < num_forward else 4` opens two more for the backward pass.
+
+    Raises:
+        ScheduleError: as `ListScheduler` does; an argument that does not fit the executors.
+    """
+
+    def __init__(
+        self,
+        dependencies: Sequence[Collection[int]],
+        executors: int,
+        priority: Sequence[float] | None = None,
+        stay: bool = False,
+        *,
+        small: Collection[int] = (),
+        light: bool = False,
+        threads: Sequence[int] | None = None,
+        prefers: Sequence[int] | None = None,
+        open: Callable[[int], int] | None = None,
+    ) -> None:
+        super().__init__(dependencies, executors, priority, stay, small=small)
+        self._light = executors if light else None
+        self._threads = tuple([1] * executors if threads is None else threads)
+        if len(self._threads) != executors:
+            raise ScheduleError(f"{len(self._threads)} numbers of threads for {executors} executors; give each one")
+        _check_threads(self._threads)
+        num_operators, everyone = len(dependencies), (1 << executors) - 1
+        sizes = sorted(set(self._threads))
+        classes = [sum(1 << each for each, size in enumerate(self._threads) if size == wanted) for wanted in sizes]
+        self._preferred = [everyone] * num_operators if prefers is None else _masks(prefers, classes, num_operators)
+        counts = [executors if open is None else open(finished) for finished in range(num_operators + 1)]
+        wrong = next((count for count in counts if not 1 <= count <= executors), None)
+        if wrong is not None:
+            raise ScheduleError(f"open must give 1 to {executors} executors, as many as there are, got {wrong}")
+        self._open = [(1 << count) - 1 for count in counts]
+
+    def start(self, now_ns: int = 0) -> list[Start]:
+        """Begin a step."""
+        self._begin()
+        for operator in self._progress.begin():
+            self._make_ready(operator, self._light)
+        first = [] if self._light is None else self._go_on(self._light)
+        return first + self._hand_out()
+
+    def _suitable(self, operator: int) -> int:
+        free = self._idle & self._open[self._progress.num_finished]
+        return free & self._preferred[operator] or free
+
+    def _run(self, operator: int, executor: int) -> Start:
+        self._running[operator] = executor
+        return Start(operator, executor, 1 if executor == self._light else self._threads[executor])
+
+
+def _check_threads(threads: Sequence[int]) -> None:
+    wrong = next((executor for executor, count in enumerate(threads) if count < 1), None)
+    if wrong is not None:
+        raise ScheduleError(f"threads must be at least 1, got {threads[wrong]} for executor {wrong}")
+
+
+def _masks(prefers: Sequence[int], classes: Sequence[int], num_operators: int) -> list[int]:
+    """By operator: the executors that suit it."""
+    if len(prefers) != num_operators:
+        raise ScheduleError(f"{len(prefers)} preferred classes for {num_operators} operators; give every operator one")
+    wrong = next((index for index, wanted in enumerate(prefers) if not 0 <= wanted < len(classes)), None)
+    if wrong is not None:
+        raise ScheduleError(
+            f"operator {wrong} prefers class {prefers[wrong]}, and executors have {len(classes)} different numbers of "
+            f"threads; use 0 to {len(classes) - 1}"
+        )
+    return [classes[wanted] for wanted in prefers]

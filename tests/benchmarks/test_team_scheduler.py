@@ -1,0 +1,123 @@
+"""Lists of ready operators, on executors of several sizes and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.manycore.team_scheduler import TeamScheduler
+from bow.errors import ScheduleError
+from bow.schedule import Timeline
+from bow.schedule.scheduler import Start
+from bow.schedule.simulator import simulate_operators
+from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed
+from tests.schedule.scheduler.list_rules import Rules
+from tests.schedule.scheduler.watching import Watched, check_carried_out
+
+
+@st.composite
+def options(draw: st.DrawFn, before: Dependencies) -> dict[str, Any]:
+    """Arguments of a TeamScheduler, any of them left out."""
+    executors = draw(st.integers(1, 4))
+    threads = draw(st.lists(st.integers(1, 3), min_size=executors, max_size=executors))
+    opened = draw(listed(st.integers(1, executors), [*before, []]))
+    chosen = {
+        "priority": draw(listed(st.integers(0, 5), before)),
+        "stay": True,
+        "small": draw(st.sets(st.sampled_from(range(len(before))))),
+        "light": True,
+        "threads": threads,
+        "prefers": draw(listed(st.integers(0, len(set(threads)) - 1), before)),
+        "open": opened.__getitem__,
+    }
+    names = draw(st.sets(st.sampled_from(sorted(chosen))))
+    names |= {"threads"} if "prefers" in names else set()
+    return {"dependencies": before, "executors": executors, **{name: chosen[name] for name in names}}
+
+
+def run(scheduler: Watched | TeamScheduler, costs: list[int]) -> Timeline:
+    return simulate_operators(scheduler, lambda start: costs[start.operator])
+
+
+@settings(max_examples=40)
+@given(st.data(), dependencies())
+def test_every_option_gives_a_schedule_that_can_be_carried_out(data: st.DataObject, before: Dependencies) -> None:
+    arguments = data.draw(options(before))
+    costs = data.draw(listed(st.integers(0, 9), before))
+    scheduler = TeamScheduler(**arguments)
+    timeline = run(scheduler, costs)
+    check_carried_out(timeline, before)
+    assert run(scheduler, costs) == timeline == run(TeamScheduler(**arguments), costs)
+
+
+@settings(max_examples=40)
+@given(st.data(), dependencies())
+def test_operators_are_given_out_by_priority_and_to_the_executors_that_suit_them(
+    data: st.DataObject, before: Dependencies
+) -> None:
+    arguments = data.draw(options(before))
+    watched = Watched(TeamScheduler(**arguments))
+    run(watched, data.draw(listed(st.integers(0, 9), before)))
+    rules = Rules(**arguments)
+    for event in watched.events:
+        assert event.starts == rules.expected(event.finished)
+
+
+def test_the_light_executor_takes_small_operators_that_nothing_made_ready() -> None:
+    before: Dependencies = [[], [], [0], [], [2], [0]]
+    small = {0, 1, 2}
+    scheduler = TeamScheduler(before, executors=1, small=small, light=True, threads=[4])
+    assert scheduler.start() == [Start(0, 1), Start(3, 0, threads=4)]
+    assert scheduler.finished(0) == [Start(1, 1)]  # 5 waits for an executor that is not light
+    assert scheduler.finished(1) == [Start(2, 1)]
+    assert scheduler.finished(2) == []
+    assert scheduler.finished(3) == [Start(5, 0, threads=4)]
+    without = TeamScheduler(before, executors=1, small=small, threads=[4])
+    assert without.start() == [Start(0, 0, threads=4)]
+
+
+def test_an_operator_goes_to_an_executor_of_its_class_or_to_any_other() -> None:
+    threads, prefers = [2, 6, 2], [1, 1, 0, 0]
+    scheduler = TeamScheduler([[], [], [], []], executors=3, threads=threads, prefers=prefers)
+    assert scheduler.start() == [Start(0, 1, threads=6), Start(1, 0, threads=2), Start(2, 2, threads=2)]
+    assert scheduler.finished(0) == [Start(3, 1, threads=6)]
+
+
+def test_more_executors_open_when_the_backward_pass_begins() -> None:
+    # Two forward operators, of which the second makes four backward operators ready.
+    before: Dependencies = [[], [0], [1], [1], [1], [1]]
+    scheduler = TeamScheduler(before, executors=3, open=lambda finished: 1 if finished < 2 else 3)
+    assert scheduler.start() == [Start(0, 0)]
+    assert scheduler.finished(0) == [Start(1, 0)]
+    assert scheduler.finished(1) == [Start(2, 0), Start(3, 1), Start(4, 2)]
+
+
+def test_an_executor_beyond_the_open_ones_finishes_what_it_has_and_takes_no_more() -> None:
+    scheduler = TeamScheduler([[]] * 4, executors=2, open=lambda finished: 2 if finished < 1 else 1)
+    assert scheduler.start() == [Start(0, 0), Start(1, 1)]
+    assert scheduler.finished(1) == []
+    assert scheduler.finished(0) == [Start(2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"executors": 0}, "at least 1 executor, got 0"),
+        ({"priority": [1.0]}, "1 priorities for 2 operators"),
+        ({"threads": [1]}, "1 numbers of threads for 2 executors"),
+        ({"threads": [1, 0]}, "threads must be at least 1, got 0 for executor 1"),
+        ({"prefers": [0]}, "1 preferred classes for 2 operators"),
+        ({"prefers": [0, 1]}, "operator 1 prefers class 1, and executors have 1 different numbers"),
+        ({"prefers": [-1, 0]}, "operator 0 prefers class -1"),
+        ({"small": [2]}, "operator 2 is called small, and there are 2"),
+        ({"small": [-1]}, "operator -1 is called small"),
+        ({"open": lambda finished: finished}, "open must give 1 to 2 executors, as many as there are, got 0"),
+        ({"open": lambda finished: 3}, "got 3"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        TeamScheduler(**{"dependencies": [[], []], "executors": 2, **arguments})
