@@ -205,7 +205,7 @@ def test_auto_asks_for_schedules_of_the_cores_that_a_learner_has(
         asked.append((profile, cores))
         return []
 
-    found = SimpleNamespace(verdict="", choice=SimpleNamespace(is_sequential=True))
+    found = SimpleNamespace(summary="", choice=SimpleNamespace(is_sequential=True))
     monkeypatch.setattr(module, "available_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(module, "measure", lambda subject, threads: max(threads))
     monkeypatch.setattr(module, "make_policies", noted)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.schedule.scheduler.stream_plan import START, StreamPlan, Turn
+from bow.schedule.scheduler.stream_plan import START, IssuedTask, StreamPlan
 
 END = -2
 Edge = tuple[int, int]
@@ -27,15 +27,15 @@ def _cases(draw: st.DrawFn) -> tuple[list[tuple[int, int]], dict[int, list[int]]
 CASES = _cases()
 
 
-def edges_of(turns: Iterable[Turn], join: Iterable[int]) -> tuple[list[Edge], list[Edge]]:
+def edges_of(tasks: Iterable[IssuedTask], join: Iterable[int]) -> tuple[list[Edge], list[Edge]]:
     """What runs before what: as streams run in order, and by waits."""
     last = {0: START}
     in_order, waits = [], []
-    for turn in (*turns, Turn(END, 0, tuple(join))):
-        if turn.stream in last:
-            in_order.append((last[turn.stream], turn.task))
-        waits.extend((task, turn.task) for task in turn.waits)
-        last[turn.stream] = turn.task
+    for issued in (*tasks, IssuedTask(END, 0, tuple(join))):
+        if issued.stream in last:
+            in_order.append((last[issued.stream], issued.task))
+        waits.extend((task, issued.task) for task in issued.waits)
+        last[issued.stream] = issued.task
     return in_order, waits
 
 
@@ -62,7 +62,7 @@ def is_ordered(before: dict[int, set[int]], dependencies: dict[int, list[int]]) 
 def test_everything_is_ordered_and_no_wait_can_be_left_out(case) -> None:
     order, dependencies, num_streams = case
     plan = StreamPlan.of(order, dependencies, num_streams)
-    assert [(turn.stream, turn.task) for turn in plan.tasks] == order
+    assert [(issued.stream, issued.task) for issued in plan.tasks] == order
     tasks = [task for _, task in order]
     in_order, waits = edges_of(plan.tasks, plan.join)
     assert is_ordered(behind(in_order + waits, tasks), dependencies)
@@ -119,7 +119,7 @@ def test_memory_goes_back_at_the_first_turn_that_knows_its_uses_to_be_over(case,
 
 def test_a_stream_forks_from_the_start_only_where_no_other_wait_covers_it() -> None:
     plan = StreamPlan.of([(0, 0), (1, 1), (2, 2)], {0: [], 1: [0], 2: []}, num_streams=3)
-    assert [turn.waits for turn in plan.tasks] == [(), (0,), (START,)]
+    assert [issued.waits for issued in plan.tasks] == [(), (0,), (START,)]
     assert plan.join == (1, 2)
     assert plan.awaited == {START, 0, 1, 2}
 
@@ -127,13 +127,13 @@ def test_a_stream_forks_from_the_start_only_where_no_other_wait_covers_it() -> N
 def test_a_wait_covers_whatever_was_over_before_the_task_that_it_is_for() -> None:
     order = [(0, 0), (1, 1), (0, 2), (2, 3)]  # 3 waits for 2, which came behind 1 and 0
     plan = StreamPlan.of(order, {0: [], 1: [0], 2: [1], 3: [0, 1, 2]}, num_streams=3)
-    assert [turn.waits for turn in plan.tasks] == [(), (0,), (1,), (2,)]
+    assert [issued.waits for issued in plan.tasks] == [(), (0,), (1,), (2,)]
     assert plan.join == (3,)
 
 
 def test_streams_without_work_are_neither_forked_nor_joined() -> None:
     plan = StreamPlan.of([(0, 0), (3, 1)], {0: [], 1: []}, num_streams=4)
-    assert [turn.waits for turn in plan.tasks] == [(), (START,)]
+    assert [issued.waits for issued in plan.tasks] == [(), (START,)]
     assert plan.join == (1,)
 
 
