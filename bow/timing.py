@@ -39,13 +39,6 @@ def time_in_turns(
         warm_up: runs of a case before its first window; before others there is one, which wakes its threads.
         progress: is told which turn it is.
         clock: seconds that only go up.
-
-    Example:
-        >>> class Idle:
-        ...     def run(self) -> None: ...
-        ...     def rest(self) -> None: ...
-        >>> len(time_in_turns({"idle": Idle()}, turns=2, window_s=0.0)["idle"])
-        2
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     try:

@@ -24,12 +24,7 @@ _MOVING = {
 
 @functools.cache
 def kernel_of(kind: str) -> Kernel:
-    """The operator that a kind names.
-
-    Example:
-        >>> kernel_of("aten.mm.default")
-        <OpOverload(op='aten.mm', overload='default')>
-    """
+    """The operator that a kind names."""
     try:
         namespace, name, overload = kind.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
@@ -47,12 +42,7 @@ def is_update(kind: str) -> bool:
 
 @functools.cache
 def is_view(kind: str) -> bool:
-    """Whether the result shares the argument's memory.
-
-    Example:
-        >>> is_view("aten.t.default"), is_view("aten.mm.default")
-        (True, False)
-    """
+    """Whether the result shares the argument's memory."""
     if is_update(kind):
         return False
     returned = [returns.alias_info for returns in kernel_of(kind)._schema.returns]

@@ -33,13 +33,6 @@ class LearningStep(nn.Module):
 
     Python-side attributes of the model may change while it is traced, so it is a copy; parameters and buffers
     are shared with the original, and never read.
-
-    Args:
-        model: the user's model.
-        step: what is done with a batch.
-
-    Raises:
-        ModelError: the model cannot be copied.
     """
 
     def __init__(self, model: nn.Module, step: Step) -> None:
@@ -132,13 +125,7 @@ def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:
 
 
 def batch_tensors(batch: Any) -> dict[str, Tensor]:
-    """The leaves of a batch by path, such as `[0]` for the inputs of a pair.
-
-    Example:
-        >>> import torch
-        >>> list(batch_tensors({"pixels": torch.zeros(2), "more": [torch.ones(1)]}))
-        ["['pixels']", "['more'][0]"]
-    """
+    """The leaves of a batch by path, such as `[0]` for the inputs of a pair."""
     leaves, _ = tree_flatten_with_path(batch)
     named = {keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():

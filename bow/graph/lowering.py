@@ -17,14 +17,7 @@ _LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.devi
 
 
 class Lowering:
-    """The operators of a trace.
-
-    Args:
-        trace: what tracing gave.
-
-    Raises:
-        CaptureError: the trace has an operator that is none of ATen or a registered library.
-    """
+    """The operators of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.operators: list[Operator] = []

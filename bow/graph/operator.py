@@ -90,12 +90,7 @@ def map_refs(change: Callable[[Ref], Argument], argument: Argument) -> Argument:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, strides and dtype of one value of a step graph.
-
-    Example:
-        >>> TensorSpec.of(torch.zeros(4, 3)).num_bytes
-        48
-    """
+    """Shape, strides and dtype of one value of a step graph."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -19,12 +19,7 @@ REMEDY = "make its module part of the model and compute the loss in step=, or"
 
 
 class OutsideTensors:
-    """Tensors and modules that a step's code leads to and that are not the model's, such as parameters of a loss.
-
-    Args:
-        step: what is done with a batch.
-        model: what it is given.
-    """
+    """Tensors and modules that a step's code leads to and that are not the model's, such as parameters of a loss."""
 
     def __init__(self, step: Any, model: nn.Module) -> None:
         self._own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}

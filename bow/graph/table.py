@@ -31,12 +31,7 @@ def summary(graph: "StepGraph") -> str:
 
 
 def quantity(number: int) -> str:
-    """A number with three digits and a decimal prefix.
-
-    Example:
-        >>> quantity(1_234_567), quantity(12)
-        ('1.23 M', '12 ')
-    """
+    """A number with three digits and a decimal prefix."""
     scaled = float(number)
     for prefix in ("", "k", "M", "G", "T"):
         if scaled < 1000:

@@ -55,16 +55,7 @@ class GraphCopy:
 
 
 class JobBuilder:
-    """Builds a native job from copies of step graphs.
-
-    Args:
-        graphs: by learner.
-        regions: by learner: what runs in the place of the graph's operators; None: one by one.
-        learners: the numbers of these learners, for messages and timelines; None: 0, 1, 2, ...
-
-    Raises:
-        RuntimeUnavailableError: there is no native runtime.
-    """
+    """Builds a native job from copies of step graphs."""
 
     def __init__(
         self,

@@ -40,30 +40,6 @@ class StreamRuntime:
     Runtimes that work at the same time need streams of their own, in captured steps too: cuBLAS has one workspace for
     each stream.
 
-    Args:
-        graph: a step graph, without updates or with updates that are left out.
-        schedule: which stream runs which operators, in which order; where it has none, streams are chosen by list
-            scheduling in simulated time.
-        device: where the graph was captured for.
-        streams: of the device, one for each executor of the schedule.
-
-    Raises:
-        GraphError: the graph was captured for another device.
-        ScheduleError: the schedule does not fit the graph or the streams.
-
-    Example:
-        >>> import bow
-        >>> from bow.testing import FakeDevice
-        >>> from bow.schedule import FirstComeSchedule
-        >>> batch = torch.randn(4, 3), torch.randn(4, 1)
-        >>> model = torch.nn.Linear(3, 1)
-        >>> graph, device = bow.capture(model, batch, torch.nn.functional.mse_loss), FakeDevice()
-        >>> streams = [device.stream("a"), device.stream("b")]
-        >>> with StreamRuntime(graph, FirstComeSchedule((1, 1)), device, streams) as runtime:
-        ...     outputs = runtime.run(dict(model.named_parameters()), {}, batch)
-        >>> sorted(outputs.gradients)
-        ['bias', 'weight']
-
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
     """

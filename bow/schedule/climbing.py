@@ -11,13 +11,6 @@ from bow.errors import SettingError
 class Threads:
     """A way to run an operator, one thread to a core: how many, and whether two share a cache.
 
-    Raises:
-        SettingError: no thread, or an odd number where two share a cache each: one cache would have less to do.
-
-    Example:
-        >>> print(Threads(18), "or", Threads(20, shared=True))
-        18 threads or 20 threads, two to a cache
-
     References:
         Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
         network training, 2019, sections III-B and III-C.
@@ -61,16 +54,6 @@ class HillClimb:
         interval: by how many threads a step goes; with two threads to a cache rounded up to an even number.
         caches: every two cores share a cache, so both ways are tried; else there is one climb over all cores.
 
-    Raises:
-        SettingError: a value outside its range.
-
-    Example:
-        >>> climb = HillClimb(most_threads=8, interval=2, caches=False)
-        >>> while (placement := climb.next_placement()) is not None:
-        ...     climb.report(placement, seconds=12 / placement.threads + placement.threads)
-        >>> climb.best.threads, sorted(placement.threads for placement in climb.measured)
-        (3, [1, 3, 5])
-
     References:
         Liu et al., 2019, section III-C.
     """
@@ -112,13 +95,6 @@ class HillClimbing:
 
     One training step measures all operators that still climb in the same placement, one after another, so the number
     of steps is that of the longest climb. Arguments are those of `HillClimb`, `operators` are its keys.
-
-    Example:
-        >>> climbing = HillClimbing(["small", "large"], most_threads=4, interval=1, caches=False)
-        >>> while (placement := climbing.next_placement()) is not None:
-        ...     climbing.report(placement, {"small": 1.0 * placement.threads, "large": 8.0 / placement.threads})
-        >>> climbing.best("small").threads, climbing.best("large").threads, climbing.steps
-        (1, 4, 4)
     """
 
     def __init__(self, operators: Iterable[str], most_threads: int, interval: int, caches: bool = True) -> None:

@@ -22,11 +22,6 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
     """A timeline as SVG: a row for each place, a box for each span, which tells its name and times when pointed at.
 
     Spans of one name have one colour. Times are in milliseconds from the first start.
-
-    Example:
-        >>> picture = timeline_svg(Timeline([Span("addmm", "executor 0", 0, 3_000)]), title="a step")
-        >>> picture.count("<rect"), "a step" in picture
-        (2, True)
     """
     places = timeline.places
     start = min((span.start_ns for span in timeline.spans), default=0)
@@ -43,10 +38,6 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
 
 def co_running(timeline: Timeline) -> list[tuple[int, int]]:
     """How many operators run, whenever one starts or ends; one that holds several places counts once.
-
-    Example:
-        >>> co_running(Timeline([Span("a", "core 0", 0, 4), Span("b", "core 1", 2, 6)]))
-        [(0, 1), (2, 2), (4, 1), (6, 0)]
 
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
@@ -74,12 +65,7 @@ def mean_co_running(timeline: Timeline) -> float:
 
 
 def co_running_by_part(timeline: Timeline, parts: int = 10) -> list[float]:
-    """How many operators run on average in each of some equal parts of the time.
-
-    Example:
-        >>> co_running_by_part(Timeline([Span("a", "core 0", 0, 4), Span("b", "core 1", 2, 8)]), parts=2)
-        [1.5, 1.0]
-    """
+    """How many operators run on average in each of some equal parts of the time."""
     events = co_running(timeline)
     length = max((moment for moment, _ in events), default=0) / parts
     found = [0.0] * parts
@@ -91,13 +77,7 @@ def co_running_by_part(timeline: Timeline, parts: int = 10) -> list[float]:
 
 
 def side_by_side(**timelines: Timeline) -> Timeline:
-    """Several timelines as one, each from its own beginning; their names stand in front of the places.
-
-    Example:
-        >>> one = Timeline([Span("a", "core 0", 100, 104)])
-        >>> [(span.place, span.start_ns) for span in side_by_side(simulated=one, measured=one).spans]
-        [('simulated core 0', 0), ('measured core 0', 0)]
-    """
+    """Several timelines as one, each from its own beginning; their names stand in front of the places."""
     spans: list[Span] = []
     for name, timeline in timelines.items():
         start = min((span.start_ns for span in timeline.spans), default=0)

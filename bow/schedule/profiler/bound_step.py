@@ -59,13 +59,7 @@ class BoundStep:
 
 
 class ScheduledStep:
-    """A step on executors that carry a schedule out, to be timed.
-
-    Args:
-        step: the step.
-        schedule: of its operators.
-        cores: by executor: those that it keeps to; None: its own.
-    """
+    """A step on executors that carry a schedule out, to be timed."""
 
     def __init__(self, step: BoundStep, schedule: Schedule, cores: Sequence[Sequence[int]] | None = None) -> None:
         self._step = step

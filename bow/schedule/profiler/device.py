@@ -103,13 +103,6 @@ def measure_on(
     the graph is replayed behind another replay of itself, so that the host is not waited for. Operators of one
     signature are measured once, views cost nothing.
 
-    Example:
-        >>> from bow.testing import FakeDevice
-        >>> device, batch = FakeDevice(), torch.randn(4, 3)
-        >>> step = bind_on(device, torch.nn.Linear(3, 1), batch, lambda model, batch: model(batch).mean())
-        >>> measure_on(device, step, repeats=2, cache=False).names[1]
-        'aten.addmm.default'
-
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
     """

@@ -124,12 +124,7 @@ def measure_schedule(step: BoundStep, schedule: Schedule, repeats: int = REPEATS
 
 
 def numbers_of_threads(cores: int) -> list[int]:
-    """1, 2, 4, ... and as many as there are cores.
-
-    Example:
-        >>> numbers_of_threads(6)
-        [1, 2, 4, 6]
-    """
+    """1, 2, 4, ... and as many as there are cores."""
     return sorted({*(2**power for power in range(cores.bit_length()) if 2**power <= cores), cores})
 
 

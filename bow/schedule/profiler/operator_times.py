@@ -38,12 +38,7 @@ class OperatorTime:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "OperatorTime":
-        """What repeats come to; at least one.
-
-        Example:
-            >>> OperatorTime.of([3.0, 1.0, 2.0])
-            OperatorTime(median_s=2.0, spread_s=1.0, repeats=3)
-        """
+        """What repeats come to; at least one."""
         low, _, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (0.0, 0.0, 0.0)
         return cls(statistics.median(seconds), high - low, len(seconds))
 
@@ -58,17 +53,7 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What every operator of a step graph takes on one machine.
-
-    Raises:
-        ScheduleError: not every operator has a module, or a time for every number of threads.
-
-    Example:
-        >>> times = {1: (OperatorTime(3e-6, 0.0, 1),), 2: (OperatorTime(2e-6, 0.0, 1),)}
-        >>> found = Profile(("aten.mm.default",), ("fc",), times, hardware="a machine")
-        >>> found.threads, found.nanoseconds(2), found.curves()
-        ((1, 2), [2000], [{1: 3000, 2: 2000}])
-    """
+    """What every operator of a step graph takes on one machine."""
 
     names: tuple[str, ...]  # by operator: what it is, such as `aten.mm.default`
     modules: tuple[str, ...]  # by operator: the module that it belongs to
@@ -160,12 +145,7 @@ def signature(operator: Operator, graph: StepGraph) -> str:
 
 
 class ProfileCache:
-    """Times by (signature, threads), in one file for each kind of machine.
-
-    Args:
-        hardware: see `hardware`.
-        folder: where the files lie; None: in bow's cache.
-    """
+    """Times by (signature, threads), in one file for each kind of machine."""
 
     def __init__(self, hardware: str, folder: Path | None = None) -> None:
         self._path = (folder or cache_folder() / "profiles") / f"{content_hash(hardware)}.json"

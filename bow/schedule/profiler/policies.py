@@ -61,12 +61,7 @@ def make_policies(step: BoundStep, profile: Profile, cores: int) -> list[Policy]
 
 
 def configurations(cores: int) -> list[tuple[int, int]]:
-    """Numbers of executors, and of threads for each, that fill the cores as far as they can (Graphi, section 4.2).
-
-    Example:
-        >>> configurations(8)
-        [(1, 8), (2, 4), (4, 2), (8, 1)]
-    """
+    """Numbers of executors, and of threads for each, that fill the cores as far as they can (Graphi, section 4.2)."""
     counts = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
     return [(count, cores // count) for count in sorted({*counts, cores})]
 

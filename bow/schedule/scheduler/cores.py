@@ -16,20 +16,7 @@ class Hold:
 
 
 class Cores:
-    """The cores of a machine and the second hardware threads on them.
-
-    Args:
-        num_cores: how many there are.
-        caches: by core: the cache that it has or shares; None: it does not count.
-
-    Example:
-        >>> cores = Cores(3)
-        >>> cores.hold(7, cores.choose(2), ends_ns=50).cores, cores.num_idle, cores.until_ns
-        ((0, 1), 1, 50)
-        >>> cores.release(7)
-        >>> cores.num_idle, cores.until_ns
-        (3, None)
-    """
+    """The cores of a machine and the second hardware threads on them."""
 
     def __init__(self, num_cores: int, caches: Sequence[int] | None = None) -> None:
         self.num_cores = num_cores
@@ -57,14 +44,7 @@ class Cores:
         )
 
     def choose(self, threads: int, separate: bool = False) -> tuple[int, ...]:
-        """Idle cores for an operator, ascending: those with the lowest numbers where caches do not count.
-
-        Example:
-            >>> cores = Cores(6, caches=(0, 0, 1, 1, 2, 2))
-            >>> _ = cores.hold(0, (0,), ends_ns=9)
-            >>> cores.choose(2), cores.choose(2, separate=True)
-            ((2, 3), (1, 2))
-        """
+        """Idle cores for an operator, ascending: those with the lowest numbers where caches do not count."""
         if self._caches is None:
             return tuple(self._idle[:threads])
         idle_of = Counter(self._caches[core] for core in self._idle)

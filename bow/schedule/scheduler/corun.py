@@ -61,30 +61,6 @@ class CoRunScheduler:
     its own example 18 threads that share no cache find room on 20 idle cores, which have 10 caches. Here they share
     them, and take as long as they take so.
 
-    Args:
-        dependencies: by operator: those that must have run before it.
-        times: by operator, by number of threads: predicted nanoseconds when it runs alone; `CacheTimes` where caches
-            count. Numbers above `cores` are left out. From strategy 2 on there must be one for the number that its type
-            has, in strategy 4 for 1 too.
-        kinds: by operator: its type.
-        cores: how many there are.
-        strategy: the last one that is applied.
-        hardware_threads: of each core; strategy 4 takes the second.
-        narrow: beyond the paper, in strategy 3: rather than wait, the operator that takes longest starts on the cores
-            that are idle, however far its number of threads is from strategy 2's, if it is predicted to be over no
-            later than if it waited for what runs.
-        interference: what was observed, kept from step to step; None: nothing is.
-
-    Raises:
-        ScheduleError: arguments that do not fit each other.
-
-    Example:
-        The paper's: beside an operator that has 1.9 s left on 48 of 68 cores, 18 threads fit.
-
-        >>> times = [{48: 1900}, {16: 2100, 18: 1500, 20: 1300}]
-        >>> CoRunScheduler([(), ()], times, kinds=["conv", "pool"], cores=68).start()[1].threads
-        18
-
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
         2019, section III-D.
@@ -93,14 +69,14 @@ class CoRunScheduler:
     def __init__(
         self,
         dependencies: Sequence[Collection[int]],
-        times: Sequence[Mapping[int, int]] | CacheTimes,
-        kinds: Sequence[str],
+        times: Sequence[Mapping[int, int]] | CacheTimes,  # predicted nanoseconds alone, by number of threads
+        kinds: Sequence[str],  # by operator: its type
         cores: int,
-        strategy: Strategy = 3,
+        strategy: Strategy = 3,  # the last one that is applied
         *,
-        hardware_threads: int = 1,
-        narrow: bool = False,
-        interference: Interference | None = None,
+        hardware_threads: int = 1,  # of each core; strategy 4 takes the second
+        narrow: bool = False,  # beyond the paper, in strategy 3: see `_threads_found`
+        interference: Interference | None = None,  # what was observed, kept from step to step
     ) -> None:
         self._by_cache = times if isinstance(times, CacheTimes) else None
         if isinstance(times, CacheTimes):
@@ -249,6 +225,8 @@ class CoRunScheduler:
         near = found.keys() & {n for n in self._candidates[operator] if abs(n - usual) <= MOST_DIFFERENCE}
         if near:
             return best_threads({threads: found[threads] for threads in near})
+        # Rather than wait, it starts on the idle cores, however far its number of threads is from strategy 2's, if it
+        # is predicted to be over no later than if it waited for what runs.
         until_ns = self._cores.until_ns
         if self._narrow and found and until_ns is not None:
             fewer = best_threads(found)

@@ -10,13 +10,6 @@ from bow.errors import ScheduleError
 class CriticalPath:
     """What the dependencies of a step allow, with as many executors as there might be.
 
-    Example:
-        >>> found = critical_path([(), (0,), (0,), (1, 2)], costs=[1, 5, 2, 1])
-        >>> found.path, found.length, found.levels
-        ((0, 1, 3), 7, (7, 6, 3, 1))
-        >>> round(found.parallelism, 2)
-        1.29
-
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
     """
@@ -81,13 +74,7 @@ def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
 
 
 class ReadyOperators:
-    """Which operators of a step have become ready.
-
-    Example:
-        >>> ready = ReadyOperators([(), (), (0, 1)])
-        >>> ready.begin(), ready.finish(0), ready.finish(1)
-        ([0, 1], [], [2])
-    """
+    """Which operators of a step have become ready."""
 
     def __init__(self, dependencies: Sequence[Collection[int]]) -> None:
         self._counts = [len(set(before)) for before in dependencies]

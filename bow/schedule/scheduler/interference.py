@@ -14,20 +14,6 @@ class Interference:
     from the next step on. An operator that was too slow blames every operator that ran beside it: which of several it
     was cannot be told from one time. That is cautious, for a pair that did no harm is kept apart as well.
 
-    Args:
-        kinds: by operator: its type.
-        factor: how many times the predicted time an operator may take. The paper names no number.
-
-    Raises:
-        ScheduleError: a factor below 1.
-
-    Example:
-        >>> interference = Interference(["conv", "relu", "add"], factor=1.5)
-        >>> interference.observe(0, predicted_ns=100, actual_ns=149, beside=[1])
-        >>> interference.observe(0, predicted_ns=100, actual_ns=151, beside=[2])
-        >>> interference.pairs
-        frozenset({('add', 'conv')})
-
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
         2019, section III-D, discussion.
@@ -68,12 +54,6 @@ def separation(
     operators take other times than were predicted, and the two may meet after all. So the one that was started later
     waits for the other, unless it does so anyway: it depends on it, has one of its cores behind it, or waits for what
     comes behind it.
-
-    Example:
-        >>> decisions = [Start(0, 0), Start(1, 1), Start(2, 1), Start(3, 0)]
-        >>> kinds = ["conv", "add", "conv", "add"]
-        >>> separation(decisions, [(), (), (), ()], kinds, pairs={("add", "conv")})
-        ((1, 0), (3, 2))
     """
     numbers = {start.operator: number for number, start in enumerate(decisions)}
     over: list[int] = []  # by decision: itself and those that are over before it, as the bits of a whole number

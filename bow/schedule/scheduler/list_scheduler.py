@@ -29,14 +29,6 @@ class ListScheduler:
             anything else; several in the order in which they have become ready (section 5.2). Those that are ready at
             the start of the step wait in the queue like any other.
 
-    Raises:
-        ScheduleError: no executors, an argument that does not fit the operators, or operators that there are none of.
-
-    Example:
-        >>> scheduler = ListScheduler([(), (), (0,)], executors=1, priority=[2, 3, 1])
-        >>> scheduler.start(), scheduler.finished(1)
-        ([Start(operator=1, executor=0)], [Start(operator=0, executor=0)])
-
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, algorithm 1 and
         sections 4.3, 5.2 and 6.

@@ -10,12 +10,7 @@ from bow.errors import ScheduleError
 
 @dataclass(frozen=True, repr=False)
 class Start:
-    """Run an operator, now.
-
-    Example:
-        >>> Start(4, executor=1), Start(5, executor=0, threads=2, cores=(0, 1))
-        (Start(operator=4, executor=1), Start(operator=5, executor=0, threads=2, cores=(0, 1)))
-    """
+    """Run an operator, now."""
 
     operator: int
     executor: int
@@ -49,16 +44,7 @@ class OperatorScheduler(Protocol):
 
 
 class DecisionRecorder:
-    """Passes on what a scheduler decides, and keeps it.
-
-    Example:
-        >>> from bow.schedule.scheduler import ListScheduler
-        >>> recorder = DecisionRecorder(ListScheduler([(), (), (0,)], executors=1))
-        >>> while not recorder.done:
-        ...     starts = recorder.finished(starts[0].operator) if recorder.decisions else recorder.start()
-        >>> recorder.decisions
-        (Start(operator=0, executor=0), Start(operator=1, executor=0), Start(operator=2, executor=0))
-    """
+    """Passes on what a scheduler decides, and keeps it."""
 
     def __init__(self, scheduler: OperatorScheduler) -> None:
         self._scheduler = scheduler
@@ -92,10 +78,6 @@ def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...
     An operator that holds several cores stands in the lists of all of them. It can start when it is the next one in all
     and those that it depends on have finished. Carried out like this, with the times that the decisions were made with,
     no operator starts later than it was started then. Of operators without cores, every executor has a list.
-
-    Example:
-        >>> held_by_core([Start(0, 0, 2, (0, 1)), Start(1, 2, 1, (2,)), Start(2, 1, 2, (1, 2))], cores=3)
-        ((0,), (0, 2), (1, 2))
     """
     decisions = tuple(decisions)
     held: list[list[int]] = [[] for _ in range(2 * cores if any(start.sibling for start in decisions) else cores)]

@@ -25,11 +25,6 @@ class StreamPlan:
     there behind the plan runs after all tasks. A stream runs its own tasks in order, so it waits for tasks of other
     streams only, and only where nothing that it has waited for says that they are over. The waits are those edges
     between streams that the transitive reduction of everything that has to be ordered keeps: none can be left out.
-
-    Example:
-        >>> plan = StreamPlan.of([(0, 0), (1, 1), (1, 2)], {0: (), 1: (0,), 2: (0, 1)}, num_streams=2)
-        >>> [issued.waits for issued in plan.tasks], plan.join
-        ([(), (0,), ()], (2,))
     """
 
     num_streams: int

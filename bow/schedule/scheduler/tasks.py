@@ -11,12 +11,7 @@ Dispatch: TypeAlias = Literal["fixed", "first_come"]
 
 @dataclass(frozen=True)
 class Learn:
-    """A learning task.
-
-    Attributes:
-        learner: whose.
-        batch: its number in the period, `round * learners + position in the round`, both counted from 0.
-    """
+    """A learning task."""
 
     learner: int
     batch: int
@@ -57,19 +52,6 @@ class TaskScheduler:
     has a step in the round that is averaged. Where a period is one round, every learner so takes its own batch.
 
     No learner and no place ever runs two tasks at once, and everything of a period comes before anything of the next.
-
-    Args:
-        learners: how many there are.
-        places: how many tasks can run at once.
-        dispatch: how batches are dealt.
-
-    Example:
-        >>> scheduler = TaskScheduler(learners=2, places=2)
-        >>> for run in scheduler.start([[True, True]], synchronise=True):
-        ...     print(run.place, run.task)
-        0 Learn(learner=0, batch=0)
-        1 Learn(learner=1, batch=1)
-        0 Synchronise(round=0)
 
     References:
         Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019, section 4.

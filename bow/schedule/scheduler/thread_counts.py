@@ -12,10 +12,6 @@ Times: TypeAlias = Mapping[int, int]
 def candidates(times: Times, count: int = 3) -> tuple[int, ...]:
     """The numbers of threads with which an operator is fastest, the best first; of equal times the fewest threads.
 
-    Example:
-        >>> candidates({16: 2100, 18: 1500, 20: 1300, 34: 2400})
-        (20, 18, 16)
-
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
         2019, section III-D, strategy 3.
@@ -33,13 +29,6 @@ def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, i
 
     Instances are compared by their least times; of equal ones the first counts. All then use the same number, and the
     teams of threads stay as they are.
-
-    Example:
-        >>> threads_by_kind([{1: 9, 2: 5}, {1: 3, 2: 4}, {1: 2, 2: 2}], ["conv", "conv", "relu"])
-        {'conv': 2, 'relu': 1}
-
-    References:
-        Liu et al., 2019, section III-D, strategy 2.
     """
     largest: dict[str, Times] = {}
     for kind, own in zip(kinds, times, strict=True):
@@ -58,14 +47,6 @@ class CacheTimes:
         together: by operator: nanoseconds where threads share caches as far as they can.
         separate: likewise, where no two share one; a number of threads may stand in one of the two alone.
         caches: by core: the cache that it has or shares.
-
-    Raises:
-        ScheduleError: the two are not times of the same operators.
-
-    Example:
-        >>> times = CacheTimes([{1: 9, 2: 5}], [{1: 9, 2: 6}], caches=(0, 0, 1, 1))
-        >>> times.least, times.ns(0, (0, 1)), times.ns(0, (0, 2)), times.is_better_separate(0, 2)
-        ([{1: 9, 2: 5}], 5, 6, False)
 
     References:
         Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
