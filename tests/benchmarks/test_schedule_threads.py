@@ -8,8 +8,9 @@ from graph.cases import PAPER_MODELS, captured, state
 from runtime.test_local import Noisy, assert_same
 
 import bow
+from benchmarks.schedule_threads import ScheduledThreads
 from bow.errors import GraphError, SettingError
-from bow.runtime import LocalRuntime, ScheduledThreads
+from bow.runtime import LocalRuntime
 from bow.runtime.issue import operators_of
 from bow.runtime.local import dependencies_of
 from bow.schedule import OrderedSchedule
