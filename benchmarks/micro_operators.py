@@ -58,7 +58,7 @@ def product(hidden: int) -> Call:
 def convolution(kind: str, samples: int, pixels: int, channels: int) -> Call:
     """A line of Liu et al.'s Table II with other samples.
 
-    The paper does not name the filters: here 1x1, with as many maps as channels, as in `bow.costs.evidence`.
+    The paper does not name the filters: here 1x1, with as many maps as channels, as in `evidence`.
     """
     images = torch.randn(samples, channels, pixels, pixels)
     filters = torch.randn(channels, channels, 1, 1)

@@ -21,8 +21,8 @@ from bow.engines.task import Batch
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators
 from bow.replicas import LearnerGroup, Slot, buffer_slots
-from bow.runtime import JobBuilder, Label, NativeTeam, GraphCopy, Affinity, named, spans_of
-from bow.schedule import Schedule, Span
+from bow.runtime import Affinity, GraphCopy, JobBuilder, Label, NativeTeam, named, spans_of
+from bow.schedule import OrderedSchedule, Schedule, Span
 from bow.schedule.scheduler import Learn, TaskScheduler
 
 
@@ -41,7 +41,8 @@ class ExecutorGroups:
         Example:
             >>> ExecutorGroups.of(learners=4, cores=8, threads=8, schedule=None).threads
             (2, 2, 2, 2)
-            >>> ExecutorGroups.of(learners=4, cores=4, threads=4, schedule=Schedule((1, 1), order=((0,), (1,)))).threads
+            >>> two = OrderedSchedule((1, 1), ((0,), (1,)))
+            >>> ExecutorGroups.of(learners=4, cores=4, threads=4, schedule=two).threads
             (1, 1, 1, 1)
         """
         if schedule is None:
@@ -75,8 +76,8 @@ class ExecutorGroups:
 
     @property
     def _num_operators(self) -> int:
-        assert self.schedule is not None
-        return len({index for operators in self.schedule.order or () for index in operators})
+        assert isinstance(self.schedule, OrderedSchedule)  # a training has no other
+        return len({index for operators in self.schedule.order for index in operators})
 
 
 class GraphRound:
