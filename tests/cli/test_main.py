@@ -41,7 +41,7 @@ def test_interruption_is_one_line_and_status_130(
 
 
 def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "bow", "train", "epochs=100000", "learners=1", "engine=eager"]
+    command = [sys.executable, "-u", "-m", "bow", "train", "model=logistic_regression", "epochs=100000", "learners=1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command,

@@ -112,6 +112,7 @@ def lost(why: str) -> Iterator[None]:
         stream.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("why", ["full", "pipe"])
 @pytest.mark.parametrize(
     "words", [["train", *SMALL], ["train", "-m", *SMALL[:2], "learners=1,2"]], ids=["one", "sweep"]

@@ -154,6 +154,7 @@ def resize(pair: Pair, learners: int) -> None:
         pair.compare()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("sync", ["sma", "ssgd"])
 @pytest.mark.parametrize("engine", OTHERS)

@@ -39,6 +39,7 @@ def test_engines_train_as_plain_pytorch_does_or_say_why_not(name: str, engine: s
     assert what == "equal" or (name, engine) not in AS_ASKED, what
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_placed_strategies_train_as_plain_pytorch_does_or_say_why_not(name: str) -> None:
     case = dataclasses.replace(EXAMPLES[name], learners=1, clip_norm=None)

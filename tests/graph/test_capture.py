@@ -132,6 +132,7 @@ TRICKY = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TRICKY)
 def test_whatever_a_model_does_the_graph_equals_autograd_exactly(name: str) -> None:
     build, inputs = TRICKY[name]

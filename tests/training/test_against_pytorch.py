@@ -86,6 +86,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.training.run.write_report", lambda run_dir: None)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.quick(5)
 @pytest.mark.usefixtures("_no_report")
 @pytest.mark.parametrize("sync", [bow.SMA, bow.EASGD, bow.SSGD, bow.Independent])
@@ -119,6 +120,7 @@ def test_one_learner_is_plain_pytorch_bit_for_bit(
     assert_equal_models(result.model, expected)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_one_learner_in_a_loop_of_ones_own_is_plain_pytorch_bit_for_bit(optimizer: str, dtype: torch.dtype) -> None:

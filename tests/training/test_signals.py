@@ -84,6 +84,7 @@ def test_engines_show_the_same(made: list[bow.Replicas], engine: str, settings: 
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", STREAM_ENGINES)
 def test_devices_with_streams_show_the_same(made: list[bow.Replicas], engine: str) -> None:
     """They write gradients always, and nothing is captured anew for a look."""

@@ -132,6 +132,7 @@ def test_settings_that_cannot_carry_out_a_strategy_are_refused_there_too(
         engine_with("auto", device=FakeDevice(), **given)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wins", [False, True])
 def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     wins: bool, monkeypatch: pytest.MonkeyPatch

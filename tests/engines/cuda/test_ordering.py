@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Any, Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("engine", ENGINES)

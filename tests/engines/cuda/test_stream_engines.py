@@ -160,7 +160,7 @@ def test_divergence_can_be_an_error(engine: str, device: FakeDevice) -> None:
     replicas.close()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_learners_come_and_go_and_memory_comes_back(engine: str, device: FakeDevice) -> None:
     replicas = training(engine, device)
@@ -455,6 +455,7 @@ def test_a_mean_of_gradients_leaves_out_who_diverged(engine: str) -> None:
     trainings[1].close()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_learning_task_that_fails_leaves_all_weights_as_they_were(
@@ -547,6 +548,7 @@ def test_a_step_that_counts_in_python_runs_as_it_is_written(engine: str) -> None
     trainings[1].close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_optimizers_step_many_tensors_at_once_as_they_do_on_gpus(engine: str) -> None:
     optimizer = functools.partial(torch.optim.AdamW, lr=0.01, foreach=True)

@@ -11,6 +11,7 @@ from tests.planning.placement.small_graphs import compared, shows_it
 from tests.planning.placement.small_steps import random_step
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("devices", "is_limited"), [(2, True), (3, False)])
 def test_what_is_learned_comes_near_the_optimum_of_a_small_step(devices: int, is_limited: bool) -> None:
     row = compared(devices, is_limited, seed=0, samples=800, groups=11 if devices == 2 else 7)
