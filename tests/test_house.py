@@ -13,14 +13,14 @@ pytestmark = pytest.mark.quick
 ROOT = Path(__file__).parents[1]
 
 # What the tree has reached; the aim stands beside it.
-UNREACHED = 21  # 0
-NAMES_TWICE = 28  # 0
+UNREACHED = 15  # 0
+NAMES_TWICE = 12  # 0
 LARGE_CLASSES = 8  # 0
 METHODS = 56  # 25
 UNFINISHED = 1  # 0
-LOADED_MODULES = 300  # 150
-LOADED_LINES = 42_100  # 20,000
-SECTIONS = 13  # 0
+LOADED_MODULES = 275  # 150
+LOADED_LINES = 40_300  # 20,000
+SECTIONS = 4  # 0
 
 LARGE = 25
 
