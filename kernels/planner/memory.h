@@ -1,4 +1,4 @@
-// How much memory a strategy takes on a device, and when it takes most: bow/planning/simulator/python_simulator.py says what is counted.
+// How much memory a partition takes on a device, and when it takes most: bow/planning/simulator/python_simulator.py says what is counted.
 #pragma once
 
 #include <algorithm>

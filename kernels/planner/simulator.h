@@ -1,4 +1,4 @@
-// A strategy that is simulated, and proposals to change it that are accepted or undone.
+// A partition that is simulated, and proposals to change it that are accepted or undone.
 #pragma once
 
 #include <algorithm>
@@ -168,7 +168,7 @@ class Simulator {
   Delta delta_;
   std::vector<int64_t> capacity_;  // by device
   std::vector<Change> staged_;
-  std::vector<Placed> before_;  // of the full algorithm: the strategy as it was accepted last
+  std::vector<Placed> before_;  // of the full algorithm: the partition as it was accepted last
   Time makespan_ = 0;
   Time makespan_before_ = 0;
   int64_t num_looked_at_ = 0;

@@ -1,4 +1,4 @@
-// The task graph of a strategy, edited piece by piece: bow/planning/simulator/task_graph.py says what it consists of.
+// The task graph of a partition, edited piece by piece: bow/planning/simulator/task_graph.py says what it consists of.
 #pragma once
 
 #include <algorithm>

@@ -30,7 +30,7 @@ enum class Kind : uint8_t {
 
 enum Flag : uint16_t {
   kDead = 1,        // the proposal has no such task
-  kFresh = 2,       // nor had the strategy before it
+  kFresh = 2,       // nor had the partition before it
   kPlaced = 4,      // has a time, and a place in its queues
   kQueued = 8,      // waits to be looked at
   kInserted = 16,   // has been given a new place in its queues

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bow.planning.problem.partition import Split, everything_on
 from bow.planning.search.proposals import CriticalOperators, critical_operators
 from bow.planning.simulator.step_model import StepModel
-from bow.planning.simulator.tasks import Ranks, TaskKind
+from bow.planning.simulator.tasks import TaskKind, TaskRanks
 from tests.planning.proposal_chains import from_nothing, simulation
 from tests.planning.random_steps import random_step, random_strategy
 from tests.planning.search_graphs import perceptron
@@ -50,7 +50,7 @@ def test_both_simulators_have_the_same_tasks(source: random.Random) -> None:
 
 
 def test_ranks_know_whose_tasks_have_them() -> None:
-    ranks = Ranks(operators=5, groups=3)
+    ranks = TaskRanks(operators=5, groups=3)
     for kind in TaskKind:
         for owner in range(3):
             rank = ranks.of(kind, owner)

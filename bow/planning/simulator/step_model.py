@@ -14,7 +14,7 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.tiling import Tilings
 from bow.planning.rules.rule import Rules
 from bow.planning.simulator.costs import Costs, TaskCosts
-from bow.planning.simulator.tasks import Ranks
+from bow.planning.simulator.tasks import TaskRanks
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class StepModel:
         self.tilings = Tilings(graph, rules)
         self.costs = TaskCosts(costs, topology, self.tilings.alike)
         self.weight_groups = weight_groups(graph)
-        self.ranks = Ranks(learners * len(graph.operators), learners * len(self.weight_groups))
+        self.ranks = TaskRanks(learners * len(graph.operators), learners * len(self.weight_groups))
         self._collectives: dict[tuple[int, ...], Collective] = {}
 
     @cached_property

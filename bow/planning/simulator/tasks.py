@@ -56,7 +56,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class TaskRanks:
     """Topological ranks of tasks, by kind and owner: the same for every partition."""
 
     operators: int  # how many there are, counted through all learners
