@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bow.errors import BowError, SettingError
-from bow.files import write_whole
+from bow.errors import SettingError
+from bow.files import cached_json, write_whole
 
 T = TypeVar("T")
 
@@ -32,12 +32,12 @@ class JsonCache:
 
     def find(self, key: Any, parse: Callable[[Any], T | None] = lambda value: value, suffix: str = "") -> T | None:
         """What `parse` makes of the value of a key; None where there is none, or `parse` refuses it."""
-        path, plain = self.path(key, suffix), _plain(key)
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+        plain = _plain(key)
+
+        def make(content: Any) -> T | None:
             return parse(content["value"]) if (content["version"], content["key"]) == (self.version, plain) else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, BowError):
-            return None
+
+        return cached_json(self.path(key, suffix), make)
 
     def store(self, key: Any, value: Any, suffix: str = "") -> None:
         """Keep a value; raises `OSError` where the folder cannot be written."""

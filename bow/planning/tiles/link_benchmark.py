@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import json
 import math
 import platform
 import statistics
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch import nn
 from bow.devices import available_cores, processor
 from bow.devices.links import gpu_uuid
 from bow.errors import BowError
-from bow.files import write_whole
+from bow.files import cache_json, cached_json
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split
@@ -283,9 +283,7 @@ def cache_busy_links(group: ProcessGroup, lines: LinkModels, sum_us: float) -> N
 def _keep(path: Path | None, lines: LinkModels, sum_us: float) -> None:
     if path is None or not lines:
         return
-    text = json.dumps({"pairs": [[*pair, *line] for pair, line in lines.items()], "sum_us": sum_us})
-    with contextlib.suppress(OSError):  # without a folder to write to it is measured again
-        write_whole(path, text)
+    cache_json(path, {"pairs": [[*pair, *line] for pair, line in lines.items()], "sum_us": sum_us})
 
 
 def _file(inventory: DeviceInventory) -> Path | None:
@@ -295,17 +293,18 @@ def _file(inventory: DeviceInventory) -> Path | None:
     return None
 
 
+def _read_links(content: Any) -> tuple[list[tuple[int, int]], list[tuple[float, float]], float]:
+    pairs = [(a, b) for a, b, _, _ in content["pairs"]]
+    lines = [(float(latency), float(per_byte)) for _, _, latency, per_byte in content["pairs"]]
+    return pairs, lines, float(content["sum_us"])
+
+
 def _load(path: Path | None, size: int) -> tuple[LinkModels, float] | None:
     """What a file has for so many devices; None: nothing that can be read, or nothing that can be measured."""
-    if path is None:
+    read = None if path is None else cached_json(path, _read_links)
+    if read is None:
         return None
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        pairs = [(a, b) for a, b, _, _ in read["pairs"]]
-        lines = [(float(latency), float(per_byte)) for _, _, latency, per_byte in read["pairs"]]
-        sum_us = float(read["sum_us"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+    pairs, lines, sum_us = read
     if pairs != list(itertools.combinations(range(size), 2)) or not 0 <= sum_us < math.inf:
         return None
     fastest, slowest = PER_BYTE_NS
