@@ -219,6 +219,7 @@ def test_a_mistake_is_one_sentence_and_status_2(mistake: str, folder: Path, caps
     assert said.count("\n") == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("short_lstm")
 @pytest.mark.parametrize(
     ("action", "name"), [("profile", "profile.json"), ("simulate", "timeline.json"), ("simulate", "timeline.svg")]

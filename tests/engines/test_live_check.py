@@ -230,6 +230,7 @@ def masked(learner: nn.Module, given: Any) -> Any:
     return cross_entropy(outputs, given[1] % 2), {"undefined": outputs.new_zeros(()) / 0, "lowest": outputs.min()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", REPLAYING)
 def test_what_is_not_finite_is_compared_as_well(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: self._captures.num_captures > 0)

@@ -60,6 +60,7 @@ def _no_signal_is_ignored() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("number", "outcome"),
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],

@@ -167,6 +167,7 @@ class KeepingInADictionary(Keeping):
         return made
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("build", "loss", "engine"),
     [

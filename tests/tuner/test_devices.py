@@ -84,6 +84,7 @@ def test_devices_that_begin_balanced_stay_close_to_the_best_combination(pair: st
     assert good >= 19
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_devices_find_a_combination_that_none_can_better_alone(pair: str) -> None:
     devices, good = PAIRS[pair], 0

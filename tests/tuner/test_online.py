@@ -40,6 +40,7 @@ def test_it_settles_within_one_learner_of_the_optimum_and_stays(family: str) -> 
     assert drifts <= 5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["two cores", "flat peak", "sharp peak", "one is best"])
 def test_it_comes_down_from_too_many(family: str) -> None:
     curve = FAMILIES[family]

@@ -183,6 +183,7 @@ def test_dropout_is_repeated_and_differs_between_learners() -> None:
     assert len(set(seen[0][:, 0].tolist())) == 3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["levels", "levels, stay", "first come", "branches", "one stream"])
 def test_every_kind_of_schedule_is_carried_out(kind: str) -> None:
     graph = step_graph()

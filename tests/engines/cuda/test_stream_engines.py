@@ -111,6 +111,7 @@ def test_the_callers_random_numbers_are_left_alone(engine: str, device: FakeDevi
     replicas.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str, device: FakeDevice) -> None:
@@ -178,6 +179,7 @@ def test_learners_come_and_go_and_memory_comes_back(engine: str, device: FakeDev
     assert used[3] <= used[1]
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_value_in_python_that_changes_is_captured_anew(engine: str) -> None:
     class Scaled(nn.Module):
@@ -239,6 +241,7 @@ def test_a_mistake_in_the_step_is_the_users(engine: str, device: FakeDevice) -> 
     replicas.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_metrics_of_the_step_are_there(engine: str, device: FakeDevice) -> None:
     def step(learner: nn.Module, given: Any) -> Any:
@@ -278,6 +281,7 @@ def test_it_goes_on_exactly_from_a_state(engine: str) -> None:
     resumed.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", AHEAD)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_learners_that_take_batches_as_they_come_take_each_once(
@@ -371,6 +375,7 @@ def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, 
     replicas.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_streams_swap_what_backward_needs(optimizer: Any, device: FakeDevice) -> None:
     def build() -> nn.Module:
@@ -562,6 +567,7 @@ def test_optimizers_step_many_tensors_at_once_as_they_do_on_gpus(engine: str) ->
     trainings[1].close()
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_learner_that_cannot_be_added_leaves_the_others(
     engine: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch

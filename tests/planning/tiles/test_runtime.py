@@ -72,12 +72,14 @@ class Results:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Results]:
+def results(request: pytest.FixtureRequest) -> list[Results]:
     """By process; all in one world, since processes take longer to start than to run this."""
     size = LEARNERS * DEVICES
-    networks = [trial for seed, name in enumerate(NETWORKS) for trial in trials(name, size, [seed])]
+    is_nightly = request.config.getoption("--nightly")
+    names, seeds = (NETWORKS, range(3)) if is_nightly else (NETWORKS[-1:], range(1, 3))
+    networks = [trial for seed, name in enumerate(names) for trial in trials(name, size, [seed])]
     given = mixed()
-    work = AsyncWork(list(of_everything(given, range(3))), networks, list(with_dropout(range(1))), written_out(given))
+    work = AsyncWork(list(of_everything(given, seeds)), networks, list(with_dropout(range(1))), written_out(given))
     return in_world(size, functools.partial(everything, work=work))
 
 
@@ -114,13 +116,13 @@ def with_dropout(seeds: range) -> Iterator[Trial]:
 
 def test_any_strategy_trains_as_one_device(results: list[Results]) -> None:
     for found in results:
-        assert len(found.mixed) == 6
+        assert len(found.mixed) >= 4
         assert max(found.mixed) < TOLERANCE
 
 
 def test_any_strategy_of_the_papers_networks_trains_as_one_device(results: list[Results]) -> None:
     for found in results:
-        assert len(found.networks) == len(NETWORKS)
+        assert found.networks
         assert max(found.networks) < TOLERANCE
 
 
