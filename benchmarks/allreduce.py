@@ -1,4 +1,4 @@
-"""`python -m benchmarks allreduce`: what the sum between devices costs, and whether the learning tasks hide it.
+"""What the sum between devices costs, and whether the learning tasks hide it.
 
 Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns
 within the same processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets,
@@ -9,23 +9,19 @@ by the learner that gets to its gradient last.
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import check_positive, setting
-from benchmarks.environment import inspect_environment
+from benchmarks import harness
+from benchmarks.harness import ratios, setting, spread, take_turns
 from benchmarks.leader import ByLeader
-from benchmarks.measure import Spread
-from benchmarks.results import RESULTS, Result, Table, console, prepare_output, write_json, write_text
 from benchmarks.workloads import WORKLOADS
-from bow.cluster import Bucket, PendingSum, Processes, Ranks, WorkerJob, World, join, start
-from bow.engines import Loop, RoundLoop, Stacked, TaskSettings, make_engine, step_from_loss
-from bow.errors import SettingError
+from bow.cluster import Bucket, PendingSum, Processes, Ranks, World
+from bow.engines import Engine, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Independent, Synchroniser
 
@@ -60,28 +56,19 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Settings of the experiment."""
 
-    out: Path = setting(RESULTS, "folder for allreduce.json and allreduce.md")  # noqa: RUF009 - it is dataclasses.field
-    devices: int = setting(2, "processes")
+    devices: int = setting(2, "processes", least=2)
     learners: int = setting(1, "learners of each")
     batch_size: int = setting(16, "samples per learner and round")
-    models: tuple[str, ...] = setting(("mlp", "lenet", "resnet8"), "what is trained", choices=tuple(WORKLOADS))
+    models: tuple[str, ...] = setting(
+        ("mlp", "lenet", "resnet8"), "what is trained", choices=tuple(WORKLOADS), quick=("mlp",)
+    )
     engine: str = setting("graph", "engine", choices=("eager", "graph", "streams"))
     bucket_mb: float = setting(0.25, "MiB of a bucket")
-    turns: int = setting(11, "turns of everybody")
-    stint_s: float = setting(0.5, "seconds of each")
-    quick: bool = setting(False, "a small part, to see that it works: the MLP, three short turns")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "devices", "learners", "batch_size", "bucket_mb", "turns", "stint_s")
-        if self.devices < 2:
-            raise SettingError(f"devices must be at least 2, got {self.devices}; there is no sum with one")
-
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        return replace(self, models=("mlp",), turns=3, stint_s=0.1) if self.quick else self
+    turns: int = setting(11, "turns of everybody", quick=3)
+    stint_s: float = setting(0.5, "seconds of each", quick=0.1)
 
 
 class Arriving(PendingSum):
@@ -132,73 +119,65 @@ class Runner:
         return seconds / count
 
 
-def run(settings: Settings, command: str) -> int:
-    """Measure, and write `allreduce.json` and `allreduce.md`; 1 where a late AllReduce is not hidden, else 0."""
-    settings = settings.reduced()
-    prepare_output(settings.out)
-    began = time.perf_counter()
-    measure = functools.partial(measure_all, settings=settings)
-    with start(settings.devices, CPU, WorkerJob(functools.partial(_elsewhere, measure))) as world:
-        found = measure(world)
-    findings: dict[str, Any] = {
+def measure(config: Config) -> dict[str, Any]:
+    """All models, in every process; what rank 0 finds is what counts."""
+    return {
         "fixed": f"SGD with momentum 0.9, {SMA()!r}, float32, Gloo on one machine",
         "late": LATE,
         "limit": LIMIT,
-        "models": found,
+        "models": harness.together(config.devices, functools.partial(measure_all, config=config)),
     }
-    environment = inspect_environment()
-    values = Result("allreduce", command, environment, settings, time.perf_counter() - began, findings).as_dict()
-    write_json(settings.out / "allreduce.json", values)
-    write_text(settings.out / "allreduce.md", markdown(values, str(environment)))
-    table(found).show("a round, over one without averaging")
-    hidden = all(ways[DELAYED]["ratio"]["median"] <= LIMIT for ways in found.values())
-    console().print(f"A late AllReduce is {'' if hidden else 'not '}hidden.", highlight=False)
-    return 0 if hidden else 1
 
 
-def _elsewhere(measure: Callable[[World], object]) -> None:
-    with join(CPU) as world:
-        measure(world)
+def missed(values: Mapping[str, Any]) -> bool:
+    """Whether a late AllReduce is not hidden."""
+    return any(ways[DELAYED]["ratio"]["median"] > LIMIT for ways in values["models"].values())
 
 
-def measure_all(world: World, settings: Settings) -> dict[str, Any]:
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides."""
+    return {"leader": LEADER, "titles": {name: workload.title for name, workload in WORKLOADS.items()}}
+
+
+def measure_all(world: World, config: Config) -> dict[str, Any]:
     """All models, in every process; what rank 0 finds is what counts."""
-    return {model: measure_model(world, settings, model) for model in settings.models}
+    return {model: measure_model(world, config, model) for model in config.models}
 
 
-def measure_model(world: World, settings: Settings, model: str) -> dict[str, Any]:
+def measure_model(world: World, config: Config, model: str) -> dict[str, Any]:
     """Seconds a round of every way to average, and their ratios to none, turn by turn."""
-    runners = list(_runners(world, settings, model))
+    runners = list(_runners(world, config, model))
     for runner in runners:
         runner.rounds(WARM_UP_ROUNDS)
     base_s = world.leaders(runners[0].rounds(WARM_UP_ROUNDS))
-    counts = max(1, round(settings.stint_s / base_s))
+    counts = max(1, round(config.stint_s / base_s))
     for runner in runners:
         if isinstance(runner.world, Late):
             runner.world.delay_s = LATE * world.leaders(runners[0].rounds(counts))
-    times: dict[str, list[float]] = {runner.way.name: [] for runner in runners}
-    for turn in range(settings.turns):
-        for runner in runners if turn % 2 else reversed(runners):
-            world.add_up([0.0])  # all begin together
-            times[runner.way.name].append(runner.rounds(counts))
+
+    def turn(runner: Runner) -> float:
+        world.add_up([0.0])  # all begin together
+        return runner.rounds(counts)
+
+    times = take_turns({each.way.name: functools.partial(turn, each) for each in runners}, config.turns)
     found = {}
     for runner in runners:
         own, base = times[runner.way.name], times[runner.way.over]
         found[runner.way.name] = {
-            "seconds_a_round": Spread.of(own).as_dict(digits=6),
-            "ratio": Spread.of([a / b for a, b in zip(own, base, strict=True)]).as_dict(digits=3),
+            "seconds_a_round": spread(own, 6),
+            "ratio": spread(ratios(own, base), 3),
             "sums_a_round": runner.sums / counts,
         }
         runner.engine.close()
     return found
 
 
-def ways(settings: Settings) -> list[Way]:
+def ways(config: Config) -> list[Way]:
     """All that race."""
     return [
         Way(BASE, BASE, Independent()),
         Way(WHOLE, BASE, SMA()),
-        Way(BUCKETS, BASE, SMA(), bucket=settings.bucket_mb),
+        Way(BUCKETS, BASE, SMA(), bucket=config.bucket_mb),
         Way(VARIABLES, BASE, SMA(), bucket="variable"),
         Way(DELAYED, BASE, SMA(), world=Late),
         Way(EAGER_BASE, EAGER_BASE, Independent(), engine="eager"),
@@ -207,56 +186,22 @@ def ways(settings: Settings) -> list[Way]:
     ]
 
 
-def _runners(world: World, settings: Settings, model: str) -> Iterator[Runner]:
+def _runners(world: World, config: Config, model: str) -> Iterator[Runner]:
     workload = WORKLOADS[model]
-    data = workload.make_data(settings.batch_size)
-    batches = Stacked(tuple(tensor.expand(settings.learners, *tensor.shape).contiguous() for tensor in data))
-    for way in ways(settings):
+    data = workload.make_data(config.batch_size)
+    batches = Stacked(tuple(tensor.expand(config.learners, *tensor.shape).contiguous() for tensor in data))
+    for way in ways(config):
         ranks = Ranks(world.rank, world.size, world.local_rank, world.local_size)
         own = way.world(CPU, ranks, None, bucket_mb=way.bucket)
         torch.manual_seed(0)
         optimizer = functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9)
-        group = LearnerGroup(workload.build(), optimizer, learners=settings.learners, device=CPU, world=own)
+        group = LearnerGroup(workload.build(), optimizer, learners=config.learners, device=CPU, world=own)
         task = TaskSettings(step_from_loss(workload.loss))
-        yield Runner(way, _engine(way.engine or settings.engine, group, way.sync, task), batches)
+        yield Runner(way, _engine(way.engine or config.engine, group, way.sync, task), batches)
 
 
-def _engine(name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings) -> Loop:
+def _engine(name: str, group: LearnerGroup, sync: Synchroniser, config: TaskSettings) -> Engine:
     if name == ByLeader.name:
         assert isinstance(sync, SMA)
-        return RoundLoop(ByLeader, group, sync, settings)
-    return make_engine(name, group, sync, settings, None)
-
-
-def table(found: dict[str, Any]) -> Table:
-    """By model and way: milliseconds a round, and how many times those without averaging."""
-    rows = [
-        [
-            WORKLOADS[model].title,
-            way,
-            f"{1000 * values['seconds_a_round']['median']:.2f}",
-            "{median:.2f} ({low:.2f} to {high:.2f})".format(**values["ratio"]),
-            f"{values['sums_a_round']:g}",
-        ]
-        for model, ways in found.items()
-        for way, values in ways.items()
-    ]
-    return Table(("model", "averaging", "ms a round", "over none", "sums a round"), rows, left=("model", "averaging"))
-
-
-def markdown(values: dict[str, Any], environment: str) -> str:
-    """The page."""
-    settings = values["settings"]
-    sized = f"{settings['devices']} processes on the cores of one machine, {settings['learners']} learners each"
-    return f"""# What the sum between devices costs
-
-`{values["command"]}`, {environment}
-
-{sized} of batch {settings["batch_size"]}, engine {settings["engine"]};
-{values["fixed"]}. Everybody in turns within the same processes, {settings["turns"]} times, every other
-time in reverse order. A ratio is that of a turn: a round over one of the same engine without averaging; median (lowest
-to highest). The paper's way, {LEADER!r}, begins a variable's sum when the last learner of the device has its gradient.
-Buckets are of {settings["bucket_mb"]} MiB. A late AllReduce arrives {values["late"]:g} of a round without averaging
-after it has begun, and is to cost at most {values["limit"]:g} times such a round.
-
-{table(values["models"]).markdown()}"""
+        return ByLeader(group, sync, config)
+    return make_engine(name, group, sync, config, None)

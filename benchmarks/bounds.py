@@ -1,22 +1,22 @@
 """What bounds the training of a model: an estimate from its step graph and from rates of this machine."""
 
+import functools
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from benchmarks.contestants import SGD
-from benchmarks.group import Group
-from benchmarks.line_up import GRAPH, Lane
-from benchmarks.measure import Spread
-from benchmarks.operator_cost import PYTHON, RUNTIME
+from benchmarks.harness import counted
 from benchmarks.workloads import WORKLOADS
+from bow.devices import available_cores, core_sets
 from bow.graph import capture
 from bow.graph.kinds import is_update
+from bow.runtime import is_available, native
 
-ARITHMETIC, MEMORY, CALLS = "arithmetic", "memory", "calling operators"
+ARITHMETIC, MEMORY, CALLS_OPERATORS = "arithmetic", "memory", "calling operators"
 
 ENOUGH = 1 / 3  # An estimate that explains less of the measured time than this is not called a bound
 
@@ -34,172 +34,162 @@ MATRIX = 1024
 SMALLEST_COPY_BYTES = 2**20  # Smaller copies measure the call as well
 REPEATS = 7
 
+PYTHON, RUNTIME, BY_PRIORITY, HANDED_OVER = "python", "runtime", "by_priority", "handed_over"
+CALLERS = {
+    PYTHON: "Python, the call alone",
+    RUNTIME: "the native runtime, in order",
+    BY_PRIORITY: "the native runtime, by priority",
+    HANDED_OVER: "the native runtime, each operator waiting for the other executor's",
+}
+CALLS = 10_000
 
-@dataclass(frozen=True)
-class StepCosts:
-    """What one step of one learner asks for, by its step graph."""
 
-    operators: int  # how many the runtime calls through torch's dispatcher: no views, no updates
-    flops: int  # floating-point operations
-    bytes_moved: int  # that operators read and write, each on its own
-    weight_bytes: int  # of the weights
+def measure_operator_costs() -> dict[str, list[float]]:
+    """By caller: seconds for calling one operator on one thread, whatever it computes: a chain of additions."""
+    calls = list(range(CALLS))
+    probes: dict[str, Callable[[], float]] = {PYTHON: _from_python}
+    if is_available():
+        probes[RUNTIME] = lambda: _chain([calls], [])
+        probes[BY_PRIORITY] = lambda: _chain([], [0] * CALLS)
+        if len(available_cores()) > 1:
+            probes[HANDED_OVER] = lambda: _chain([calls[::2], calls[1::2]], [])
+    return {name: [probe() for _ in range(1 + REPEATS)][1:] for name, probe in probes.items()}
 
 
-@dataclass(frozen=True)
-class Bound:
-    """How the time of a step compares with what it would take by each of three estimates."""
+def _from_python() -> float:
+    call, one = torch.ops.aten.add.Tensor, torch.ones(1)
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        call(one, one)
+    return (time.perf_counter() - began) / CALLS
 
-    group: Group  # the measurements
-    lane: Lane  # the contestant that was looked at
-    costs: StepCosts  # what a step asks for
-    step_s: float  # seconds that a core takes for a step
-    estimates_s: Mapping[str, float] = field(default_factory=dict)  # seconds by each estimate
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """How much of the measured time each estimate explains."""
-        return {name: seconds / self.step_s for name, seconds in self.estimates_s.items()}
-
-    @property
-    def largest(self) -> str:
-        """The estimate that explains most."""
-        return max(self.shares, key=self.shares.__getitem__)
-
-    @property
-    def name(self) -> str | None:
-        """The largest estimate; None where even that explains little."""
-        return self.largest if self.shares[self.largest] >= ENOUGH else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The bound as plain values."""
-        costs = self.costs
-        return {
-            "model": self.group.model,
-            "batch_size": self.group.batch_size,
-            "measured_on": self.lane.short,
-            "operators": costs.operators,
-            "mflop": round(costs.flops / 1e6, 3),
-            "mbyte": round(costs.bytes_moved / 1e6, 3),
-            "step_us": round(1e6 * self.step_s, 1),
-            "operator_us": round(1e6 * self.step_s / costs.operators, 2),
-            "gflop_per_s": round(costs.flops / self.step_s / 1e9, 1),
-            "shares": {name: round(share, 3) for name, share in self.shares.items()},
-            "bound": self.name,
-        }
+def _chain(order: list[list[int]], priority: list[int]) -> float:
+    slot, job = native().Slot, native().Job(CALLS + 1)
+    for call in range(CALLS):
+        job.add_operator("aten::add", "Tensor", [slot(call), slot(0)], {}, [call + 1])
+    executors = max(1, len(order))
+    job.bind(0, torch.ones(1))
+    job.schedule(order, priority, executors)
+    team = native().Team(core_sets(executors), [1] * executors)
+    job.run(team)
+    began = time.perf_counter()
+    job.run(team)
+    seconds = (time.perf_counter() - began) / CALLS
+    team.close()
+    return seconds
 
 
 class Machine:
-    """Rates of one core of this machine, measured when they are first asked for."""
+    """Rates of one core of this machine, measured when they are first asked for.
 
-    def __init__(
-        self, operator_costs: Mapping[str, Spread], cores: int, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._operator_costs = operator_costs
-        self._clock = clock
-        self._flops_per_s: float | None = None
+    Args:
+        operator_costs: seconds for calling an operator, by who calls.
+    """
+
+    def __init__(self, operator_costs: Mapping[str, Sequence[float]]) -> None:
+        # What it costs Python counts where there is no native runtime.
+        self.operator_s = statistics.median(operator_costs.get(RUNTIME, operator_costs[PYTHON]))
         self._bytes_per_s: dict[int, float] = {}
-        self.cores = cores
 
-    def operator_s(self) -> float:
-        """Seconds that an operator costs the native runtime; those that it costs Python where there is none."""
-        return self._operator_costs.get(RUNTIME, self._operator_costs[PYTHON]).median
-
+    @functools.cached_property
     def flops_per_s(self) -> float:
         """Floating-point operations per second in a large matrix product."""
-        if self._flops_per_s is None:
-            matrix = torch.randn(MATRIX, MATRIX)
-            result = torch.empty_like(matrix)
-            self._flops_per_s = 2 * MATRIX**3 / self._seconds(lambda: torch.mm(matrix, matrix, out=result))
-        return self._flops_per_s
+        matrix, result = torch.randn(MATRIX, MATRIX), torch.empty(MATRIX, MATRIX)
+        return 2 * MATRIX**3 / self._seconds(lambda: torch.mm(matrix, matrix, out=result))
 
     def bytes_per_s(self, size: int) -> float:
         """Bytes read and written per second when tensors of so many bytes are copied."""
         size = max(size, SMALLEST_COPY_BYTES)
         if size not in self._bytes_per_s:
-            source = torch.zeros(size, dtype=torch.uint8)
-            target = torch.ones_like(source)
+            source, target = torch.zeros(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
             self._bytes_per_s[size] = 2 * size / self._seconds(lambda: target.copy_(source))
         return self._bytes_per_s[size]
 
     def as_dict(self) -> dict[str, Any]:
         """What was measured, as plain values."""
-        return {
-            "gflop_per_s": None if self._flops_per_s is None else round(self._flops_per_s / 1e9, 1),
-            "gbyte_per_s_by_copied_bytes": {size: round(r / 1e9, 1) for size, r in sorted(self._bytes_per_s.items())},
-        }
+        flops = vars(self).get("flops_per_s")
+        rates = {size: round(rate / 1e9, 1) for size, rate in sorted(self._bytes_per_s.items())}
+        return {"gflop_per_s": flops and round(flops / 1e9, 1), "gbyte_per_s_by_copied_bytes": rates}
 
-    def _seconds(self, run: Callable[[], object]) -> float:
+    @staticmethod
+    def _seconds(run: Callable[[], object]) -> float:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        run()
         times = []
-        for _ in range(REPEATS):
-            began = self._clock()
+        for _ in range(1 + REPEATS):
+            began = time.perf_counter()
             run()
-            times.append(self._clock() - began)
+            times.append(time.perf_counter() - began)
         torch.set_num_threads(threads)
-        return Spread.of(times).median
+        return statistics.median(times[1:])
 
 
-def find_bound(group: Group, machine: Machine) -> Bound | None:
-    """What bounds a model in engine `graph`, which calls operators one by one; None where it did not run."""
-    lane = _subject(group)
-    if lane is None:
-        return None
-    costs = step_costs(group.model, group.batch_size)
-    busy = min(lane.learners or 1, machine.cores)
-    estimates = {
-        ARITHMETIC: costs.flops / machine.flops_per_s(),
-        MEMORY: costs.bytes_moved / machine.bytes_per_s(costs.weight_bytes),
-        CALLS: costs.operators * machine.operator_s(),
-    }
-    return Bound(group, lane, costs, busy * group.batch_size / lane.speed.median, estimates)
+def find_bound(model: str, batch_size: int, rate: float, learners: int, machine: Machine) -> dict[str, Any]:
+    """How a step's time in engine `graph`, operator by operator, compares with three estimates.
 
-
-def _subject(group: Group) -> Lane | None:
-    lanes = [lane for lane in group.lanes if lane.implementation == GRAPH and lane.threads == 1]
-    return max(lanes, key=lambda lane: lane.speed.median, default=None)
-
-
-def step_costs(model: str, batch_size: int) -> StepCosts:
-    """Capture a step, its update included."""
+    Args:
+        model: a name in `WORKLOADS`.
+        batch_size: per learner.
+        rate: samples per second of all learners, on one thread each.
+        learners: how many.
+        machine: its rates.
+    """
     workload = WORKLOADS[model]
     module = workload.build()
     graph = capture(module, workload.make_data(batch_size), workload.loss, optimizer=SGD)
     weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     called = sum(not operator.is_view and not is_update(operator.kind) for operator in graph.operators)
-    return StepCosts(called, graph.flops, graph.bytes_moved, weight_bytes)
+    step_s = min(learners, len(available_cores())) * batch_size / rate
+    shares = {
+        ARITHMETIC: graph.flops / machine.flops_per_s / step_s,
+        MEMORY: graph.bytes_moved / machine.bytes_per_s(weight_bytes) / step_s,
+        CALLS_OPERATORS: called * machine.operator_s / step_s,
+    }
+    largest = max(shares, key=shares.__getitem__)
+    return {
+        "model": model,
+        "batch_size": batch_size,
+        "measured_on": f"graph, {counted(learners, 'learner')}",
+        "operators": called,
+        "mflop": round(graph.flops / 1e6, 3),
+        "mbyte": round(graph.bytes_moved / 1e6, 3),
+        "step_us": round(1e6 * step_s, 1),
+        "operator_us": round(1e6 * step_s / called, 2),
+        "gflop_per_s": round(graph.flops / step_s / 1e9, 1),
+        "shares": {name: round(share, 3) for name, share in shares.items()},
+        "bound": largest if shares[largest] >= ENOUGH else None,
+    }
 
 
-def sentences(bounds: Sequence[Bound]) -> dict[str, str]:
-    """For every model, what bounds it."""
-    models = dict.fromkeys(bound.group.model for bound in bounds)
-    return {model: _sentence([bound for bound in bounds if bound.group.model == model]) for model in models}
+def sentences(bounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By model: what bounds it, in a sentence."""
+    models = dict.fromkeys(bound["model"] for bound in bounds)
+    return {model: _sentence([bound for bound in bounds if bound["model"] == model]) for model in models}
 
 
-def _sentence(bounds: Sequence[Bound]) -> str:
-    by_name: dict[str | None, list[Bound]] = {}
+def _sentence(bounds: Sequence[Mapping[str, Any]]) -> str:
+    by_name: dict[str | None, list[Mapping[str, Any]]] = {}
     for bound in bounds:
-        by_name.setdefault(bound.name, []).append(bound)
-    parts = [_part(name, own) for name, own in by_name.items()]
-    title = bounds[0].group.title
-    head = f"{title[0].upper()}{title[1:]}, {bounds[0].costs.operators} operators a step"
-    return f"{head}, is bounded in engine `graph` {_and(parts)}."
+        by_name.setdefault(bound["bound"], []).append(bound)
+    title = WORKLOADS[bounds[0]["model"]].title
+    head = f"{title[0].upper()}{title[1:]}, {bounds[0]['operators']} operators a step"
+    return f"{head}, is bounded in engine `graph` {_and([_part(name, own) for name, own in by_name.items()])}."
 
 
-def _part(name: str | None, bounds: Sequence[Bound]) -> str:
-    batches = _and([str(bound.group.batch_size) for bound in bounds])
-    if name is None:
-        largest = _and([f"{share_text(bound.shares[bound.largest])} ({bound.largest})" for bound in bounds])
-        return (
-            f"by none of the three at batch {batches} (the largest single share of the time is {largest}; what is left "
-            "surrounds the operators, or is spent in operators too small for these rates)"
-        )
-    return f"by {name} at batch {batches} ({_and([share_text(bound.shares[name]) for bound in bounds])} of the time)"
+def _part(name: str | None, bounds: Sequence[Mapping[str, Any]]) -> str:
+    batches = _and([str(bound["batch_size"]) for bound in bounds])
+    if name is not None:
+        return f"by {name} at batch {batches} ({_and([_share(bound['shares'][name]) for bound in bounds])} of the time)"
+    largest = [max(bound["shares"].items(), key=lambda item: item[1]) for bound in bounds]
+    told = _and([f"{_share(share)} ({which})" for which, share in largest])
+    return (
+        f"by none of the three at batch {batches} (the largest single share of the time is {told}; what is left "
+        "surrounds the operators, or is spent in operators too small for these rates)"
+    )
 
 
-def share_text(share: float) -> str:
-    """A share of the time for people."""
+def _share(share: float) -> str:
     return "all" if round(share, 2) >= 1 else f"{share:.0%}"
 
 

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks engines` lets compete: plain PyTorch, the same compiled, and bow.
+"""Trainings that are timed: plain PyTorch, the same compiled, and bow.
 
 All of them train the same model on the same tensors in memory by SGD with momentum, and feed themselves: one
 `index_select` per batch (or round) and tensor, in an order that is drawn anew each epoch.
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from benchmarks.line_up import COMPILED, COMPILED_STEP, Lane
 from benchmarks.workloads import Data, Workload
 from bow.data import BatchStream, open_stream
 from bow.engines import EngineName, Loss, Stacked
@@ -70,6 +69,9 @@ class PlainTraining:
         self._optimizer.step()
         return self._batch_size
 
+    def close(self) -> None:
+        """Nothing runs on."""
+
 
 class StepTraining:
     """PyTorch as an expert writes it for speed: the whole step, SGD with momentum included, compiled as one function.
@@ -97,6 +99,9 @@ class StepTraining:
         """Train on one batch; returns its samples."""
         self._step(self._parameters, self._momenta, self._buffers, *self._feed.next())
         return self._batch_size
+
+    def close(self) -> None:
+        """Nothing runs on."""
 
 
 class BowTraining:
@@ -146,38 +151,11 @@ class BowTraining:
 Training: TypeAlias = PlainTraining | StepTraining | BowTraining
 
 
-class Trainings:
-    """What the contestants of a group run, made when it is first asked for."""
-
-    def __init__(self, workload: Workload, data: Data, batch_size: int) -> None:
-        self._workload = workload
-        self._data = data
-        self._batch_size = batch_size
-        self._made: dict[object, Training] = {}
-
-    def of(self, lane: Lane) -> Training:
-        """The training that a contestant runs."""
-        # A compiled step of PyTorch belongs to the threads that it was compiled with; bow's learners serve all.
-        key = lane if lane.learners is None else (lane.implementation, lane.learners)
-        if key not in self._made:
-            self._made[key] = self._make(lane)
-        return self._made[key]
-
-    def close(self) -> None:
-        """Tear everything down: nothing of one group shall run beside the next."""
-        for training in self._made.values():
-            if isinstance(training, BowTraining):
-                training.close()
-        self._made.clear()
-        torch._dynamo.reset()
-
-    def _make(self, lane: Lane) -> Training:
-        common = self._workload, self._data, self._batch_size
-        if lane.implementation == COMPILED_STEP:
-            return StepTraining(*common)
-        if lane.learners is None:
-            return PlainTraining(*common, compile=lane.implementation == COMPILED)
-        return BowTraining(*common, lane.learners, lane.engine, lane.compiles)
+def make_training(workload: Workload, data: Data, batch_size: int, implementation: str) -> Training:
+    """PyTorch as it is, with forward and backward compiled, or with the whole step compiled."""
+    if implementation == "compiled_step":
+        return StepTraining(workload, data, batch_size)
+    return PlainTraining(workload, data, batch_size, compile=implementation == "compiled")
 
 
 def make_step(

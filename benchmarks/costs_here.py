@@ -12,7 +12,9 @@ from benchmarks.cost_models import Curve, HillClimb, Roofline, Sample, Threads, 
 from benchmarks.cost_models.counters import count, why_not
 from benchmarks.costs_population import is_worth_measuring, key_of, works_of
 from benchmarks.costs_regressions import Operators, score_family, scored
-from benchmarks.measure import Spread
+from benchmarks.harness import spread
+from bow.costs import Case, HillClimb, Roofline, Sample, Work, computed_events
+from bow.costs.counters import count, why_not
 from bow.graph.execution import inputs_of, run_operator
 from bow.models import NETWORKS
 from bow.runtime.issue import operators_of
@@ -102,7 +104,7 @@ def climbs(measured: Measured, cores: int) -> dict[str, Any]:
     return {
         "operators": len(best),
         "best": {str(n): counts.count(n) for n in range(1, cores + 1)},
-        "spread": Spread.of(list(measured.spread.values())).as_dict(4),
+        "spread": spread(list(measured.spread.values()), 4),
         "again": scored(predicted, actual),
         "ms_by_threads": {str(n): round(1e3 * seconds, 3) for n, seconds in uniform_s.items()},
         "ms_with_best": round(1e3 * chosen_s, 3),

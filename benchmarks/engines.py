@@ -1,169 +1,244 @@
 """Samples per second of PyTorch, plain and compiled, and of bow's engines, side by side.
 
-For every model and batch size, PyTorch and bow with each engine and several numbers of learners take turns within one
-process. What follows: the best of bow against the best of PyTorch, what a second learner on a second core brings, and
-what bounds each model.
+For every model and batch size, PyTorch and bow with each engine and several numbers of learners take turns: PyTorch in
+a process of its own with torch's default policy for idle threads, bow in one as its command sets it. What follows: the
+best of bow against the best of PyTorch, what a second learner on a second core brings, and what bounds each model.
 """
 
 import contextlib
+import functools
+import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
-from benchmarks.arguments import check_positive, setting
-from benchmarks.bounds import RULE, Bound, Machine, find_bound, sentences
-from benchmarks.contestants import LEARNING_RATE, MOMENTUM, BowTraining, Trainings
-from benchmarks.engines_report import contest_table, markdown, summary
-from benchmarks.environment import inspect_environment
-from benchmarks.group import Group, geometric_mean
-from benchmarks.line_up import PYTORCH, RIVALS, Lane, line_up
-from benchmarks.measure import Contestant, Spread, race, warm_up
-from benchmarks.operator_cost import measure_operator_costs
-from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from benchmarks.workloads import WORKLOADS, Data
+from benchmarks import harness
+from benchmarks.bounds import CALLERS, RULE, Machine, find_bound, measure_operator_costs, sentences
+from benchmarks.contestants import LEARNING_RATE, MOMENTUM, BowTraining, Training, make_training
+from benchmarks.harness import Host, counted, ratios, setting, spread, take_turns, warm_up
+from benchmarks.workloads import WORKLOADS, Workload
+from bow.engines import EngineName
 from bow.errors import SettingError
+
+PLAIN, COMPILED, COMPILED_STEP = "pytorch", "compiled", "compiled_step"
+PYTORCH = (PLAIN, COMPILED, COMPILED_STEP)  # as it is; forward and backward compiled; the whole step as one function
+EAGER, FUSED, STREAMS, GRAPH, GRAPH_COMPILED = "eager", "fused", "streams", "graph", "graph+compiled"
+BOW = (EAGER, FUSED, STREAMS, GRAPH, GRAPH_COMPILED)
+RIVALS = (COMPILED, COMPILED_STEP, *BOW)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Settings of the experiment."""
 
-    out: Path = setting(RESULTS, "folder for engines.json and engines.md")  # noqa: RUF009 - it is dataclasses.field
-    models: tuple[str, ...] = setting(tuple(WORKLOADS), "models to train", choices=tuple(WORKLOADS))
-    batches: tuple[int, ...] = setting((4, 16, 32), "batch sizes, per learner")
+    models: tuple[str, ...] = setting(
+        tuple(WORKLOADS), "models to train", choices=tuple(WORKLOADS), quick=("logistic_regression",)
+    )
+    batches: tuple[int, ...] = setting((4, 16, 32), "batch sizes, per learner", quick=(4,))
     learners: tuple[int, ...] = setting((1, 2, 4, 8), "numbers of learners, of those that make sense for a model")
     rivals: tuple[str, ...] = setting(RIVALS, "what runs besides plain PyTorch", choices=RIVALS)
     threads: tuple[int, ...] = setting((1, 2), "numbers of torch's threads")
-    repeats: int = setting(7, "turns of each contestant")
-    stint_s: float = setting(0.2, "seconds of a turn")
-    samples: int = setting(16384, "samples in memory")
-    quick: bool = setting(False, "a small part, to see that it works: logistic regression, batch 4, short turns")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "batches", "learners", "threads", "repeats", "stint_s", "samples")
-
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        if not self.quick:
-            return self
-        return replace(self, models=("logistic_regression",), batches=(4,), repeats=3, stint_s=0.05, samples=1024)
+    repeats: int = setting(7, "turns of each case", quick=3)
+    stint_s: float = setting(0.2, "seconds of a turn", quick=0.05)
+    samples: int = setting(16384, "samples in memory", quick=1024)
 
 
-def run(settings: Settings, command: str) -> int:
-    """Measure all groups, print the table, and write `engines.json` and `engines.md`."""
-    settings = settings.reduced()
-    prepare_output(settings.out)
-    began, threads = time.perf_counter(), torch.get_num_threads()
-    environment = inspect_environment()
-    try:
-        costs = measure_operator_costs()
-        machine = Machine(costs, environment.cores)
-        groups = measure_groups(settings)
-        bounds = [bound for group in groups if (bound := find_bound(group, machine)) is not None]
-    finally:
-        torch.set_num_threads(threads)
-    found = findings(settings, groups, bounds, machine, costs)
-    result = Result("engines", command, environment, settings, time.perf_counter() - began, found)
-    values = result.as_dict()
-    write_json(settings.out / "engines.json", values)
-    write_text(settings.out / "engines.md", markdown(groups, bounds, values, environment))
-    contest_table(groups).show(f"the best of bow against the best of PyTorch; {environment}")
-    for line in (*values["sentences"].values(), *(note for group in groups for note in group.notes)):
-        console().print(line, highlight=False)
-    return 0
+@dataclass(frozen=True)
+class Case:
+    """One way to train."""
+
+    implementation: str  # one of PYTORCH or BOW
+    threads: int
+    learners: int | None = None  # of bow
+
+    def __str__(self) -> str:
+        learners = "" if self.learners is None else f" with {counted(self.learners, 'learner')}"
+        return f"{self.implementation}{learners} on {counted(self.threads, 'thread')}"
+
+    @property
+    def short(self) -> str:
+        """For tables."""
+        learners = "" if self.learners is None else f", {counted(self.learners, 'learner')}"
+        threads = "" if self.threads == 1 else f", {counted(self.threads, 'thread')}"
+        return f"{self.implementation}{learners}{threads}"
+
+    @property
+    def expected(self) -> str:
+        """How bow describes what runs, where nothing falls back."""
+        return f"{GRAPH} (compiled)" if self.implementation == GRAPH_COMPILED else self.implementation
 
 
-def findings(
-    settings: Settings,
-    groups: Sequence[Group],
-    bounds: Sequence[Bound],
-    machine: Machine,
-    costs: dict[str, Spread],
-) -> dict[str, Any]:
-    """What was measured and what follows from it, as plain values."""
-    mean = geometric_mean(groups)
+def cases_of(workload: Workload, config: Config) -> list[Case]:
+    """The cases of a model: what has a core for every learner runs with one thread, more are for idle cores."""
+    most = max(workload.learners)
+    own: dict[str, Sequence[int | None]] = {EAGER: (1, most), FUSED: (workload.fused,), STREAMS: (2, most)}
+    found = []
+    for implementation in (PLAIN, *(rival for rival in RIVALS if rival in config.rivals)):
+        for count in (None,) if implementation in PYTORCH else own.get(implementation, workload.learners):
+            # A compiled region has one thread by design; in `fused`, large operators between regions still use more.
+            several = implementation in (*PYTORCH, FUSED) or (count == 1 and implementation != GRAPH_COMPILED)
+            if count is None or count in config.learners:
+                found += [
+                    Case(implementation, n, count) for n in (config.threads if several else [min(config.threads)])
+                ]
+    return found
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """All models with all batch sizes."""
+    costs = measure_operator_costs()
+    machine, groups, bounds = Machine(costs), [], []
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(contextlib.closing(Host()))
+        bow = stack.enter_context(contextlib.closing(Host({"OMP_WAIT_POLICY": "PASSIVE"})))
+        for model in config.models:
+            for batch_size in config.batches:
+                groups.append(measure_group(model, batch_size, config, {True: plain, False: bow}))
+                graphs = [(each["samples_per_s"]["median"], each["learners"]) for each in groups[-1]["contestants"]
+                          if (each["implementation"], each["threads"]) == (GRAPH, 1)]  # fmt: skip
+                if graphs:
+                    bounds.append(find_bound(model, batch_size, *max(graphs), machine))
+    contests = [group.pop("contest") for group in groups]
+    factors = [contest["ratio"]["median"] for contest in contests if contest["ratio"] is not None]
     return {
         "fixed": f"fused SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, SMA in every round, "
-        f"float32, {settings.samples} samples in memory: images of 28x28, for ResNet-8 of 3x32x32, for LSTM 20 tokens",
+        f"float32, {config.samples} samples in memory: images of 28x28, for ResNet-8 of 3x32x32, for LSTM 20 tokens",
         "contest": "best of PyTorch and best of bow by the race of everybody, raced again alone: figures of that race",
-        "contests": [group.contest_dict() for group in groups],
-        "geometric_mean": None if mean is None else round(mean, 3),
-        "two_learners_over_one": [group.gains_dict() for group in groups],
-        "operator_us": {name: cost.scaled(1e6).as_dict(digits=2) for name, cost in costs.items()},
+        "contests": contests,
+        "geometric_mean": round(statistics.geometric_mean(factors), 3) if factors else None,
+        "two_learners_over_one": [group.pop("gains") for group in groups],
+        "operator_us": {name: spread(own, 2, scale=1e6) for name, own in costs.items()},
         "core": machine.as_dict(),
         "rule": RULE,
         "sentences": sentences(bounds),
-        "bounds": [bound.as_dict() for bound in bounds],
+        "bounds": bounds,
         "ratio": "to plain PyTorch with its better number of threads, repeat by repeat",
-        "groups": [group.as_dict() for group in groups],
+        "groups": groups,
     }
 
 
-def measure_groups(settings: Settings) -> list[Group]:
-    """Measure every model with every batch size."""
-    groups = []
-    for model in settings.models:
-        data = WORKLOADS[model].make_data(settings.samples)
-        for batch in settings.batches:
-            groups.append(measure_group(model, batch, data, settings))
-            console().print(summary(groups[-1]), highlight=False)
-    return groups
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides."""
+    return {"titles": {name: workload.title for name, workload in WORKLOADS.items()}, "callers": CALLERS}
 
 
-def measure_group(model: str, batch_size: int, data: Data, settings: Settings) -> Group:
-    """Let everybody train one model with one batch size."""
+def measure_group(model: str, batch_size: int, config: Config, hosts: Mapping[bool, Host]) -> dict[str, Any]:
+    """Everybody's turns with one model and one batch size, and the best of both sides again, still warm, alone.
+
+    The fastest of many was lucky as well; the turns of the second race know nothing of that choice.
+    """
     began = time.perf_counter()
-    workload = WORKLOADS[model]
-    with contextlib.closing(Trainings(workload, data, batch_size)) as trainings:
-        entries: list[tuple[Lane, Contestant]] = []
-        notes: list[str] = []
-        for lane in line_up(workload, settings.rivals, settings.learners, settings.threads):
-            entry, note = enter(lane, trainings)
-            entries += [] if entry is None else [entry]
-            notes += [f"{model}, batch {batch_size}, {lane}: {note}"] if note else []
-        rates = race([contestant for _, contestant in entries], settings.repeats, settings.stint_s)
-        lanes = tuple(replace(lane, rates=tuple(own)) for (lane, _), own in zip(entries, rates, strict=True))
-        group = Group(model, batch_size, lanes, tuple(notes))
-        contestants = {lane: contestant for lane, (_, contestant) in zip(lanes, entries, strict=True)}
-        final = race_final(group, contestants, settings)
-    return replace(group, final=final, seconds=time.perf_counter() - began)
+    for host in hosts.values():
+        host.call(_begin, model, batch_size, config.samples)
+    first_s: dict[Case, float] = {}
+    notes: list[str] = []
+    for case in cases_of(WORKLOADS[model], config):
+        host = hosts[case.implementation in PYTORCH]
+        seconds, note = host.call(_enter, case)
+        host.stop()
+        first_s |= {} if seconds is None else {case: seconds}
+        notes += [f"{model}, batch {batch_size}, {case}: {note}"] if note else []
+    turns = {case: functools.partial(_turn_in, hosts[case.implementation in PYTORCH], case, config.stint_s)
+             for case in first_s}  # fmt: skip
+    rates = take_turns(turns, config.repeats)
+
+    def fastest(implementations: Sequence[str]) -> Case | None:
+        own = [case for case in rates if case.implementation in implementations]
+        return max(own, key=lambda case: statistics.median(rates[case]), default=None)
+
+    plain, pytorch, bow = fastest([PLAIN]), fastest(PYTORCH), fastest(BOW)
+    final = {} if pytorch is None or bow is None else take_turns({c: turns[c] for c in (pytorch, bow)}, config.repeats)
+    head = {"model": model, "batch_size": batch_size}
+    over = None if pytorch is None or bow is None else spread(ratios(final[bow], final[pytorch]), 3)
+    contest = {**head, "pytorch": _side(pytorch, final or rates), "bow": _side(bow, final or rates), "ratio": over}
+    harness.say(f"{WORKLOADS[model].title}, batch {batch_size}: {contest['pytorch']} {contest['bow']} {over}")
+    return {
+        **head,
+        "seconds": round(time.perf_counter() - began, 1),
+        "notes": notes,
+        "contestants": [
+            {
+                "implementation": case.implementation,
+                "learners": case.learners,
+                "threads": case.threads,
+                "samples_per_s": spread(own, 1),
+                "ratio": None if plain is None else spread(ratios(own, rates[plain]), 3),
+                "first_call_s": round(first_s[case], 2),
+            }
+            for case, own in rates.items()
+        ],
+        "contest": contest,
+        "gains": {**head, **{name: _gain(rates, name) for name in (GRAPH, GRAPH_COMPILED)}},
+    }
 
 
-def race_final(
-    group: Group, contestants: Mapping[Lane, Contestant], settings: Settings
-) -> tuple[tuple[float, ...], ...]:
-    """Let the best of PyTorch and the best of bow, still warm, race again alone."""
-    pytorch, bow = group.best_of_pytorch, group.best_of_bow
-    if pytorch is None or bow is None:
-        return ()
-    rates = race([contestants[pytorch], contestants[bow]], settings.repeats, settings.stint_s)
-    return tuple(tuple(own) for own in rates)
+def _side(case: Case | None, rates: Mapping[Case, Sequence[float]]) -> dict[str, Any] | None:
+    return None if case is None else {"setting": case.short, "samples_per_s": round(statistics.median(rates[case]), 1)}
 
 
-def enter(lane: Lane, trainings: Trainings) -> tuple[tuple[Lane, Contestant] | None, str]:
-    """Make a contestant and warm it up: the contestant, or None and why it is left out."""
-    torch.set_num_threads(lane.threads)
+def _gain(rates: Mapping[Case, Sequence[float]], name: str) -> dict[str, Any] | None:
+    """Two learners over one learner on one thread, in the same engine."""
+    two, one = rates.get(Case(name, 1, 2)), rates.get(Case(name, 1, 1))
+    return None if one is None or two is None else spread(ratios(two, one), 3)
+
+
+def _turn_in(host: Host, case: Case, seconds: float) -> float:
+    found: float = host.call(_turn, case, seconds)
+    host.stop()
+    return found
+
+
+# What follows runs in the process of a host.
+
+_subject: tuple[Workload, Any, int] | None = None
+_trainings: dict[object, Training] = {}
+
+
+def _begin(model: str, batch_size: int, samples: int) -> None:
+    """Another model and batch size: nothing of one group shall run beside the next."""
+    global _subject
+    for training in _trainings.values():
+        training.close()
+    _trainings.clear()
+    torch._dynamo.reset()
+    _subject = WORKLOADS[model], WORKLOADS[model].make_data(samples), batch_size
+
+
+def _training(case: Case) -> Training:
+    # A compiled step of PyTorch belongs to the threads that it was compiled with; bow's learners serve all.
+    key = case if case.learners is None else (case.implementation, case.learners)
+    if key not in _trainings:
+        assert _subject is not None
+        if case.learners is None:
+            _trainings[key] = make_training(*_subject, case.implementation)
+        else:
+            is_compiled = case.implementation == GRAPH_COMPILED
+            engine = cast(EngineName, GRAPH if is_compiled else case.implementation)
+            _trainings[key] = BowTraining(*_subject, case.learners, engine, is_compiled)
+    return _trainings[key]
+
+
+def _enter(case: Case) -> tuple[float | None, str]:
+    """Make a case and warm it up: seconds to make it and to call it once, or None, and what is to be noted."""
+    torch.set_num_threads(case.threads)
     began = time.perf_counter()
     try:
-        training = trainings.of(lane)
+        training = _training(case)
         made_s = time.perf_counter() - began
-        contestant = Contestant(training, lane.threads)
         # torch.compile leaves `nn.LSTM` alone unless it is told otherwise.
-        with torch._dynamo.config.patch(allow_rnn=lane.implementation in PYTORCH):
-            lane = replace(lane, first_call_s=made_s + warm_up(contestant))
+        with torch._dynamo.config.patch(allow_rnn=case.implementation in PYTORCH):
+            first_s = made_s + warm_up(training)
     except SettingError:
         raise
     except Exception as error:  # a machine without a C++ compiler, for one
-        return None, f"left out, {type(error).__name__}: {_first_words(error)}"
-    ran = training.engine if isinstance(training, BowTraining) else lane.expected
-    return (lane, contestant), "" if ran == lane.expected else f"ran as {ran}"
+        return None, f"left out, {harness.first_words(error)}"
+    ran = training.engine if isinstance(training, BowTraining) else case.expected
+    return first_s, "" if ran == case.expected else f"ran as {ran}"
 
 
-def _first_words(error: Exception) -> str:
-    """The first line of a message; the second one as well where the first only introduces it."""
-    first, second, *_ = [*str(error).splitlines(), "", ""]
-    return f"{first} {second}" if first.endswith(":") else first
+def _turn(case: Case, seconds: float) -> float:
+    torch.set_num_threads(case.threads)
+    return harness.rate(_training(case), seconds)

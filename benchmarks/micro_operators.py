@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.cost_models.evidence import TABLE_II
-from benchmarks.quartiles import Quartiles
+from benchmarks.harness import quartiles, take_turns
+from bow.costs.evidence import TABLE_II
 from bow.runtime import NativeTeam, native
 from bow.runtime.job import ALONE
 
@@ -141,14 +141,14 @@ class Probe:
 
 def sample(probes: Mapping[str, Probe], turns: int) -> dict[str, list[Ran]]:
     """Let probes take turns, every other time in reverse order, each behind a run that does not count."""
-    found: dict[str, list[Ran]] = {name: [] for name in probes}
-    names = list(probes)
-    for turn in range(turns):
-        for name in names if turn % 2 == 0 else reversed(names):
-            probes[name].run()
-            found[name].append(probes[name].run())
-            probes[name].close()
-    return found
+
+    def turn(probe: Probe) -> Ran:
+        probe.run()
+        ran = probe.run()
+        probe.close()
+        return ran
+
+    return take_turns({name: functools.partial(turn, probe) for name, probe in probes.items()}, turns)
 
 
 def copies(make: Make, seat: Seat, stint_s: float) -> int:
@@ -167,7 +167,7 @@ def makespans(runs: Sequence[Ran]) -> list[float]:
 
 def quartiles_us(seconds: Sequence[float], each: int = 1) -> dict[str, Any]:
     """Microseconds of one of several."""
-    return Quartiles.of(seconds).scaled(1e6 / each).as_dict(2)
+    return quartiles(seconds, 2, scale=1e6 / each)
 
 
 def _tensors_of(call: Call) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks placement`: learned device placement against all that it was compared with.
+"""Learned device placement against all that it was compared with.
 
 `part=simulated`: RNNLM, NMT and Inception-v3 in the paper's sizes (section 4.1), and the large RNNLM and NMT that fit
 no GPU (section 4.3), on a processor and 2 or 4 K80 GPUs: what a step takes with each method's placement, all searches
@@ -10,18 +10,17 @@ behind one GPU as in the paper.
 and by a policy that learns from real steps; then run, and its steps timed.
 """
 
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks import placement_real, placement_report
-from benchmarks.arguments import check_positive, setting
-from benchmarks.environment import inspect_environment
-from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, carry_out
+from benchmarks import harness, placement_real
+from benchmarks.harness import setting
+from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, place_cell
 from benchmarks.placement_networks import PLACED
-from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from bow.errors import SettingError
 from bow.planning.placement.evaluation import SearchBudget
 from bow.planning.placement.methods import METHODS
 
@@ -34,42 +33,36 @@ LINKS = (DATA_SHEET, SLOW)
 # With it the RNNLM with a layer for each of two GPUs takes 2.4 times as long as on one, as in the paper's Table 2
 COPIES = 280.0
 
+BEHIND = 1.05  # what is learned is to take at most so many times what the best baseline takes
+BASELINES = ("cpu", "gpu", "scotch", "mincut", "metis", "expert")  # methods that look at no placement
+
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Settings of the experiment."""
 
-    out: Path = setting(RESULTS, "folder for placement.json and placement.md")  # noqa: RUF009 - it is dataclasses.field
     docs: Path = setting(Path("docs"), "folder with placement.md, whose tables and pictures are replaced")  # noqa: RUF009
     part: str = setting(PARTS[0], "simulated, or real: on this machine", choices=PARTS)
     networks: tuple[str, ...] = setting(tuple(PLACED), "that are placed", choices=tuple(PLACED))
-    sizes: tuple[str, ...] = setting(SIZES, "of the networks: the paper's, and those that fit no GPU", choices=SIZES)
-    gpus: tuple[int, ...] = setting((2, 4), "numbers of GPUs")
-    links: tuple[str, ...] = setting(LINKS, "as in data sheets, or slow; large networks: the first", choices=LINKS)
+    sizes: tuple[str, ...] = setting(
+        SIZES, "of the networks: the paper's, and those that fit no GPU", choices=(*SIZES, "tiny"), quick=("tiny",)
+    )
+    gpus: tuple[int, ...] = setting((2, 4), "numbers of GPUs", quick=(2,))
+    links: tuple[str, ...] = setting(
+        LINKS, "as in data sheets, or slow; large networks: the first", choices=LINKS, quick=LINKS[:1]
+    )
     copies: float = setting(COPIES, "over slow links copies take so many times as long as by the data sheets")
     methods: tuple[str, ...] = setting(tuple(METHODS), "that place", choices=tuple(METHODS))
-    budget_s: float = setting(100.0, "seconds of each search")
-    placements: int = setting(0, "each search looks at no more placements; 0: as many as it can in its time")
-    workers: int = setting(2, "processes that share the networks; 1: this one")
-    turns: int = setting(30, "real: in which every placement is run once")
-    updates: int = setting(40, "real: of the policy that learns from real steps, each with 4 placements of 10 steps")
-    seed: int = setting(0, "of all random numbers")
-    quick: bool = setting(False, "a small part of each, to see that it works")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "gpus", "budget_s", "copies", "workers", "turns", "updates")
-        if self.placements < 0:
-            raise SettingError(f"placements must be at least 0, got {self.placements}")
-        for name in ("networks", "sizes", "links", "methods"):
-            if not getattr(self, name):
-                raise SettingError(f"{name} must not be empty; leave it out for all")
-
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        if not self.quick:
-            return self
-        few = replace(self, gpus=self.gpus[:1], links=self.links[:1], workers=1, turns=2, updates=2)
-        return replace(few, sizes=("tiny",), budget_s=2.0, placements=48, docs=self.out)
+    budget_s: float = setting(100.0, "seconds of each search", quick=2.0)
+    placements: int = setting(
+        0, "each search looks at no more placements; 0: as many as it can in its time", quick=48, least=0
+    )
+    workers: int = setting(2, "processes that share the networks; 1: this one", quick=1)
+    turns: int = setting(30, "real: in which every placement is run once", quick=2)
+    updates: int = setting(
+        40, "real: of the policy that learns from real steps, each with 4 placements of 10 steps", quick=2
+    )
+    seed: int = setting(0, "of all random numbers", least=0)
 
     @property
     def budget(self) -> SearchBudget:
@@ -86,38 +79,75 @@ class Settings:
                         yield Cell(name, size, gpus, links, copies, self.methods, self.budget, self.seed)
 
 
-def run(settings: Settings, command: str) -> int:
+def run(config: Config, command: str) -> int:
     """Carry out a part, and write what is found; 1 where an aim is missed, else 0."""
-    settings = settings.reduced()
-    prepare_output(settings.out)
+    config = config.reduced()
+    if config.quick:
+        config = replace(config, docs=config.out)
+    harness.prepare_output(config.out)
     began = time.perf_counter()
-    if settings.part == "real":
-        history = placement_real.measure(settings.budget, settings.turns, settings.updates, settings.seed)
-        name, page = "placement_real", placement_report.real_page
+    name = "placement_real" if config.part == "real" else "placement"
+    if config.part == "real":
+        findings = placement_real.measure(config.budget, config.turns, config.updates, config.seed)
     else:
-        history = _simulated(settings)
-        name, page = "placement", placement_report.simulated_page
-    environment = inspect_environment()
-    values = Result(name, command, environment, settings, time.perf_counter() - began, history).as_dict()
-    values["settings"].pop("docs")
-    write_json(settings.out / f"{name}.json", values)
-    write_text(settings.out / f"{name}.md", page(values, str(environment)))
-    document = settings.docs / placement_report.DOCUMENT
-    if document.is_file() and document.parent != settings.out:
-        write_text(document, placement_report.replaced(document.read_text(encoding="utf-8"), {name: values}))
-    for section in placement_report.sections({name: values}):
-        section.table.show(section.title)
-    return int(not settings.quick and bool(placement_report.missed(values)))
+        findings = _simulated(config)
+    values = harness.result(name, command, config, time.perf_counter() - began, findings)
+    page = harness.publish(name, values, config.out, context(values) if "cases" in values else None)
+    if config.docs != config.out:
+        harness.replace_tables(config.docs / "placement.md", page)
+    return int(not config.quick and any(misses(case) for case in values.get("cases", ())))
 
 
-def _simulated(settings: Settings) -> dict[str, object]:
-    images = settings.docs / "images"
+def _simulated(config: Config) -> dict[str, Any]:
+    images = config.docs / "images"
     cases = []
-    for found in carry_out(list(settings.cells()), settings.workers):
-        cases.append(found.case)
+    for found in harness.parallel([functools.partial(place_cell, cell) for cell in config.cells()], config.workers):
+        cases.append(case := found.case)
         for name, picture in found.pictures.items():
             images.mkdir(parents=True, exist_ok=True)
-            write_text(images / name, picture)
-        case = found.case
-        console().print(f"{case['title']}, {case['size']}, {case['gpus']} GPUs, {case['links']}: done", highlight=False)
+            harness.write_text(images / name, picture)
+        harness.say(f"{case['title']}, {case['size']}, {case['gpus']} GPUs, {case['links']}: done")
     return {"cases": cases}
+
+
+def context(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides."""
+    told = harness.paper("placement")
+
+    def told_times(case: Mapping[str, Any]) -> Mapping[str, Any]:
+        if case["size"] == "large":
+            return {"learned": told["large"][case["network"]]}
+        found: Mapping[str, Any] = told["table_2"].get(case["network"], {}).get(case["gpus"], {})
+        return found if case["size"] == "paper" else {}
+
+    names = (
+        case["title"] if case["size"] == "paper" else f"{case['title']}, {case['size']}" for case in values["cases"]
+    )
+    return {
+        "last_of_name": dict(zip(names, values["cases"], strict=True)),
+        "told_groups": told["groups"],
+        "told_times": told_times,
+        "row_of": row_of,
+        "best_baseline": best_baseline,
+        "misses": misses,
+    }
+
+
+def row_of(case: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+    """What a method found; empty where it was not asked."""
+    return next((row for row in case["rows"] if row["method"] == method), {})
+
+
+def best_baseline(case: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The fastest method that looks at no placement, and its seconds; None: none fits."""
+    known = [(row["method"], row["seconds"]) for row in case["rows"] if row["method"] in BASELINES and row["seconds"]]
+    return min(known, key=lambda each: each[1], default=None)
+
+
+def misses(case: Mapping[str, Any]) -> bool:
+    """Whether what is learned takes longer than the best baseline: by 5 %, or for NMT at all."""
+    learned, best = row_of(case, "learned"), best_baseline(case)
+    if not learned or best is None:
+        return False
+    seconds = learned["seconds"]
+    return seconds is None or (seconds >= best[1] if case["network"] == "nmt" else seconds > BEHIND * best[1])

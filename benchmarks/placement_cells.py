@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
+from benchmarks.harness import say
 from benchmarks.placement_comparison import Row, compare
 from benchmarks.placement_loads import device_loads, imbalance
 from benchmarks.placement_machine import PROCESSOR, k80_machine
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_picture import placement_svg
-from benchmarks.results import console
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.grouping import module_groups
 from bow.planning.placement.groups import Groups
@@ -68,17 +64,6 @@ class Found:
     pictures: dict[str, str]  # by name of a file: what is to be written into it
 
 
-def carry_out(cells: Sequence[Cell], workers: int) -> Iterator[Found]:
-    """Place in so many processes, each with one thread; cells in their order."""
-    if workers == 1:
-        yield from map(place_cell, cells)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for future in [pool.submit(place_cell, cell) for cell in cells]:
-            yield future.result()
-
-
 def place_cell(cell: Cell) -> Found:
     """Place by all methods."""
     network = PLACED[cell.network]
@@ -120,7 +105,7 @@ def _groups(network: str, size: str) -> Groups:
 
 
 def _saying(cell: Cell) -> Callable[[str], None]:
-    return lambda message: console().print(f"{cell.title}: {message}", highlight=False)
+    return lambda message: say(f"{cell.title}: {message}")
 
 
 def _row(evaluator: SimulatedEvaluator, row: Row) -> dict[str, Any]:

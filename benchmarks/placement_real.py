@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.harness import quartiles, say, together
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_steps import RealSteps
 from benchmarks.predicted_steps import Timed, time_strategies
-from benchmarks.quartiles import Quartiles
-from benchmarks.results import console
-from benchmarks.tile_times import mean_times
-from bow.cluster import WorkerJob, World, join, start
+from bow.cluster import World
 from bow.devices import available_cores
-from bow.errors import SettingError
 from bow.models import NETWORKS
 from bow.models.networks import Size
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
@@ -58,17 +55,9 @@ FEW = replace(SHORT, samples=4, elites=4)  # Real steps are slow: each update ha
 
 def measure(budget: SearchBudget, turns: int, updates: int, seed: int) -> dict[str, Any]:
     """Place the network by each method and run it."""
-    if len(available_cores()) < DEVICES:
-        raise SettingError(f"{DEVICES} devices need a core each, this process has {len(available_cores())}")
     known = read_devices("cpu", DEVICES)
     in_all = functools.partial(_measured, known=known, budget=budget, turns=turns, updates=updates, seed=seed)
-    with start(DEVICES, CPU, WorkerJob(functools.partial(_elsewhere, in_all))) as world:
-        return in_all(world)
-
-
-def _elsewhere(in_all: Any) -> None:
-    with join(CPU) as world:
-        in_all(world)
+    return together(DEVICES, in_all)
 
 
 def _measured(
@@ -120,7 +109,7 @@ def _placed(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int) -> d
         devices = place(method, evaluator.groups, evaluator, budget, seed).devices
         assert devices is not None
         found[name] = devices
-        console().print(f"{name}: {evaluator([devices])[0]:.6f} s predicted", highlight=False)
+        say(f"{name}: {evaluator([devices])[0]:.6f} s predicted")
     return found
 
 
@@ -134,7 +123,7 @@ def _row(name: str, devices: Devices, evaluator: SimulatedEvaluator, timed: Time
     return {
         "method": name,
         "predicted_ms": round((evaluator([devices])[0] or 0.0) * 1e3, 3),
-        "measured_ms": Quartiles.of(timed.seconds).scaled(1e3).as_dict(3),
+        "measured_ms": quartiles(timed.seconds, 3, scale=1e3),
         "groups_on": [devices.count(number) for number in range(evaluator.num_devices)],
         "devices": devices,
     }

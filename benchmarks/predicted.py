@@ -1,4 +1,4 @@
-"""`python -m benchmarks predicted`: what the planner predicts that a step takes, against what it takes on this machine.
+"""What the planner predicts that a step takes, against what it takes on this machine.
 
 Two processes, each with one core, train small forms of networks under strategies of every sort: on one device, data and
 model parallel, designed by experts, found by search, and drawn at random. What tiles and messages take was measured
@@ -6,26 +6,24 @@ beforehand, none of it on these strategies; then every strategy is run in turns,
 """
 
 import functools
+import itertools
+import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import predicted_report
-from benchmarks.arguments import check_positive, setting
-from benchmarks.environment import inspect_environment
+from benchmarks import harness
+from benchmarks.harness import quartiles, setting
+from benchmarks.harness.pictures import COLORS, GREY, picture
 from benchmarks.predicted_networks import NETWORKS
-from benchmarks.predicted_picture import draw
 from benchmarks.predicted_steps import Timed, spans_ms, time_strategies
 from benchmarks.predicted_strategies import draw_strategies
-from benchmarks.quartiles import Quartiles
-from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from benchmarks.tile_times import mean_times, median_times
-from bow.cluster import WorkerJob, World, join, start
+from bow.cluster import World
 from bow.devices import available_cores
-from bow.errors import SettingError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import topology_to_dict
@@ -43,70 +41,51 @@ CPU = torch.device("cpu")
 
 DEVICES = 2
 
+# Relative errors: no prediction is to be off by more than the first, half of them by no more than the second
+LARGEST, TYPICAL = 0.30, 0.15
+
+# Two strategies of a network whose measured times differ by more than this are to be put into the right order
+APART = 0.15
+
+RIGHT = 0.95  # Of such pairs
+
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Settings of the experiment."""
 
-    out: Path = setting(RESULTS, "folder for predicted.json, predicted.md and predicted.png")  # noqa: RUF009 - it is dataclasses.field
-    networks: tuple[str, ...] = setting(tuple(NETWORKS), "that are trained", choices=tuple(NETWORKS))
-    random: int = setting(4, "strategies drawn at random")
-    mixed: int = setting(8, "strategies of which a part of the operators is drawn at random")
-    proposals: int = setting(300, "that the search looks at")
-    turns: int = setting(11, "in which every strategy is run once")
+    networks: tuple[str, ...] = setting(tuple(NETWORKS), "that are trained", choices=tuple(NETWORKS), quick=("rnnlm",))
+    random: int = setting(4, "strategies drawn at random", quick=1, least=0)
+    mixed: int = setting(8, "strategies of which a part of the operators is drawn at random", quick=0, least=0)
+    proposals: int = setting(300, "that the search looks at", quick=10)
+    turns: int = setting(11, "in which every strategy is run once", quick=2)
     seed: int = setting(0, "of what is drawn")
-    quick: bool = setting(False, "a small part, to see that it works: one network, few strategies")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "proposals", "turns")
-        if not self.networks:
-            raise SettingError("networks must not be empty; leave it out for all")
-        if min(self.random, self.mixed) < 0:
-            raise SettingError(f"random and mixed must be at least 0, got {self.random} and {self.mixed}")
-
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        if not self.quick:
-            return self
-        return replace(self, networks=("rnnlm",), random=1, mixed=0, proposals=10, turns=2)
 
 
-def run(settings: Settings, command: str) -> int:
-    """Predict and measure; write `predicted.json`, `predicted.md` and a picture; 1 where an aim is missed, else 0."""
-    settings = settings.reduced()
-    prepare_output(settings.out)
-    if len(available_cores()) < DEVICES:
-        raise SettingError(f"{DEVICES} processes need a core each, this one has {len(available_cores())}")
-    began = time.perf_counter()
-    kinds = read_devices("cpu", DEVICES)
-    measure = functools.partial(measure_all, settings=settings, known=kinds)
-    with start(DEVICES, CPU, WorkerJob(functools.partial(_elsewhere, measure))) as world:
-        findings = measure(world)
-    environment = inspect_environment()
-    values = Result("predicted", command, environment, settings, time.perf_counter() - began, findings).as_dict()
-    values["verdict"] = asdict(predicted_report.judge(values["networks"]))
-    write_json(settings.out / "predicted.json", values)
-    write_text(settings.out / "predicted.md", predicted_report.markdown(values, str(environment)))
-    draw(values, settings.out / "predicted.png")
-    for title, table in predicted_report.tables(values):
-        table.show(title)
-    console().print(predicted_report.told(values), highlight=False)
-    return int(not settings.quick and not values["verdict"]["is_met"])
+def measure(config: Config) -> dict[str, Any]:
+    """Predict and measure."""
+    found = harness.together(DEVICES, functools.partial(measure_all, config=config, known=read_devices("cpu", DEVICES)))
+    return {**found, "verdict": judge(found["networks"])}
 
 
-def _elsewhere(measure: Any) -> None:
-    with join(CPU) as world:
-        measure(world)
+def missed(values: Mapping[str, Any]) -> bool:
+    """Whether an aim is."""
+    return not values["verdict"]["is_met"]
 
 
-def measure_all(world: World, settings: Settings, known: DeviceTopology) -> dict[str, Any]:
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides."""
+    return {"verdict_told": told(values)}
+
+
+def measure_all(world: World, config: Config, known: DeviceTopology) -> dict[str, Any]:
     """All networks, in every process; what rank 0 finds is what counts."""
     group = ProcessGroup(CPU)
     with all_on([available_cores()[world.local_rank % len(available_cores())]]):
-        return {"networks": {name: measure_network(group, settings, name, known) for name in settings.networks}}
+        return {"networks": {name: measure_network(group, config, name, known) for name in config.networks}}
 
 
-def measure_network(group: ProcessGroup, settings: Settings, name: str, known: DeviceTopology) -> dict[str, Any]:
+def measure_network(group: ProcessGroup, config: Config, name: str, known: DeviceTopology) -> dict[str, Any]:
     """What steps of a network take under each strategy, predicted and measured.
 
     A machine that others share is not as fast at one time as at another. So what tiles and messages take is measured in
@@ -114,14 +93,14 @@ def measure_network(group: ProcessGroup, settings: Settings, name: str, known: D
     """
     began, network = time.perf_counter(), NETWORKS[name]
     captured, model, batch = network.captured()
-    shapes = SHAPES[:2] if settings.quick else SHAPES
+    shapes = SHAPES[:2] if config.quick else SHAPES
 
     def tiles() -> TileTimes:
         return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
 
-    at_first = topology_in_use(group, known, shapes=shapes, turns=settings.turns)
+    at_first = topology_in_use(group, known, shapes=shapes, turns=config.turns)
     problem = _problem(captured.graph, at_first, mean_times(group.everyone(tiles())))
-    drawn = draw_strategies(problem, settings.random, settings.mixed, settings.proposals, settings.seed)
+    drawn = draw_strategies(problem, config.random, config.mixed, config.proposals, config.seed)
     strategies = group.everyone(drawn)[0]
     messages, sums, times = MessageBenchmark(group, shapes), SumBenchmark(group), list[TileTimes]()
 
@@ -130,7 +109,7 @@ def measure_network(group: ProcessGroup, settings: Settings, name: str, known: D
         sums.turn(is_timed)
         times.append(tiles())
 
-    timed = time_strategies(group, captured, model, batch, network.optimizer, strategies, settings.turns, between)
+    timed = time_strategies(group, captured, model, batch, network.optimizer, strategies, config.turns, between)
     line = messages.line()
     topology = measured_topology(known, {(0, 1): line}, sums.beside_messages_us(line[0]))
     of_tiles = mean_times(group.everyone(median_times(times)))
@@ -155,15 +134,70 @@ def _problem(graph: OperatorGraph, topology: DeviceTopology, times: TileTimes) -
 
 
 def _row(name: str, predicted: SimulationResult, timed: Timed) -> dict[str, Any]:
-    measured = Quartiles.of(timed.seconds).scaled(1e3)
+    measured = quartiles(timed.seconds, 3, scale=1e3)
     predicted_ms = predicted.makespan_ns / 1e6
     return {
         "strategy": name,
         "predicted_ms": round(predicted_ms, 3),
-        "measured_ms": measured.as_dict(3),
-        "error": round(predicted_ms / measured.median - 1, 4),
+        "measured_ms": measured,
+        "error": round(predicted_ms / measured["median"] - 1, 4),
         "messages": sum(task.num_bytes > 0 for task in predicted.tasks),
         "sent_mb": round(predicted.communication_bytes / 1e6, 3),
         "measured_spans_ms": timed.spans_ms,
         "predicted_spans_ms": spans_ms(predicted.timeline.spans),
     }
+
+
+def judge(networks: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare predicted and measured times."""
+    errors = [abs(row["error"]) for network in networks.values() for row in network["strategies"]]
+    pairs = [pair for network in networks.values() for pair in _pairs(network["strategies"])]
+    right = sum(pairs)
+    largest, typical = max(errors), statistics.median(errors)
+    is_met = largest <= LARGEST and typical <= TYPICAL and right >= RIGHT * len(pairs)
+    numbers = {"largest": round(largest, 4), "typical": round(typical, 4)}
+    return {"strategies": len(errors), **numbers, "pairs": len(pairs), "right": right, "is_met": is_met}
+
+
+def _pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[bool]:
+    """Of two strategies that differ enough: whether the faster one is predicted to be faster."""
+    for one, other in itertools.combinations(rows, 2):
+        fast, slow = sorted((one, other), key=lambda row: float(row["measured_ms"]["median"]))
+        if slow["measured_ms"]["median"] > (1 + APART) * fast["measured_ms"]["median"]:
+            yield slow["predicted_ms"] > fast["predicted_ms"]
+
+
+def told(values: Mapping[str, Any]) -> str:
+    """The verdict in a sentence."""
+    verdict = values["verdict"]
+    outcome = "All aims are met" if verdict["is_met"] else "Not all aims are met"
+    return (
+        f"{verdict['strategies']} strategies: the largest relative error is {verdict['largest']:.1%} "
+        f"(aim: {LARGEST:.0%}), the median {verdict['typical']:.1%} ({TYPICAL:.0%}); of {verdict['pairs']} pairs of a "
+        f"network whose measured times differ by more than {APART:.0%}, {verdict['right']} are predicted in the right "
+        f"order ({RIGHT:.0%}). {outcome}."
+    )
+
+
+def draw(values: Mapping[str, Any], folder: Path) -> None:
+    """A point for each strategy, after Figure 11; between the dashed lines the error is no larger than it may be."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    with picture(folder / "predicted.png", 5.2, 5.0) as figure:
+        axes = figure.subplots()
+        times: list[float] = []
+        for network, color, marker in zip(values["networks"].values(), COLORS, "os^Dvx", strict=False):
+            measured = [row["measured_ms"]["median"] for row in network["strategies"]]
+            predicted = [row["predicted_ms"] for row in network["strategies"]]
+            times += measured + predicted
+            axes.plot(measured, predicted, marker, color=color, markersize=4.5, label=network["title"])
+        ends = [min(times) / 1.25, max(times) * 1.25]
+        for factor, style in ((1, "-"), (1 - LARGEST, "--"), (1 + LARGEST, "--")):
+            axes.plot(ends, [factor * end for end in ends], color=GREY, linewidth=0.8, linestyle=style)
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set(xlabel="measured step, milliseconds", ylabel="predicted step, milliseconds")
+        axes.legend(frameon=False)

@@ -15,7 +15,7 @@ from benchmarks.figures.page import stem
 from benchmarks.peers.report import finals_table
 from benchmarks.peers.training import FINAL, Training
 from benchmarks.planner.problems import TITLES
-from benchmarks.predicted_report import told
+from benchmarks.predicted import told
 from benchmarks.results import RESULTS, Table, write_text
 from benchmarks.workloads import WORKLOADS
 from bow.errors import SettingError

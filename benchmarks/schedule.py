@@ -11,27 +11,30 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import schedule_report
-from benchmarks.arguments import check_positive, setting
-from benchmarks.environment import inspect_environment
-from benchmarks.line_up import counted
-from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from benchmarks.schedule_contestants import PYTORCH, Entry, PythonQueue, left_out, plain, python_queue_name, scheduled
+from benchmarks import harness
+from benchmarks.harness import counted, setting
+from benchmarks.schedule_cases import (
+    PYTORCH,
+    Entry,
+    PythonQueue,
+    SpinningStep,
+    left_out,
+    plain,
+    python_queue_name,
+    scheduled,
+    shape,
+)
 from benchmarks.schedule_cost import BY_PRIORITY, decisions_per_s, measure_cost
-from benchmarks.schedule_effects import effects
-from benchmarks.schedule_races import Races
-from benchmarks.schedule_spinning import SpinningStep
+from benchmarks.schedule_races import Races, effects
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.schedule.profiler import BoundStep, compare, policies_here
-from bow.schedule.profiler.measuring import REPEATS, measure
-from bow.timing import time_in_turns
+from bow.schedule.profiler import Subject, compare, policies_here, profiling
+from bow.schedule.profiler.turns import take_turns
 
 GRAPHI = ("lstm", "phased_lstm", "pathnet", "googlenet")
 LIU = ("resnet50", "dcgan", "inception", "alexnet")
@@ -45,81 +48,83 @@ MOST_NS = 1000.0  # What finding the order may cost, for each operator
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Settings of the experiment."""
 
-    out: Path = setting(RESULTS, "folder for schedule.json and schedule.md")  # noqa: RUF009 - it is dataclasses.field
-    networks: tuple[str, ...] = setting((*GRAPHI, *LIU), "whose steps are run", choices=tuple(NETWORKS))
+    networks: tuple[str, ...] = setting((*GRAPHI, *LIU), "that are run", choices=tuple(NETWORKS), quick=("alexnet",))
     size: str = setting("tiny", "of the networks")
-    turns: int = setting(12, "turns of everybody; the best have twice as many more")
-    stint_s: float = setting(0.05, "seconds of each")
-    repeats: int = setting(REPEATS, "steps in which operators are measured, for each number of threads")
-    operators: int = setting(2048, "operators that do nothing, for the cost of scheduling")
-    widths: tuple[int, ...] = setting((1, 8, 512), "how many of them are ready at once")
-    quick: bool = setting(False, "a small part, to see that it works: one network, three short turns")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "turns", "stint_s", "repeats", "operators", "widths")
-        if not self.networks:
-            raise SettingError("networks must not be empty; leave it out for all")
-        for name in self.networks:
-            NETWORKS[name].size(self.size)
-
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        if not self.quick:
-            return self
-        one = self.networks[-1:]
-        return replace(self, networks=one, turns=3, stint_s=0.002, repeats=2, operators=64, widths=(4,))
+    turns: int = setting(12, "turns of everybody; the best have twice as many more", quick=3)
+    stint_s: float = setting(0.05, "seconds of each", quick=0.002)
+    repeats: int = setting(
+        profiling.REPEATS, "steps in which operators are measured, for each number of threads", quick=2
+    )
+    operators: int = setting(2048, "operators that do nothing, for the cost of scheduling", quick=64)
+    widths: tuple[int, ...] = setting((1, 8, 512), "how many of them are ready at once", quick=(4,))
 
 
-def run(settings: Settings, command: str) -> int:
-    """Measure, and write `schedule.json` and `schedule.md`; 1 where an aim is missed, else 0."""
+def measure(config: Config) -> dict[str, Any]:
+    """Measure all networks, and what scheduling costs by itself.
+
+    Raises:
+        SettingError: there is one core only, or a network has no such size.
+    """
     cores = len(available_cores())
     if cores < 2:
         raise SettingError("operators run side by side on 2 cores or more, got 1; run this where there are more")
-    settings = settings.reduced()
-    prepare_output(settings.out)
-    began, threads = time.perf_counter(), torch.get_num_threads()
-    try:
-        networks = {}
-        for name in settings.networks:
-            networks[name] = measure_network(name, settings, cores)
-            console().print(schedule_report.summary(name, networks[name]), highlight=False)
-        costs = [measure_cost(settings.operators, width, settings.turns, settings.stint_s) for width in settings.widths]
-    finally:
-        torch.set_num_threads(threads)
-    findings = {
+    for name in config.networks:
+        NETWORKS[name].size(config.size)
+    networks = {}
+    for name in config.networks:
+        networks[name] = measure_network(name, config, cores)
+        best, choice = (networks[name]["policies"][role] for role in ("best", "choice"))
+        harness.say(
+            f"{NETWORKS[name].title}: {best['name']} over {networks[name]['sequential']}, chosen {choice['name']}"
+        )
+    costs = [measure_cost(config.operators, width, config.turns, config.stint_s) for width in config.widths]
+    return {
         "cores": cores,
         "networks": networks,
         "cost": costs,
         "left_out": left_out(cores),
         "aims": aims(networks, costs),
     }
-    environment = inspect_environment()
-    values = Result("schedule", command, environment, settings, time.perf_counter() - began, findings).as_dict()
-    write_json(settings.out / "schedule.json", values)
-    write_text(settings.out / "schedule.md", schedule_report.markdown(values, str(environment)))
-    schedule_report.headline(networks).show(f"policies against one operator after another; {environment}")
-    for line in schedule_report.verdicts(values["aims"]):
-        console().print(line, highlight=False)
-    return 0 if all(aim["is_met"] for aim in values["aims"].values()) else 1
 
 
-def measure_network(name: str, settings: Settings, cores: int) -> dict[str, Any]:
+def missed(values: Mapping[str, Any]) -> bool:
+    """Whether an aim is."""
+    return not all(aim["is_met"] for aim in values["aims"].values())
+
+
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides."""
+    networks = list(values["networks"].values())
+
+    def fastest(found: Mapping[str, Any]) -> str:
+        name: str = min(found["race_ms"], key=lambda name: found["race_ms"][name]["median"])
+        return name
+
+    return {
+        "everybody": dict.fromkeys(who for found in networks for who in found["race_ms"]),
+        "uniform_pairs": dict.fromkeys(name for found in networks for name in found["uniform"]),
+        "recommended": f"first come, {shape(1, values['cores'])}",
+        "fastest": fastest,
+    }
+
+
+def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
     """All about one network."""
     began = time.perf_counter()
     network = NETWORKS[name]
     torch.manual_seed(0)
-    model, batch = network.build(settings.size), network.batch(settings.size)
+    model, batch = network.build(config.size), network.batch(config.size)
     torch.set_num_threads(1)
-    subject = BoundStep.of(model, batch, network.loss)
-    profile = measure(subject, repeats=settings.repeats, cache=False)
-    policies = policies_here(subject, profile, cores, settings.repeats)
-    found = compare(subject, profile, policies=policies, turns=settings.turns, window_s=settings.stint_s)
+    subject = Subject.of(model, batch, network.loss)
+    profile = profiling.measure(subject, repeats=config.repeats, cache=False)
+    policies = policies_here(subject, profile, cores, config.repeats)
+    found = compare(subject, profile, policies=policies, turns=config.turns, stint_s=config.stint_s)
     with contextlib.ExitStack() as at_the_end:
         queue = at_the_end.enter_context(contextlib.closing(PythonQueue(subject, cores)))
-        spinning = {n: SpinningStep(name, settings.size, n) for n in profile.threads if n > 1}
+        spinning = {n: SpinningStep(name, config.size, n) for n in profile.threads if n > 1}
         for step in spinning.values():
             at_the_end.enter_context(contextlib.closing(step))
         entries = [
@@ -131,7 +136,7 @@ def measure_network(name: str, settings: Settings, cores: int) -> dict[str, Any]
             *scheduled(subject, policies, cores),
             Entry(python_queue_name(cores), queue, is_side_by_side=True),
         ]
-        races = race(entries, found.choice.name, settings)
+        races = race(entries, found.choice.name, config)
     return {
         "operators": subject.num_operators,
         "parallelism": round(found.path.parallelism, 2),
@@ -141,23 +146,23 @@ def measure_network(name: str, settings: Settings, cores: int) -> dict[str, Any]
         **races.as_dict(),
         "uniform": sorted(races.uniform),
         "effects": effects(races.race, cores),
-        "decisions_per_s": decisions_per_s(subject, profile, cores, repeats=settings.turns),
+        "decisions_per_s": decisions_per_s(subject, profile, cores, repeats=config.turns),
         "seconds": round(time.perf_counter() - began, 1),
     }
 
 
-def race(entries: list[Entry], choice: str, settings: Settings) -> Races:
+def race(entries: list[Entry], choice: str, config: Config) -> Races:
     """Let everybody take turns, and then the best, still warm, among themselves."""
     contestants = {entry.name: entry.contestant for entry in entries}
     first = Races(
-        time_in_turns(contestants, turns=settings.turns, window_s=settings.stint_s),
+        take_turns(contestants, turns=config.turns, stint_s=config.stint_s),
         sequential=[entry.name for entry in entries if entry.is_sequential],
         side_by_side=[entry.name for entry in entries if entry.is_side_by_side],
         uniform=[entry.name for entry in entries if entry.is_uniform],
         choice=choice,
     )
     best = {name: contestants[name] for name in first.finalists}
-    return replace(first, final=time_in_turns(best, turns=2 * settings.turns, window_s=settings.stint_s))
+    return replace(first, final=take_turns(best, turns=2 * config.turns, stint_s=config.stint_s))
 
 
 def aims(networks: Mapping[str, Mapping[str, Any]], costs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

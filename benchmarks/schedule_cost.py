@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.quartiles import Quartiles
+from benchmarks.harness import quartiles
 from bow.runtime.issue import operators_of
 from bow.schedule import FirstComeSchedule, PrioritySchedule, Schedule
 from bow.schedule.profiler import BoundStep, Profile
@@ -67,8 +67,8 @@ def measure_cost(operators: int, width: int, turns: int, stint_s: float) -> dict
     return {
         "operators": subject.num_operators,
         "ready_at_once": width,
-        "in_order_ns": Quartiles.of(seconds[IN_ORDER]).scaled(each).as_dict(1),
-        "added_ns": {name: Quartiles.of(own).scaled(each).as_dict(1) for name, own in added.items()},
+        "in_order_ns": quartiles(seconds[IN_ORDER], 1, scale=each),
+        "added_ns": {name: quartiles(own, 1, scale=each) for name, own in added.items()},
     }
 
 

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from benchmarks.quartiles import Quartiles
-from benchmarks.schedule_contestants import PYTORCH
+from benchmarks.harness import quartiles, ratios
+from benchmarks.schedule_cases import PYTORCH, python_queue_name, shape
 
 Times: TypeAlias = Mapping[str, Sequence[float]]  # By name: seconds of a step, in every turn
 
@@ -59,9 +59,9 @@ class Races:
         """The fastest that is sequential, in the very race that others are held against it: luck counts for it."""
         return fastest(self.final, self.sequential)
 
-    def speed_up(self, name: str, over: str) -> Quartiles:
+    def speed_up(self, name: str, over: str) -> dict[str, Any]:
         """How many times as fast as another in the final."""
-        return Quartiles.of_ratios(self.final[over], self.final[name])
+        return quartiles(ratios(self.final[over], self.final[name]), 4)
 
     def as_dict(self) -> dict[str, Any]:
         """What was measured, and what follows, as plain values."""
@@ -74,8 +74,8 @@ class Races:
         return {
             "sequential": self.best_sequential,
             "policies": {role: self._judged(name) for role, name in roles.items()},
-            "race_ms": {name: Quartiles.of(own).scaled(1e3).as_dict(4) for name, own in self.race.items()},
-            "final_ms": {name: Quartiles.of(own).scaled(1e3).as_dict(4) for name, own in self.final.items()},
+            "race_ms": {name: quartiles(own, 4, scale=1e3) for name, own in self.race.items()},
+            "final_ms": {name: quartiles(own, 4, scale=1e3) for name, own in self.final.items()},
         }
 
     def _judged(self, name: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Races:
             "over_pytorch": fastest(self.final, self._plain),
             "over_native": fastest(self.final, self._native),
         }
-        return {"name": name, **{key: self.speed_up(name, over).as_dict(4) for key, over in overs.items()}}
+        return {"name": name, **{key: self.speed_up(name, over) for key, over in overs.items()}}
 
     @property
     def _plain(self) -> list[str]:
@@ -98,3 +98,37 @@ class Races:
 def fastest(times: Times, names: Collection[str]) -> str:
     """The name with the least median, of those that were timed."""
     return min((name for name in times if name in names), key=lambda name: statistics.median(times[name]))
+
+
+RUNTIME = "native runtime over PyTorch, one thread"
+EXECUTORS = "native executors over Python's, first come"
+CRITICAL = "critical path first over first come"
+AT_ONCE = "small operators at once"
+STAY = "staying where the operator before ran"
+FIXED = "the simulated order over asking each time"
+BY_KIND = "strategy 2 over 1: one number of threads a type"
+CO_RUNNING = "strategy 3 over 2: side by side"
+
+IDEAS = (RUNTIME, EXECUTORS, CRITICAL, AT_ONCE, STAY, FIXED, BY_KIND, CO_RUNNING)
+
+
+def effects(race: Times, cores: int) -> dict[str, Any]:
+    """How many times as fast a step is with an idea as without, by idea.
+
+    Where several numbers of executors were timed, it is that with which critical path first is fastest.
+    """
+    shapes = [name.removeprefix("first come, ") for name in race]
+    critical = fastest(race, [f"critical path, {each}" for each in shapes])
+    with_shape = critical.removeprefix("critical path, ")
+    at_once = f"critical path, small at once, {with_shape}"
+    compared = {
+        RUNTIME: ("sequential, 1 thread", "PyTorch, 1 thread"),
+        EXECUTORS: (f"first come, {shape(cores, 1)}", python_queue_name(cores)),
+        CRITICAL: (critical, f"first come, {with_shape}"),
+        AT_ONCE: (at_once, critical),
+        STAY: (f"critical path, stay, {with_shape}", at_once),  # it has small ones at once as well
+        FIXED: (f"critical path, fixed order, {with_shape}", critical),
+        BY_KIND: ("strategy 2", "strategy 1"),
+        CO_RUNNING: ("strategy 3", "strategy 2"),
+    }
+    return {idea: quartiles(ratios(race[over], race[own]), 4) for idea, (own, over) in compared.items()}

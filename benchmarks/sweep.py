@@ -1,4 +1,4 @@
-"""`python -m benchmarks sweep`: learning rate x mu x learners on real data; the default of mu follows from it.
+"""Learning rate x mu x learners on real data; the default of mu follows from it.
 
 Every training is LeNet or an MLP on scikit-learn's digits, with batches of 16 per learner, SGD with momentum 0.9 in
 the learners, a constant learning rate, `SMA` with the default `alpha` in every round, and the same number of epochs,
@@ -6,22 +6,20 @@ that is of samples seen by all learners together. What is varied: the learning r
 and the seed of initialisation and shuffling. With one learner `mu` has no effect, so it is not varied there.
 """
 
-import multiprocessing
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from rich.progress import track
+from benchmarks import harness
+from benchmarks.harness import setting
+from benchmarks.harness.pictures import COLORS, GREY, legend, picture
+from benchmarks.sweep_rule import decide, group, median_accuracy, summarize
+from benchmarks.trial import MODELS, Point, Trial, train, trial_of
 
-from benchmarks.arguments import check_positive, setting
-from benchmarks.environment import inspect_environment
-from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from benchmarks.sweep_report import accuracy_table, best_table, draw, markdown
-from benchmarks.sweep_rule import decide
-from benchmarks.trial import MODELS, Point, Trial, train
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # From rates that are too small for the number of epochs up to rates that diverge
 LEARNING_RATES = {
@@ -31,26 +29,15 @@ LEARNING_RATES = {
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the sweep."""
+class Config(harness.Config):
+    """Config of the sweep."""
 
-    out: Path = setting(RESULTS, "folder for sweep.json, sweep.md and sweep.png")  # noqa: RUF009 - it is dataclasses.field
-    models: tuple[str, ...] = setting(tuple(MODELS), "models to train", choices=tuple(MODELS))
-    learners: tuple[int, ...] = setting((1, 2, 4, 8), "numbers of learners")
-    mus: tuple[float, ...] = setting((0.0, 0.5, 0.9), "values of mu")
-    seeds: int = setting(3, "trainings of each kind")
-    epochs: int = setting(15, "epochs of each training")
+    models: tuple[str, ...] = setting(tuple(MODELS), "models to train", choices=tuple(MODELS), quick=("mlp",))
+    learners: tuple[int, ...] = setting((1, 2, 4, 8), "numbers of learners", quick=(1, 2))
+    mus: tuple[float, ...] = setting((0.0, 0.5, 0.9), "values of mu", quick=(0.0, 0.5), least=0)
+    seeds: int = setting(3, "trainings of each kind", quick=1)
+    epochs: int = setting(15, "epochs of each training", quick=2)
     workers: int = setting(2, "processes of one thread each")
-    quick: bool = setting(False, "a small part, to see that it works: one seed, two epochs, MLP, 1 and 2 learners")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "learners", "seeds", "epochs", "workers")
-
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        if not self.quick:
-            return self
-        return replace(self, models=("mlp",), learners=(1, 2), mus=(0.0, 0.5), seeds=1, epochs=2)
 
     def points(self) -> Iterator[Point]:
         """All trainings."""
@@ -62,14 +49,15 @@ class Settings:
                             yield Point(model, learners, mu, lr, seed)
 
 
-def run(settings: Settings, command: str) -> int:
-    """Train all points, decide, and write `sweep.json`, `sweep.md` and `sweep.png`."""
-    settings = settings.reduced()
-    prepare_output(settings.out)
-    began = time.perf_counter()
-    trials = train_all(list(settings.points()), settings.epochs, settings.workers)
+def measure(config: Config) -> dict[str, Any]:
+    """Train all points, and decide."""
+    jobs = [functools.partial(train, point, config.epochs) for point in config.points()]
+    trials = []
+    for trial in harness.parallel(jobs, config.workers):
+        trials.append(trial)
+        harness.say(f"{len(trials)} of {len(jobs)}: {trial.point} {trial.accuracy:.1%}")
     verdict = decide(trials)
-    findings = {
+    return {
         "fixed": "batch 16 per learner, SGD momentum 0.9 in the learners, constant learning rate, alpha 1/learners, "
         "averaging in every round, engine eager, one thread",
         "metric": "accuracy of the central model on the 355 held-out digits, median of the last 3 epochs",
@@ -77,22 +65,78 @@ def run(settings: Settings, command: str) -> int:
         "verdict": None if verdict is None else verdict.as_dict(),
         "trials": [asdict(trial.point) | trial.measured() for trial in trials],
     }
-    environment = inspect_environment()
-    result = Result("sweep", command, environment, settings, time.perf_counter() - began, findings)
-    values = result.as_dict()
-    write_json(settings.out / "sweep.json", values)
-    write_text(settings.out / "sweep.md", markdown(trials, verdict, values, environment))
-    draw(trials, settings.out / "sweep.png")
-    accuracy_table(trials).show("accuracy of the central model, median over seeds")
-    best_table(trials).show("best over learning rates")
-    console().print("no verdict: no case of several learners" if verdict is None else str(verdict))
-    return 0
 
 
-def train_all(points: list[Point], epochs: int, workers: int) -> list[Trial]:
-    """Train all points in processes of their own, as many at a time as there are workers."""
-    # Spawned, because a process that has used torch's threads must not be forked.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,)) as pool:
-        trials = pool.map(train, points, [epochs] * len(points), chunksize=1)
-        return list(track(trials, "training", total=len(points), console=console()))
+TITLES = {"lenet": "LeNet", "mlp": "MLP"}
+TICKS = (0.8, 0.9, 0.95, 0.97, 0.98, 0.99)  # of the axis of accuracies, which is logarithmic in the errors
+CROSS: dict[str, Any] = {"marker": "x", "markersize": 5, "markeredgewidth": 1.4, "linestyle": ""}
+DODGE = 0.07  # how far, as a share of the learning rate, the lines of neighbouring mu are drawn apart
+
+
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides: records by case and mu, and the trials of every cell."""
+    trials = [trial_of(each) for each in values["trials"]]
+    cells: dict[tuple[str, int, float], dict[float | None, list[Any]]] = {}
+    for each in values["trials"]:
+        own = cells.setdefault((each["model"], each["learners"], each["lr"]), {})
+        own.setdefault(each["mu"], []).append(each)
+    records = [record.as_dict() for record in summarize(trials)]
+    return {"titles": TITLES, "records": records, "cells": cells, "mus": _mus(trials)}
+
+
+def draw(values: Mapping[str, Any], folder: Path) -> None:
+    """A panel for every case, accuracy against learning rate, a line for every mu."""
+    trials = [trial_of(each) for each in values["trials"]]
+    models = list(dict.fromkeys(trial.point.model for trial in trials))
+    learners = list(dict.fromkeys(trial.point.learners for trial in trials))
+    mus = _mus(trials)
+    size = 1.2 + 2.6 * len(learners), 0.9 + 2.5 * len(models)
+    with picture(folder / "sweep.png", *size) as figure:
+        grid = figure.subplots(len(models), len(learners), sharex="row", sharey=True, squeeze=False)
+        for row, model in enumerate(models):
+            for column, count in enumerate(learners):
+                axes = grid[row][column]
+                _dress(axes, sorted({trial.point.lr for trial in trials if trial.point.model == model}))
+                _draw_case(axes, [t for t in trials if (t.point.model, t.point.learners) == (model, count)], mus)
+                axes.set_title(f"{TITLES[model]}, {harness.counted(count, 'learner')}", fontsize=9, loc="left")
+                axes.set_xlabel("learning rate" if row == len(models) - 1 else "")
+                axes.set_ylabel("accuracy of the central model" if column == 0 else "")
+        dots = {"marker": "o", "markersize": 3}
+        lines = [(f"mu {mu:g}", {"color": COLORS[index], **dots}) for index, mu in enumerate(mus)]
+        lines += [("one learner: mu has no effect", {"color": GREY, **dots})] * (1 in learners)
+        legend(figure, [*lines, ("one training or more diverged", {"color": GREY, **CROSS})])
+
+
+def _draw_case(axes: "Axes", trials: list[Trial], mus: list[float]) -> None:
+    for mu in dict.fromkeys(trial.point.mu for trial in trials):
+        line = {cell.lr: own for cell, own in sorted(group([t for t in trials if t.point.mu == mu]).items())}
+        place = -1 if mu is None else mus.index(mu)
+        shift = 1.0 if mu is None else (1 + DODGE) ** (place - (len(mus) - 1) / 2)
+        color = GREY if mu is None else COLORS[place]
+        whole = {lr * shift: own for lr, own in line.items() if median_accuracy(own) > 0}
+        errors = [sorted(1 - trial.accuracy for trial in own if not trial.diverged) for own in whole.values()]
+        axes.plot(
+            list(whole), [1 - median_accuracy(own) for own in whole.values()], color=color, marker="o", markersize=3
+        )
+        axes.fill_between(list(whole), [e[0] for e in errors], [e[-1] for e in errors], color=color, alpha=0.15, lw=0)
+        crosses = [lr * shift for lr, own in line.items() if any(trial.diverged for trial in own)]
+        axes.plot(crosses, [1.15 ** (place + 1) * (1 - TICKS[0])] * len(crosses), color=color, **CROSS)
+
+
+def _dress(axes: "Axes", rates: list[float]) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_locator(FixedLocator(rates))
+    axes.yaxis.set_major_locator(FixedLocator([1 - tick for tick in TICKS]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}".replace("0.", "."))
+    axes.yaxis.set_major_formatter(lambda error, _: f"{100 * (1 - error):.0f}%")
+    axes.set_ylim(1.8 * (1 - TICKS[0]), 0.75 * (1 - TICKS[-1]))
+    axes.set_xlim(rates[0] / 1.35, rates[-1] * 1.35)
+    axes.grid(axis="y")
+
+
+def _mus(trials: list[Trial]) -> list[float]:
+    return sorted({trial.point.mu for trial in trials if trial.point.mu is not None})

@@ -7,25 +7,23 @@ with the same batches in the same order: all of them make the same losses, to ro
 
 import copy
 import functools
+import itertools
+import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks import tiles_report
-from benchmarks.arguments import check_positive, setting
-from benchmarks.environment import inspect_environment
-from benchmarks.quartiles import Quartiles
-from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from benchmarks.tiles_runs import OPTIMIZER, Training, train
-from bow.cluster import WorkerJob, is_leader, join, start
+import bow
+from benchmarks import harness
+from benchmarks.harness import quartiles, setting
+from bow.cluster import World, is_leader
 from bow.data import text
-from bow.devices import available_cores
-from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
 from bow.models.recurrent import RNNLanguageModel
 from bow.planning.problem.partition import Partition, Split, everything_on
@@ -39,6 +37,9 @@ from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 
 DEVICES = 2
+OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
+WARM_UP = 10  # steps whose time does not count, or half of a training that is shorter
+SLOWER = 1.05  # times what data parallelism takes: so much may the strategy found take, as turns differ by as much
 
 CPU = torch.device("cpu")
 
@@ -51,34 +52,76 @@ OFF = {"float32": 1e-3, "float64": 1e-9}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Settings of the experiment."""
 
-    out: Path = setting(RESULTS, "folder for tiles.json and tiles.md")  # noqa: RUF009 - it is dataclasses.field
-    hidden: int = setting(512, "units of each LSTM layer")
-    layers: int = setting(2, "LSTM layers")
-    length: int = setting(10, "characters of a sequence")
+    hidden: int = setting(512, "units of each LSTM layer", quick=16)
+    layers: int = setting(2, "LSTM layers", quick=1)
+    length: int = setting(10, "characters of a sequence", quick=3)
     batch: int = setting(32, "sequences of a batch")
-    steps: int = setting(100, "of each training")
-    turns: int = setting(3, "in which each strategy trains once, in float32; in float64 each trains once")
+    steps: int = setting(100, "of each training", quick=4, least=2)
+    turns: int = setting(3, "in which each strategy trains once, in float32; in float64 each trains once", quick=1)
     budget_s: float = setting(60.0, "seconds of the search")
-    proposals: int = setting(0, "that the search looks at; 0: as many as it can in its time")
-    costs: str = setting("measured", "of tiles and links: measured here, or by roofline", choices=COSTS)
+    proposals: int = setting(0, "that the search looks at; 0: as many as it can in its time", quick=20, least=0)
+    costs: str = setting("measured", "of tiles and links: measured, or by roofline", choices=COSTS, quick="roofline")
     seed: int = setting(0, "of all random numbers")
-    quick: bool = setting(False, "a small part, to see that it works")
 
-    def __post_init__(self) -> None:
-        check_positive(self, "hidden", "layers", "length", "batch", "turns", "budget_s")
-        if self.steps < 2 or self.proposals < 0:
-            raise SettingError(
-                f"steps must be at least 2 and proposals at least 0, got {self.steps} and {self.proposals}"
-            )
 
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        if not self.quick:
-            return self
-        return replace(self, hidden=16, layers=1, length=3, steps=4, turns=1, proposals=20, costs="roofline")
+@dataclass(frozen=True)
+class Training:
+    """How a training went."""
+
+    losses: Sequence[float]  # of all steps
+    steps_ms: Sequence[float]  # milliseconds of each step behind the warm-up
+    weights: Tensor = field(repr=False)  # of the trained model, in a row
+
+    def loss_off(self, other: "Training") -> float:
+        """The largest difference of two trainings' losses, relative to the loss."""
+        return max(abs(a - b) / abs(b) for a, b in zip(self.losses, other.losses, strict=True))
+
+    def weight_off(self, other: "Training") -> float:
+        """The largest difference of two trainings' weights, relative to the largest weight."""
+        return float((self.weights - other.weights).abs().max() / other.weights.abs().max())
+
+
+class Watch(bow.Callback):
+    """Notes the loss of every step, and when it was there."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.ends_s: list[float] = []
+
+    def on_round_end(self, run: Any) -> None:
+        """Take note."""
+        self.losses.append(float(run.replicas.last.losses.mean()))
+        self.ends_s.append(time.perf_counter())
+
+
+def train(
+    model: nn.Module, data: tuple[Tensor, Tensor], strategy: Partition, devices: int, batch: int, steps: int
+) -> Training:
+    """Train a language model by a strategy."""
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        result = bow.train(
+            model,
+            data,
+            sequence_cross_entropy,
+            optimizer=OPTIMIZER,
+            batch_size=batch,
+            steps=steps,
+            devices=devices,
+            strategy=strategy,
+            strategy_check=False,
+            callbacks=[watch],
+            run_dir=Path(folder) / "run",
+            progress=False,
+        )
+    warm = min(WARM_UP, steps // 2)
+    ends = watch.ends_s[warm - 1 :]
+    steps_ms = [1e3 * (end - start) for start, end in itertools.pairwise(ends)]
+    weights = torch.cat([parameter.detach().flatten() for parameter in result.model.parameters()])
+    return Training(watch.losses, steps_ms, weights)
 
 
 @dataclass(frozen=True)
@@ -87,19 +130,19 @@ class Task:
 
     model: nn.Module  # RNNLM
     data: tuple[Tensor, Tensor]  # sequences of characters, and what follows each character
-    settings: Settings  # of the benchmark
+    config: Config  # of the benchmark
 
     @classmethod
-    def of(cls, settings: Settings) -> "Task":
-        """The task of some settings."""
-        splits = text(settings.length)
-        torch.manual_seed(settings.seed)
-        return cls(RNNLanguageModel(splits.classes, settings.hidden, settings.layers), splits.train, settings)
+    def of(cls, config: Config) -> "Task":
+        """The task of some config."""
+        splits = text(config.length)
+        torch.manual_seed(config.seed)
+        return cls(RNNLanguageModel(splits.classes, config.hidden, config.layers), splits.train, config)
 
     @property
     def batch(self) -> tuple[Tensor, Tensor]:
         """A batch of it."""
-        return self.data[0][: self.settings.batch], self.data[1][: self.settings.batch]
+        return self.data[0][: self.config.batch], self.data[1][: self.config.batch]
 
     @functools.cached_property
     def captured(self) -> CapturedOperators:
@@ -107,25 +150,18 @@ class Task:
         return capture_operators(self.model, self.batch, sequence_cross_entropy)
 
 
-def run(settings: Settings, command: str) -> int:
-    """Plan and train; write `tiles.json` and `tiles.md`; 1 where an aim is missed, else 0."""
-    settings = settings.reduced()
-    prepare_output(settings.out)
-    if len(available_cores()) < DEVICES:
-        raise SettingError(f"{DEVICES} processes need a core each, this one has {len(available_cores())}")
-    began = time.perf_counter()
-    task = Task.of(settings)
-    console().print("planning ...", highlight=False)
+def measure(config: Config) -> dict[str, Any]:
+    """Plan, and train by each strategy."""
+    task = Task.of(config)
+    harness.say("planning ...")
     problem, found = _planned(task)
     strategies = {
         FOUND: found.partition.splits,
         DATA: data_parallel(task.captured.graph, RULES, DEVICES),
         ONE: everything_on(task.captured.graph),
     }
-    job = functools.partial(_all_trainings, task, strategies)
-    with start(DEVICES, CPU, WorkerJob(functools.partial(_elsewhere, job))):
-        trainings = job()
-    findings = {
+    trainings = harness.together(DEVICES, functools.partial(_all_trainings, task, strategies))
+    return {
         "operators": len(task.captured.graph.operators),
         "parameters": sum(parameter.numel() for parameter in task.model.parameters()),
         "evaluated": found.evaluated,
@@ -133,36 +169,34 @@ def run(settings: Settings, command: str) -> int:
         "predicted_ms": {name: problem.simulate(splits).makespan_ns / 1e6 for name, splits in strategies.items()},
         "trainings": {precision: _row(of_all) for precision, of_all in trainings.items()},
     }
-    environment = inspect_environment()
-    values = Result("tiles", command, environment, settings, time.perf_counter() - began, findings).as_dict()
-    write_json(settings.out / "tiles.json", values)
-    write_text(settings.out / "tiles.md", tiles_report.markdown(values, str(environment)))
-    tiles_report.table(values).show("RNNLM on text, two processes")
-    console().print(tiles_report.told(values), highlight=False)
-    return int(not settings.quick and tiles_report.misses(values, OFF))
+
+
+def missed(values: Mapping[str, Any]) -> bool:
+    """Whether losses differ by more than rounding, or the strategy found is slower than data parallelism."""
+    trainings = values["trainings"]
+    differ = any(row["loss_off"] > OFF[precision] for precision in trainings for row in trainings[precision].values())
+    found, data = (trainings["float32"][name]["step_ms"]["median"] for name in (FOUND, DATA))
+    return differ or found > SLOWER * data
 
 
 def _planned(task: Task) -> tuple[Problem, Found]:
     """What is planned for, and the strategy that is found."""
-    settings, captured = task.settings, task.captured
-    if settings.costs == "measured":
+    config, captured = task.config, task.captured
+    if config.costs == "measured":
         devices = topology_of("machine", DEVICES)
         problem = problem_of(
             captured.graph, devices, RULES, measured_costs(captured, task.model, task.batch, devices, OPTIMIZER)
         )
     else:
         problem = problem_of(captured.graph, "two_cores")
-    budget_s, proposals = settings.budget_s, settings.proposals
-    chosen = SearchSettings(None if proposals else budget_s, proposals or None, seed=settings.seed)
+    budget_s, proposals = config.budget_s, config.proposals
+    chosen = SearchSettings(None if proposals else budget_s, proposals or None, seed=config.seed)
     return problem, search(problem, chosen)
 
 
-def _elsewhere(job: Callable[[], object]) -> None:
-    with join(CPU):
-        job()
-
-
-def _all_trainings(task: Task, strategies: Mapping[str, Sequence[Split]]) -> dict[str, dict[str, list[Training]]]:
+def _all_trainings(
+    task: Task, strategies: Mapping[str, Sequence[Split]], world: World
+) -> dict[str, dict[str, list[Training]]]:
     """By precision and strategy: the trainings, in every process."""
     return {precision: _trainings(task, strategies, precision) for precision in PRECISIONS}
 
@@ -172,12 +206,12 @@ def _trainings(task: Task, strategies: Mapping[str, Sequence[Split]], precision:
     found: dict[str, list[Training]] = {name: [] for name in strategies}
     model = copy.deepcopy(task.model).to(PRECISIONS[precision])
     graph = capture_operators(model, task.batch, sequence_cross_entropy).graph
-    for turn in range(task.settings.turns if precision == "float32" else 1):
+    for turn in range(task.config.turns if precision == "float32" else 1):
         for name, splits in strategies.items():
             if is_leader():
-                console().print(f"{precision}, turn {turn + 1}: {name} ...", highlight=False)
+                harness.say(f"{precision}, turn {turn + 1}: {name} ...")
             strategy = Partition(graph.hash, tuple(splits))
-            found[name].append(train(model, task.data, strategy, DEVICES, task.settings.batch, task.settings.steps))
+            found[name].append(train(model, task.data, strategy, DEVICES, task.config.batch, task.config.steps))
     return found
 
 
@@ -187,8 +221,8 @@ def _row(of_all: dict[str, list[Training]]) -> dict[str, Any]:
     return {
         name: {
             "losses": [round(loss, 12) for loss in trainings[0].losses],
-            "step_ms": asdict(Quartiles.of([step for training in trainings for step in training.steps_ms])),
-            "turns_ms": [Quartiles.of(training.steps_ms).median for training in trainings],
+            "step_ms": quartiles([step for training in trainings for step in training.steps_ms], 6),
+            "turns_ms": [statistics.median(training.steps_ms) for training in trainings],
             "loss_off": max(training.loss_off(reference) for training in trainings),
             "weight_off": max(training.weight_off(reference) for training in trainings),
         }

@@ -4,8 +4,8 @@ import functools
 import statistics
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -105,3 +105,9 @@ def train(point: Point, epochs: int) -> Trial:
 def data() -> DataSplits:
     """The digits, read once in a process."""
     return digits()
+
+
+def trial_of(values: Mapping[str, Any]) -> Trial:
+    """The trial of what `asdict(point) | measured()` is."""
+    point = Point(*(values[field.name] for field in fields(Point)))
+    return Trial(point, tuple(values["accuracies"]), values["diverged"], values["restarts"], values["seconds"])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.line_up import counted
+from benchmarks.harness import counted
 from bow.sync import SMA, Independent, Synchroniser
 
 PYTORCH, BOW = "pytorch", "bow"

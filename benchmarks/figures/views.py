@@ -9,7 +9,7 @@ from benchmarks.figures.charts import Box, Curve, Level, draw_boxes, draw_curves
 from benchmarks.figures.convergence import LAST_EPOCHS, smoothed
 from benchmarks.figures.entries import BOW, PLAIN_TITLE, PYTORCH, SYNC_TITLES, Row, title
 from benchmarks.figures.paper import Measure
-from benchmarks.line_up import counted
+from benchmarks.harness import counted
 
 AXES = {
     "learners": "learners on the device",

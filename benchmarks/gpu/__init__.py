@@ -12,10 +12,10 @@ Of packages it needs nothing but PyTorch.
 
 import importlib
 
-from benchmarks.gpu.settings import Settings as Settings
+from benchmarks.gpu.settings import Config as Config
 
 
-def run(settings: Settings, command: str) -> int:
+def run(settings: Config, command: str) -> int:
     """Measure all parts; `gpu.json` and `gpu.md` are written anew behind each of them."""
     status: int = importlib.import_module("benchmarks.gpu.program").run(settings, command)
     return status

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.measure import ratios
+from benchmarks.harness import ratios, spread
 
 MET, MISSED, OPEN = "met", "missed", "not measured"
 
@@ -35,10 +35,10 @@ def _speed_ups(parts: Parts) -> Iterator[dict[str, Any]]:
         if final is None:
             yield _open(text)
             continue
-        factor = ratios(final["rates"][final["best"]], final["rates"][final["one"]])
-        spread = f"{factor.median:.2f} ({factor.low:.2f}-{factor.high:.2f})"
-        found = f"{spread}, {final['best']} over {final['one']}, the two again alone"
-        yield _judged(text, factor.median >= aim, found, round(factor.median, 3))
+        factor = spread(ratios(final["rates"][final["best"]], final["rates"][final["one"]]), 3)
+        over = f"{factor['median']:.2f} ({factor['low']:.2f}-{factor['high']:.2f})"
+        found = f"{over}, {final['best']} over {final['one']}, the two again alone"
+        yield _judged(text, factor["median"] >= aim, found, factor["median"])
 
 
 def _overheads(parts: Parts) -> Iterator[dict[str, Any]]:

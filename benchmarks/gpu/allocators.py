@@ -10,7 +10,7 @@ from benchmarks.gpu.machine import ONE_STREAM
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.peers import Spec
 from benchmarks.gpu.racing import Race, Runner
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import Config
 from benchmarks.gpu.throughput import PEERS_S
 
 MODEL, BATCH, LEARNERS = "lenet", 16, 4
@@ -32,7 +32,7 @@ def measure(context: Context) -> None:
     race.close()
 
 
-def peers(settings: Settings) -> list[Spec]:
+def peers(settings: Config) -> list[Spec]:
     """Those without a cache."""
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return [

@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.bare import prepare
 from benchmarks.gpu.budget import Allotment
 from benchmarks.gpu.parts import PARTS, Context, Findings, Part
 from benchmarks.gpu.serving import end_with, first_words
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import Config
+from benchmarks.harness.bare import prepare
 
 
-def job(part: Part, settings: Settings, deadline: float, peers: Mapping[str, str]) -> str:
+def job(part: Part, settings: Config, deadline: float, peers: Mapping[str, str]) -> str:
     """What the process of a part is told; the deadline is one of `time.monotonic`, which is one for the machine."""
     plain = asdict(settings) | {"out": str(settings.out)}
     return json.dumps({"part": part.name, "settings": plain, "deadline": deadline, "peers": dict(peers)})
@@ -38,7 +38,7 @@ def main(words: str) -> int:
         name: tuple(value) if isinstance(value, list) else value for name, value in given["settings"].items()
     }
     plain["out"] = Path(plain["out"])
-    settings = Settings(**plain)
+    settings = Config(**plain)
     torch.set_num_threads(1)  # what the host has to compute is little
     part.measure()
     gc.freeze()  # bow collects garbage before every capture, and need not look at all that was imported
@@ -50,7 +50,7 @@ def main(words: str) -> int:
     )
 
 
-def measure(part: Part, settings: Settings, time_left: Allotment, peers: Mapping[str, str], open_machine: Any) -> bool:
+def measure(part: Part, settings: Config, time_left: Allotment, peers: Mapping[str, str], open_machine: Any) -> bool:
     """Measure a part; whatever it has found is in its file, and why it ended early."""
     path = file_of(settings.out, part)
 

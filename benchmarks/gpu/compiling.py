@@ -4,7 +4,7 @@ from benchmarks.gpu.line_up import bow_name
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.peers import Spec
 from benchmarks.gpu.racing import Race, gain
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import Config
 from benchmarks.gpu.throughput import PEERS_S
 
 MODEL, BATCH = "lenet", 16
@@ -28,7 +28,7 @@ def measure(context: Context) -> None:
     race.close()
 
 
-def peers(settings: Settings) -> list[Spec]:
+def peers(settings: Config) -> list[Spec]:
     """The compiled ones."""
     return [
         Spec(

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.bare import CONNECTIONS
 from benchmarks.gpu.trace import KernelRun, kernel_runs
+from benchmarks.harness.bare import CONNECTIONS
 from bow.devices import CudaDevice, Kernels, Stream, StreamDevice, available_cores, cuda_device, kernels_for
 from bow.errors import SettingError
 from bow.testing import FakeDevice

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from benchmarks.gpu.budget import Allotment
     from benchmarks.gpu.machine import Machine
-    from benchmarks.gpu.settings import Settings
+    from benchmarks.gpu.settings import Config
 
 Findings: TypeAlias = dict[str, Any]  # Plain values, as they go into the JSON
 
@@ -74,7 +74,7 @@ class Context:
     """What a part is given."""
 
     machine: "Machine"  # what it runs on
-    settings: "Settings"  # of the benchmark
+    settings: "Config"  # of the benchmark
     time: "Allotment"  # what it may take
     peers: Mapping[str, str]  # addresses of contestants in other processes, by name
     out: Path  # its folder

@@ -16,8 +16,8 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.bare import ROOT
 from benchmarks.gpu.budget import Allotment
+from benchmarks.harness.bare import ROOT
 from bow.devices.memory import host_memory
 
 READY_POLL_S = 0.2

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import inspect_environment
 from benchmarks.gpu import allocators, compiling, throughput
 from benchmarks.gpu.aims import MISSED, judge
 from benchmarks.gpu.budget import Allotment
@@ -21,8 +20,8 @@ from benchmarks.gpu.machine import Machine, check_gpu, nvidia_smi, open_machine
 from benchmarks.gpu.parts import EIGHT_QUEUES, PARTS, Findings, Part
 from benchmarks.gpu.peers import Peers, child_environment, room_for_peers
 from benchmarks.gpu.report import markdown
-from benchmarks.gpu.settings import Settings
-from benchmarks.results import Result, prepare_output, write_json, write_text
+from benchmarks.gpu.settings import Config
+from benchmarks.harness import prepare_output, result, write_json, write_text
 
 COMPILING_S = 110.0  # So long everything waits at most for what compiles
 
@@ -31,7 +30,7 @@ COMPILING_SHARE = 0.25  # And no more than this of the time
 GRACE_S = 15.0  # A part that goes on for so long behind its time is ended
 
 
-def run(settings: Settings, command: str) -> int:
+def run(settings: Config, command: str) -> int:
     """Measure, print what came of it, and write it down behind every part."""
     settings = settings.reduced()
     for folder in (settings.out, settings.out / "parts", settings.out / "logs"):
@@ -43,7 +42,7 @@ def run(settings: Settings, command: str) -> int:
     return program.status
 
 
-def _checked(settings: Settings) -> Settings:
+def _checked(settings: Config) -> Config:
     """Refuse to begin without a GPU, and do with one process where no other may use it."""
     check_gpu()
     if settings.processes and nvidia_smi().get("compute_mode", "").startswith("Exclusive"):
@@ -55,12 +54,11 @@ def _checked(settings: Settings) -> Settings:
 class Program:
     """One run of the benchmark."""
 
-    def __init__(self, settings: Settings, command: str) -> None:
+    def __init__(self, settings: Config, command: str) -> None:
         self._settings = settings
         self._command = command
         self._began = time.monotonic()
         self._time = Allotment(settings.budget_s)
-        self._environment = inspect_environment()
         self._found: dict[str, Findings] = {}
         self._aims: list[dict[str, Any]] = []
 
@@ -152,8 +150,7 @@ class Program:
         facts: dict[str, Any] = next((found["machine"] for found in self._found.values() if "machine" in found), {})
         parts = {name: found | {"machine": _own_facts(found)} for name, found in self._found.items()}
         found = {"machine": facts, "aims": self._aims, "parts": parts}
-        result = Result("gpu", self._command, self._environment, self._settings, seconds, found)
-        values = result.as_dict()
+        values = result("gpu", self._command, self._settings, seconds, found)
         write_json(self._settings.out / "gpu.json", values)
         write_text(self._settings.out / "gpu.md", markdown(values))
 

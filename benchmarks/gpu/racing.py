@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from benchmarks import harness
 from benchmarks.gpu.budget import Allotment
 from benchmarks.gpu.contestants import MOST_ROUNDS, BowTraining, Contestant, GraphedTraining, PlainTraining, Training
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.peers import Peer, PeerError
 from benchmarks.gpu.serving import first_words
 from benchmarks.gpu.workloads import Data, Workload, workload
-from benchmarks.measure import Spread, ratios
+from benchmarks.harness import ratios
 from bow.devices import StreamDevice
 
 
@@ -167,11 +168,11 @@ class Race:
 
 def spread(values: Sequence[float], digits: int) -> dict[str, Any]:
     """Median, lowest and highest, as plain values."""
-    return Spread.of(values).as_dict(digits)
+    return harness.spread(values, digits)
 
 
 def gain(rates: Mapping[str, Sequence[float]], name: str, over: str) -> dict[str, Any] | None:
     """How much faster one contestant is than another, repeat by repeat; None where one of them is missing."""
     if not rates.get(name) or not rates.get(over):
         return None
-    return ratios(rates[name], rates[over]).as_dict(3)
+    return spread(ratios(rates[name], rates[over]), 3)

@@ -7,8 +7,7 @@ from benchmarks.gpu.floors import Floors
 from benchmarks.gpu.line_up import PLAIN, one_graphed
 from benchmarks.gpu.scheduling_report import scheduling_section, spread_text
 from benchmarks.gpu.workloads import WORKLOADS
-from benchmarks.measure import ratios
-from benchmarks.results import Table
+from benchmarks.harness import Table, ratios, spread
 
 Values = Mapping[str, Any]
 
@@ -280,7 +279,7 @@ def _ran_as(row: Values) -> str:
 def _ratio(row: Values, base: Values | None) -> str:
     if base is None or len(row["rates"]) != len(base["rates"]):
         return ""
-    return spread_text(ratios(row["rates"], base["rates"]).as_dict(3), 2)
+    return spread_text(spread(ratios(row["rates"], base["rates"]), 3), 2)
 
 
 __all__: Sequence[str] = ["markdown"]

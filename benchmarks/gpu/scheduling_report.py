@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.gpu.workloads import WORKLOADS
-from benchmarks.results import Table
+from benchmarks.harness import Table
 
 Values = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.bare import prepare
+from benchmarks.harness.bare import prepare
 
 
 def main(words: str) -> None:

@@ -3,33 +3,27 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.arguments import check_positive, setting
+from benchmarks import harness
 from benchmarks.gpu.parts import NAMES, QUICK_PARTS
-from bow.errors import SettingError
+from benchmarks.harness import RESULTS, setting
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Config of the experiment."""
 
-    out: Path = setting(Path("benchmarks/results/gpu"), "folder for gpu.json, gpu.md and what they are made of")  # noqa: RUF009
+    out: Path = setting(RESULTS / "gpu", "folder for gpu.json, gpu.md and what they are made of")  # noqa: RUF009
     budget_s: float = setting(480.0, "seconds for everything; parts are cut short, or left out with a note")
     parts: tuple[str, ...] = setting(NAMES, "what is measured", choices=NAMES)
     learners: tuple[int, ...] = setting((1, 2, 4, 8, 16), "numbers of learners")
     repeats: int = setting(5, "turns of each contestant")
-    stint_s: float = setting(0.1, "seconds of a turn")
+    stint_s: float = setting(0.1, "seconds of a turn", least=0)
     samples: int = setting(16384, "samples that lie on the device")
     tf32: bool = setting(False, "whether float32 products may round their inputs to TF32, for all contestants")
-    quick: bool = setting(False, "a small part, to see that it works on a GPU: LeNet at batch 16, two minutes at most")
     processes: bool = setting(True, "parts, and what is compiled, run in processes of their own")
     fake: bool = setting(False, "a tiny form on a fake device, to see that it works where there is no GPU")
 
-    def __post_init__(self) -> None:
-        check_positive(self, "budget_s", "learners", "repeats", "samples")
-        if self.stint_s < 0:
-            raise SettingError(f"stint_s must be at least 0, got {self.stint_s}")
-
-    def reduced(self) -> "Settings":
+    def reduced(self) -> "Config":
         """What `quick` and `fake` make of the settings."""
         made = self
         if self.quick:

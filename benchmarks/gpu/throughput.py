@@ -15,7 +15,7 @@ from benchmarks.gpu.line_up import (
 from benchmarks.gpu.parts import PARTS, Context
 from benchmarks.gpu.peers import Spec
 from benchmarks.gpu.racing import Race
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import Config
 from bow.engines import EngineName
 
 # Each number is compiled by itself, which takes most of a minute
@@ -65,7 +65,7 @@ def _race_final(race: Race) -> None:
         race.context.record(final={"best": best["name"], "one": one["name"], "rates": rates})
 
 
-def peers(settings: Settings) -> list[Spec]:
+def peers(settings: Config) -> list[Spec]:
     """What is compiled, the most important ones first."""
     specs = []
     for part in PARTS:
@@ -93,7 +93,7 @@ def _spec(name: str, kind: str, part: str, model: str, batch_size: int, **settin
     return Spec(name, part, kind, model, batch_size, settings)
 
 
-def _enter_here(race: Race, settings: Settings) -> None:
+def _enter_here(race: Race, settings: Config) -> None:
     """What is compiled, in this process; not what empties workspaces that graphs of others need."""
     race.plain(COMPILED, compile="default")
     race.graphed(COMPILED_GRAPHED, compile=True)

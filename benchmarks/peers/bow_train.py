@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.line_up import counted
+from benchmarks.harness import counted
 from benchmarks.peers.referee import Referee, Watch
 from benchmarks.peers.task import Job
 from bow.training import train as train_learners

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from benchmarks.line_up import counted
+from benchmarks.harness import counted
 
 # How a training ends
 REACHED, EPOCHS, TIME, DIVERGED, FAILED = "reached", "epochs used up", "time used up", "diverged", "failed"

@@ -13,5 +13,7 @@ The target: the choice has at least 95% of the throughput of the best, and findi
 median below that whose interval is not is undecided.
 """
 
-from benchmarks.tuner.program import Settings as Settings
-from benchmarks.tuner.program import run as run
+from benchmarks.tuner.program import Config as Config
+from benchmarks.tuner.program import measure as measure
+from benchmarks.tuner.program import missed as missed
+from benchmarks.tuner.program import page as page

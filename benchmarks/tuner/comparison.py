@@ -1,12 +1,10 @@
 """The tuner's choice against an exhaustive trial, for one pair: what runs in a process of its own."""
 
 import functools
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,9 +13,9 @@ import torch
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from benchmarks.contestants import LEARNING_RATE, MOMENTUM
-from benchmarks.tuner.exhaustive import Tried, everything, try_all
+from benchmarks.harness import apart, median_interval, ratios, spread
+from benchmarks.tuner.exhaustive import Tried, everything, take_turns, try_all
 from benchmarks.tuner.pairs import PAIRS, Pair
-from benchmarks.tuner.turns import Interval, ratio, take_turns
 from bow.compiling import CACHE
 from bow.engines import step_from_loss
 from bow.sync import SMA
@@ -98,25 +96,25 @@ class Comparison:
         return next(iter(self.ranking[1:]), None)
 
     @property
-    def ratio(self) -> Interval | None:
+    def ratio(self) -> dict[str, Any] | None:
         """Throughput of the choice over that of the best, turn by turn; None where they are the same, or no choice."""
         if self.choice is None or self.choice == self.best or self.choice not in self.turns:
             return None
-        return ratio(self.turns[self.choice], self.turns[self.best])
+        return median_interval(ratios(self.turns[self.choice], self.turns[self.best]))
 
     @property
-    def margin(self) -> Interval | None:
+    def margin(self) -> dict[str, Any] | None:
         """Throughput of the choice over that of the next best, where the choice is the best."""
         if self.choice != self.best or self.next_best is None:
             return None
-        return ratio(self.turns[self.best], self.turns[self.next_best])
+        return median_interval(ratios(self.turns[self.best], self.turns[self.next_best]))
 
     @property
-    def one_learner(self) -> Interval | None:
+    def one_learner(self) -> dict[str, Any] | None:
         """The best setting of one learner over the best of several, turn by turn; None where only one kind is there."""
         one = next((setting for setting in self.ranking if setting.learners == 1), None)
         several = next((setting for setting in self.ranking if setting.learners > 1), None)
-        return None if one is None or several is None else ratio(self.turns[one], self.turns[several])
+        return None if one is None or several is None else median_interval(ratios(self.turns[one], self.turns[several]))
 
     @property
     def share(self) -> float:
@@ -129,9 +127,9 @@ class Comparison:
         if self.choice is not None and self.choice == self.best:
             return "reached"
         found = self.ratio
-        if found is None or found.high < TARGET_RATIO:
+        if found is None or found["high"] < TARGET_RATIO:
             return "missed"
-        return "reached" if found.median >= TARGET_RATIO else "undecided"
+        return "reached" if found["median"] >= TARGET_RATIO else "undecided"
 
     @property
     def verdict(self) -> Verdict:
@@ -165,8 +163,7 @@ def compare(task: Task) -> Comparison:
         )
         finalists = tried.by_speed[:FINALISTS]
         steps = round(task.run_s * statistics.median(tried.rates[finalists[0]]) / pair.batch_size)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            calibrated = process.submit(calibrate, task, max(1, steps)).result()
+        calibrated = apart(calibrate, task, max(1, steps), environment={"OMP_WAIT_POLICY": "PASSIVE"})
         if calibrated.choice is not None and calibrated.choice not in finalists:
             finalists.append(calibrated.choice)
         turns, dropped = take_turns(trials, finalists, turns=task.turns, stint_s=task.stint_s)
@@ -230,3 +227,46 @@ def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
 
 def _nothing(text: str) -> None:
     """Show nothing."""
+
+
+def compared(task: Task) -> dict[str, Any]:
+    """What came of a pair, as plain values."""
+    return as_dict(compare(task))
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Everything that was measured, as plain values."""
+    pair = PAIRS[comparison.pair]
+    tried = comparison.tried
+    intervals = {name: getattr(comparison, name) for name in ("ratio", "margin", "one_learner")}
+    return {
+        "pair": comparison.pair,
+        "model": pair.workload.title,
+        "batch_size": pair.batch_size,
+        "choice": None if comparison.choice is None else str(comparison.choice),
+        "best": str(comparison.best),
+        "next_best": None if comparison.next_best is None else str(comparison.next_best),
+        "verdict": comparison.verdict,
+        "speed_verdict": comparison.speed_verdict,
+        "reason": comparison.reason,
+        **{name: found for name, found in intervals.items()},
+        "calibration_s": round(comparison.calibrated.seconds, 2),
+        "run_s": round(comparison.run_s, 1),
+        "share": round(comparison.share, 4),
+        "log": comparison.calibrated.summary,
+        "decision_table": [_rounded(row) for row in comparison.calibrated.rows],
+        "turns": [_entry(setting, comparison.turns[setting]) for setting in comparison.ranking],
+        "dropped": {str(setting): why for setting, why in comparison.dropped.items()},
+        "exhaustive": [_entry(setting, tried.rates[setting]) for setting in tried.by_speed],
+        "failures": {str(setting): why for setting, why in tried.failures.items()},
+        "left_out": {str(setting): why for setting, why in tried.left_out.items()},
+    }
+
+
+def _entry(setting: EngineSetting, rates: Sequence[float]) -> dict[str, Any]:
+    speed = spread(rates, 1)
+    return {"setting": str(setting), "samples_per_s": speed, "rates": [round(rate, 1) for rate in rates]}
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}

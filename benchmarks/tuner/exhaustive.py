@@ -1,10 +1,11 @@
 """The exhaustive trial: its settings are listed here, so that what the tuner leaves out is tried as well."""
 
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.tuner.turns import take_turns
+from benchmarks import harness
 from bow.devices import available_cores, share_cores
 from bow.errors import SettingError
 from bow.training.lanes import ENGINES_CPU
@@ -84,3 +85,23 @@ def try_all(
     for setting, found in more.items():
         rates[setting] += found
     return Tried({setting: found for setting, found in rates.items() if setting not in failures}, failures, left_out)
+
+
+def take_turns(
+    trials: Trials, settings: Sequence[EngineSetting], *, turns: int, stint_s: float
+) -> tuple[Mapping[EngineSetting, Sequence[float]], Mapping[EngineSetting, str]]:
+    """Samples per second, an entry per turn, of the settings that ran to the end; why the others did not."""
+    failures: dict[EngineSetting, str] = {}
+
+    def turn(setting: EngineSetting) -> list[float]:
+        measured = trials.run(Trial(setting, stint_s, 1, "in turn"))
+        if measured.failure is not None:
+            raise harness.CaseError(measured.failure)
+        return list(measured.rates)
+
+    def failed(setting: EngineSetting, error: Exception) -> None:
+        failures[setting] = str(error)
+
+    cases = {setting: functools.partial(turn, setting) for setting in settings}
+    found = harness.take_turns(cases, turns, failed=failed)
+    return {setting: [rate for rates in own for rate in rates] for setting, own in found.items()}, failures

@@ -1,92 +1,73 @@
 """The pairs one after another, and what is written about them."""
 
-import multiprocessing
-import os
 import tempfile
-import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.arguments import check_positive, setting
-from benchmarks.environment import inspect_environment
-from benchmarks.results import RESULTS, Result, console, prepare_output, write_json, write_text
-from benchmarks.tuner.comparison import Comparison, Task, compare
+from benchmarks import harness
+from benchmarks.harness import setting
+from benchmarks.tuner.comparison import Task, compared
 from benchmarks.tuner.pairs import PAIRS
-from benchmarks.tuner.report import as_dict, line, markdown, reached, table
 from bow.compiling import cache_folder
-from bow.errors import SettingError
 from bow.runtime import native
+from bow.tuner import EngineSetting
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of the benchmark."""
+class Config(harness.Config):
+    """Settings of the experiment."""
 
-    out: Path = setting(RESULTS, "folder for tuner.json and tuner.md")  # noqa: RUF009 - it is dataclasses.field
-    pairs: tuple[str, ...] = setting(tuple(PAIRS), "models and batch sizes", choices=tuple(PAIRS))
-    run_s: float = setting(600.0, "seconds of the training that is tuned for")
-    passes: int = setting(3, "of the exhaustive trial; all settings are in the first, those close to the best in all")
-    first_s: float = setting(0.2, "seconds of a setting in the first pass")
-    stint_s: float = setting(0.4, "seconds of a measurement after that")
-    compile_s: float = setting(40.0, "no more numbers of learners are compiled for engine fused after so many seconds")
-    turns: int = setting(20, "measurements of the choice and of the fastest, in turn")
-    most: int = setting(8, "learners that are tried at most")
+    pairs: tuple[str, ...] = setting(
+        tuple(PAIRS), "models and batch sizes", choices=tuple(PAIRS), quick=tuple(PAIRS)[:1]
+    )
+    run_s: float = setting(600.0, "seconds of the training that is tuned for", quick=40.0)
+    passes: int = setting(
+        3, "of the exhaustive trial; all settings are in the first, those close to the best in all", quick=1
+    )
+    first_s: float = setting(0.2, "seconds of a setting in the first pass", quick=0.05)
+    stint_s: float = setting(0.4, "seconds of a measurement after that", quick=0.05)
+    compile_s: float = setting(
+        40.0, "no more numbers of learners are compiled for engine fused after so many seconds", quick=0.1
+    )
+    turns: int = setting(20, "measurements of the choice and of the fastest, in turn", quick=2)
+    most: int = setting(8, "learners that are tried at most", quick=2, least=2)
     threads: int = setting(2, "torch's threads")
     cold: bool = setting(True, "whether nothing has been compiled before; false: what earlier runs compiled is used")
-    quick: bool = setting(False, "a small part, to see that it works: one pair, a short run, a single pass")
-
-    def __post_init__(self) -> None:
-        if not self.pairs:
-            raise SettingError(f"pairs must name at least one of {', '.join(PAIRS)}, got nothing")
-        check_positive(self, "run_s", "passes", "first_s", "stint_s", "compile_s", "turns", "most", "threads")
-        if self.most < 2:
-            raise SettingError(f"most must be at least 2, or there is nothing to compare, got {self.most}")
-
-    def reduced(self) -> "Settings":
-        """What `quick` makes of the settings."""
-        if not self.quick:
-            return self
-        short = replace(self, run_s=40.0, passes=1, first_s=0.05, stint_s=0.05, compile_s=0.1, turns=2)
-        return replace(short, pairs=self.pairs[:1], most=2, cold=False)
 
 
-def run(settings: Settings, command: str) -> int:
-    """Compare every pair, and write `tuner.json` and `tuner.md`; 0 where every pair reached the targets, else 1."""
-    settings = settings.reduced()
-    prepare_output(settings.out)
-    began = time.perf_counter()
+def measure(config: Config) -> dict[str, Any]:
+    """Compare every pair, each in a process of its own."""
     native()  # built once on a machine, which belongs to no training
-    comparisons: list[Comparison] = []
-    for name in settings.pairs:
-        comparisons.append(_compare(name, settings))
-        console().print(line(comparisons[-1]), highlight=False)
-    environment = inspect_environment()
-    findings = {"target_reached": all(map(reached, comparisons)), "pairs": [as_dict(each) for each in comparisons]}
-    values = Result("tuner", command, environment, settings, time.perf_counter() - began, findings).as_dict()
-    write_json(settings.out / "tuner.json", values)
-    write_text(settings.out / "tuner.md", markdown(comparisons, values, environment))
-    table(comparisons).show("the tuner's choice against an exhaustive trial")
-    return 0 if findings["target_reached"] else 1
+    pairs = []
+    for name in config.pairs:
+        pairs.append(_compare(name, config))
+        harness.say(f"{name}: {pairs[-1]['choice']}; best: {pairs[-1]['best']}: {pairs[-1]['verdict']}")
+    return {"target_reached": all(pair["verdict"] == "reached" for pair in pairs), "pairs": pairs}
 
 
-def _compare(name: str, settings: Settings) -> Comparison:
+def missed(values: Mapping[str, Any]) -> bool:
+    """Whether some pair did not reach the targets."""
+    return not values["target_reached"]
+
+
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides: by setting, what the calibration said of it."""
+
+    def calibrated(pair: Mapping[str, Any]) -> dict[str, Any]:
+        rows = pair["decision_table"]
+        return {str(EngineSetting(row["engine"], row["learners"], row["threads"])): row for row in rows}
+
+    return {"calibrated": calibrated}
+
+
+def _compare(name: str, config: Config) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        if settings.cold:
+        is_cold = config.cold and not config.quick
+        if is_cold:
             for built in cache_folder().glob("runtime-*"):
                 (Path(folder) / built.name).symlink_to(built, target_is_directory=True)
-        task = Task(
-            pair=name,
-            run_s=settings.run_s,
-            passes=settings.passes,
-            first_s=settings.first_s,
-            stint_s=settings.stint_s,
-            compile_s=settings.compile_s,
-            turns=settings.turns,
-            threads=settings.threads,
-            most=settings.most,
-            cache=folder if settings.cold else None,
-        )
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            return process.submit(compare, task).result()
+        names = ("run_s", "passes", "first_s", "stint_s", "compile_s", "turns", "threads", "most")
+        task = Task(name, **{each: getattr(config, each) for each in names}, cache=folder if is_cold else None)
+        return harness.apart(compared, task, environment={"OMP_WAIT_POLICY": "PASSIVE"})

@@ -16,7 +16,7 @@ from benchmarks.gpu.floors import CHAIN_US, Floors, step_costs
 from benchmarks.gpu.line_up import best_of_bow, one_graphed
 from benchmarks.gpu.machine import ONE_STREAM, FakeMachine, nvidia_smi
 from benchmarks.gpu.report import markdown
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import Config
 from benchmarks.gpu.throughput import FUSED_LEARNERS, PARTS_WITH_ALL, peers
 from benchmarks.gpu.trace import KernelRun, kernel_runs, overlap, save_small
 from benchmarks.gpu.workloads import Feed, workload
@@ -176,7 +176,7 @@ def test_learners_on_one_stream_share_it_and_nothing_else() -> None:
 
 
 def test_every_part_has_its_compiled_contestants() -> None:
-    specs = peers(Settings())
+    specs = peers(Config())
     names = [(spec.part, spec.name) for spec in specs]
     assert len(set(names)) == len(names)
     assert {spec.part for spec in specs} == set(FUSED_LEARNERS)
@@ -185,10 +185,10 @@ def test_every_part_has_its_compiled_contestants() -> None:
 
 
 def test_quick_is_a_part_of_the_whole() -> None:
-    quick = Settings(quick=True).reduced()
-    assert set(quick.parts) < set(Settings().parts)
+    quick = Config(quick=True).reduced()
+    assert set(quick.parts) < set(Config().parts)
     assert quick.budget_s <= 120
-    assert Settings().reduced() == Settings()
+    assert Config().reduced() == Config()
 
 
 def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import bare, serving
+from benchmarks.gpu import serving
 from benchmarks.gpu.budget import Allotment
 from benchmarks.gpu.peers import Peer, PeerError
+from benchmarks.harness import bare
 
 ROOT = Path(__file__).parents[2]
 

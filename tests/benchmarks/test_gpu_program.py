@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import main
-from benchmarks.gpu import Settings, program
+from benchmarks.gpu import Config, program
 from benchmarks.gpu.aims import OPEN
 from benchmarks.gpu.budget import Allotment
 from benchmarks.gpu.child import measure
@@ -18,14 +18,14 @@ from benchmarks.gpu.parts import NAMES, Context, Part
 from bow.errors import SettingError
 
 # What the compiler uses when it is first imported.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")]
 
 SAME_CODE = ("throughput_lenet_16", "throughput_resnet32_16", "throughput_resnet32_64", "throughput_resnet32_32")
 ONE_OF_EACH = tuple(name for name in NAMES if name not in (*SAME_CODE, "averaging_lenet_16", "launches_8_queues"))
 
 
-def settings(out: Path, *parts: str, **changes: Any) -> Settings:
-    return Settings(out=out, parts=parts, fake=True, processes=False, **changes)
+def settings(out: Path, *parts: str, **changes: Any) -> Config:
+    return Config(out=out, parts=parts, fake=True, processes=False, **changes)
 
 
 @pytest.fixture(scope="module")

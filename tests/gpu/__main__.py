@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.gpu.bare import prepare
+from benchmarks.harness.bare import prepare
 
 CASE_S = 150.0
 """A test that takes longer hangs."""

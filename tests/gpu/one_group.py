@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.bare import prepare
+from benchmarks.harness.bare import prepare
 
 BROKEN = 3
 """The status of a process that cannot go on, because the device is in an error that stays."""

@@ -23,10 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.environment import inspect_environment
-from benchmarks.placement_report import DOCUMENT, replaced
-from benchmarks.placement_tables import small_table
-from benchmarks.results import Result, write_json, write_text
+from benchmarks import harness
 from bow.planning.placement.methods import SHORT
 from bow.planning.placement.policy import PolicySettings
 from bow.planning.placement.reinforce import LearningSettings
@@ -172,22 +169,14 @@ def main() -> None:
     for step in all_steps(arguments.seeds):
         rows.append(dataclasses.asdict(compared(*step)))
         print(rows[-1], flush=True)
-    small_table(rows, NEAR).show(f"{SAMPLES} samples")
+    config = Settings(seeds=arguments.seeds)
+    command = " ".join(["python -m tests.planning.placement.small_graphs", *sys.argv[1:]])
+    values = harness.result("placement_small", command, config, time.perf_counter() - began, {"rows": rows})
+    page = harness.render("placement_small", values)
+    print(page)
     if arguments.out is not None:
-        command = " ".join(["python -m tests.planning.placement.small_graphs", *sys.argv[1:]])
-        result = Result(
-            "placement_small",
-            command,
-            inspect_environment(),
-            Settings(arguments.seeds),
-            time.perf_counter() - began,
-            {"rows": rows},
-        )
-        values = result.as_dict()
-        write_json(arguments.out / "placement_small.json", values)
-        document = Path("docs") / DOCUMENT
-        text = document.read_text(encoding="utf-8")
-        write_text(document, replaced(text, {"placement_small": values}))
+        harness.write_json(arguments.out / "placement_small.json", values)
+        harness.replace_tables(Path("docs/placement.md"), page)
     sys.exit(not shows_it(rows))
 
 

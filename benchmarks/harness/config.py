@@ -1,0 +1,121 @@
+"""The settings of an experiment: a dataclass, set by `key=value` words, refused in one sentence."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from bow.errors import SettingError
+
+T = TypeVar("T", bound="Config")
+
+RESULTS = Path("benchmarks/results")  # the folder that is committed, seen from the root of the repository
+
+
+def setting(
+    default: Any, text: str, *, choices: Sequence[Any] = (), least: float | None = None, quick: Any = None
+) -> Any:
+    """A field of a `Config`.
+
+    Args:
+        default: its value when it is not given.
+        text: a line of documentation, shown by `--help`.
+        choices: the values that it may have (for a tuple, its entries); empty: any of its type.
+        least: the lowest number that is allowed; None: above 0, unless the default is lower.
+        quick: its value with `quick=true`, unless it is given; None: the default.
+    """
+    entries = default if isinstance(default, tuple) else (default,)
+    numbers = [entry for entry in entries if isinstance(entry, (int, float)) and not isinstance(entry, bool)]
+    if least is None and numbers and min(numbers) <= 0:
+        least = min(numbers)
+    metadata = {"text": text, "choices": tuple(choices), "least": least, "quick": quick}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What all experiments can be told.
+
+    Raises:
+        SettingError: a value outside its range or not among its choices.
+    """
+
+    out: Path = setting(RESULTS, "folder for the results")  # noqa: RUF009 - it is dataclasses.field
+    quick: bool = setting(False, "a small part, to see that it works")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field.name, getattr(self, field.name), field.metadata)
+
+    def reduced(self: T) -> T:
+        """What `quick` makes of the settings that were not given."""
+        if not self.quick:
+            return self
+        own = {f.name: f.metadata["quick"] for f in dataclasses.fields(self) if getattr(self, f.name) == f.default}
+        return dataclasses.replace(self, **{name: value for name, value in own.items() if value is not None})
+
+
+def parse(config: type[T], words: Sequence[str]) -> T:
+    """Make settings from words such as `"out=DIR"`, `"quick=true"` or `"learners=1,2"`.
+
+    Raises:
+        SettingError: a word without `=`, a key that does not exist, or a value that does not fit.
+    """
+    names = [field.name for field in dataclasses.fields(config)]
+    types = get_type_hints(config)
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise SettingError(f"settings are written key=value, got {word!r}; the keys are {', '.join(names)}")
+        if key not in names:
+            raise SettingError(f"{key!r} is not a setting of this benchmark; choose one of {', '.join(names)}")
+        values[key] = _value(key, text, types[key])
+    return config(**values)
+
+
+def describe(name: str, config: type[Config]) -> str:
+    """The help text of an experiment: each setting with its default and its meaning."""
+    lines = [f"usage: python -m benchmarks {name} [KEY=VALUE ...]", ""]
+    lines += [f"  {f.name + '=' + _shown(f.default):<44} {f.metadata['text']}" for f in dataclasses.fields(config)]
+    return "\n".join(lines)
+
+
+def _check(name: str, value: Any, metadata: Any) -> None:
+    entries = value if isinstance(value, tuple) else (value,)
+    choices, least = metadata["choices"], metadata["least"]
+    if not entries:
+        raise SettingError(f"{name} must not be empty; leave it out for the default")
+    for entry in entries:
+        if choices and entry not in choices:
+            raise SettingError(f"{name} must be of {', '.join(map(str, choices))}, got {entry!r}")
+        if isinstance(entry, (int, float)) and not isinstance(entry, bool):
+            if least is None and not entry > 0:
+                raise SettingError(f"{name} must be above 0, got {_shown(value)}")
+            if least is not None and not entry >= least:
+                raise SettingError(f"{name} must be at least {least:g}, got {_shown(value)}")
+
+
+def _value(key: str, text: str, kind: Any) -> Any:
+    if get_origin(kind) is tuple:
+        return tuple(_value(key, part, get_args(kind)[0]) for part in text.split(",") if part)
+    read, wanted = _READERS[kind]
+    try:
+        return read(text)
+    except (ValueError, KeyError) as error:
+        raise SettingError(f"{key} must be {wanted}, got {text!r}") from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    bool: (lambda text: {"true": True, "false": False}[text.lower()], "true or false"),
+    str: (str, "a word"),
+    Path: (Path, "a path"),
+}

@@ -1,0 +1,110 @@
+"""Pages: Markdown templates in `benchmarks/pages`, filled in from the values of a result; papers' numbers as YAML."""
+
+import functools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.environment import told
+
+FOLDER = Path(__file__).parents[1]
+WIDTH = 120  # of the prose of a page
+
+
+@functools.cache
+def paper(name: str) -> dict[str, Any]:
+    """The numbers of a paper: `benchmarks/papers/NAME.yaml`."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load((FOLDER / "papers" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def render(name: str, values: Mapping[str, Any]) -> str:
+    """The page of an experiment, from its values and nothing else."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "pages"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
+    )
+    environment.filters.update(
+        fmt=_formatted,
+        median=statistics.median,
+        spread=spread_text,
+        titled=titled,
+        ms=lambda value: spread_text(value, ".1f"),
+    )
+    environment.globals.update(
+        told=told, counted=counted, paper=paper, titled=titled, row=_row, header=_header, isinf=math.isinf, zip=zip,
+        median=statistics.median, max=max, min=min, sum=sum, len=len, dict=dict, abs=abs, geometric_mean=_mean, any=any,
+        all=all, sorted=sorted, enumerate=enumerate, str=str, int=int, list=list, round=round,
+    )  # fmt: skip
+    return environment.get_template(f"{name}.md").render(**values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns; the columns named in `left` are text, the others numbers."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """The table as GitHub shows it."""
+        return "\n".join([_header(self.columns, self.left), *map(_row, self.rows)]) + "\n"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> counted(1, "learner"), counted(2, "learner")
+        ('1 learner', '2 learners')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def spread_text(value: Mapping[str, Any] | None, form: str = ".2f", to: str = " to ", unit: str = "") -> str:
+    """A median, and between which values it lies.
+
+    Example:
+        >>> spread_text({"median": 2.0, "low": 1.0, "high": 3.0, "n": 3}, ".1f")
+        '2.0 (1.0 to 3.0)'
+    """
+    if value is None:
+        return ""
+    return f"{value['median']:{form}}{unit} ({value['low']:{form}}{to}{value['high']:{form}})"
+
+
+def titled(network: str) -> str:
+    """What people call a network of the papers."""
+    from bow.models import NETWORKS
+
+    return NETWORKS[network].title
+
+
+def _formatted(value: Any, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def _row(cells: Iterable[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _header(columns: Iterable[str], left: Iterable[str] = ()) -> str:
+    columns, left = list(columns), set(left)
+    return f"{_row(columns)}\n{_row(':--' if column in left else '--:' for column in columns)}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.geometric_mean(values)

@@ -1,0 +1,222 @@
+"""Processes of their own for cases: with the environment that they would have, and an end when their parent ends."""
+
+import contextlib
+import functools
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]  # the checkout
+START_S = 120.0  # a process that is not there by then hangs
+POLL_S = 0.05
+
+
+class CaseError(RuntimeError):
+    """A case in another process has failed, does not answer, or its process has ended."""
+
+
+class Remote:
+    """Calls functions in the process that serves an address; several may, one after another.
+
+    Args:
+        address: of the process.
+        patience_s: how long it may take until it serves.
+
+    Raises:
+        CaseError: it does not serve in time, or its preparation has failed; the message says why.
+    """
+
+    def __init__(self, address: Path, patience_s: float = START_S) -> None:
+        deadline, failure = time.monotonic() + patience_s, address.with_suffix(".failed")
+        while not address.exists():
+            if failure.exists():
+                raise CaseError(failure.read_text(encoding="utf-8"))
+            if time.monotonic() > deadline:
+                raise CaseError("was not ready in time")
+            time.sleep(POLL_S)
+        self._connection: Connection[Any, Any] = Client(str(address), family="AF_UNIX")
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have the process call a function; `receive` has the answer."""
+        try:
+            self._connection.send_bytes(pickle.dumps((function, arguments)))
+        except (EOFError, OSError) as error:
+            raise CaseError("its process has ended") from error
+
+    def receive(self, limit_s: float | None = None) -> Any:
+        """What the function returned."""
+        try:
+            if not self._connection.poll(limit_s):
+                raise CaseError(f"does not answer within {limit_s:g} s")
+            is_good, answer = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise CaseError("its process has ended") from error
+        if not is_good:
+            raise CaseError(str(answer))
+        return answer
+
+    def call(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
+        """What a function returns that is called in the process.
+
+        Raises:
+            CaseError: it raised, the process has ended, or there is no answer in time.
+        """
+        self.send(function, *arguments)
+        return self.receive(limit_s)
+
+    def close(self) -> None:
+        """Let others talk to the process."""
+        self._connection.close()
+
+
+class Host:
+    """A process of its own that serves calls: a fresh Python, with torch's default policy for idle threads.
+
+    Args:
+        environment: variables that it has besides those of this process; None: a variable that it has not.
+        log: where its output goes; None: where that of this process does.
+        prepare: a function and its arguments, called before anything is served.
+        nice: by how much its priority is lowered.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str | None] | None = None,
+        log: Path | None = None,
+        prepare: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+        nice: int = 0,
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="bow-"))
+        self.address = self._folder / "calls"
+        variables = {"OMP_WAIT_POLICY": None, **(environment or {})}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        kept = {name: value for name, value in os.environ.items() if name not in variables}
+        own = {name: value for name, value in variables.items() if value is not None}
+        with contextlib.ExitStack() as stack:
+            output = None if log is None else stack.enter_context(log.open("ab"))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.harness.serving", str(self.address), pickle.dumps(prepare).hex()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                env={**kept, "PYTHONPATH": path, **own},
+                preexec_fn=(lambda: os.nice(nice)) if nice else None,
+            )
+        self._remote: Remote | None = None
+        self._is_stopped = False
+
+    @property
+    def remote(self) -> Remote:
+        """What calls functions in it; made when it is first asked for."""
+        if self._remote is None:
+            self._remote = Remote(self.address)
+        return self._remote
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it serves, or has ended."""
+        return self.address.exists() or self._process.poll() is not None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
+        """What a function returns that is called in the process, which is woken if it was stopped."""
+        self.resume()
+        return self.remote.call(function, *arguments, limit_s=limit_s)
+
+    def stop(self) -> None:
+        """Stop the process until its next turn: idle threads may spin, on everybody's cores."""
+        if not self._is_stopped and self._process.poll() is None:
+            self._process.send_signal(signal.SIGSTOP)
+            self._is_stopped = True
+
+    def resume(self) -> None:
+        """Let it go on."""
+        if self._is_stopped:
+            self._process.send_signal(signal.SIGCONT)
+            self._is_stopped = False
+
+    def close(self) -> None:
+        """End the process."""
+        if self._remote is not None:
+            self._remote.close()
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def apart(
+    function: Callable[..., T],
+    *arguments: Any,
+    environment: Mapping[str, str | None] | None = None,
+    log: Path | None = None,
+    limit_s: float | None = None,
+) -> T:
+    """What a function returns in a process of its own.
+
+    Raises:
+        CaseError: it raised, the process ended, or it took too long.
+    """
+    with contextlib.closing(Host(environment, log)) as host:
+        found: T = host.call(function, *arguments, limit_s=limit_s)
+        return found
+
+
+def parallel(jobs: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
+    """The results of jobs in their order, from so many processes with a thread each; 1: from this one."""
+    if workers == 1:
+        yield from (job() for job in jobs)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_one_thread) as pool:
+        for future in [pool.submit(job) for job in jobs]:
+            yield future.result()
+
+
+def together(devices: int, function: Callable[[Any], T]) -> T:
+    """What a function of bow's world returns in the first of several processes, in all of which it is called.
+
+    Raises:
+        SettingError: there are fewer cores.
+    """
+    import torch
+
+    from bow.cluster import WorkerJob, start
+    from bow.devices import available_cores
+    from bow.errors import SettingError
+
+    if len(available_cores()) < devices:
+        raise SettingError(f"{devices} processes need a core each, this one has {len(available_cores())}")
+    with start(devices, torch.device("cpu"), WorkerJob(functools.partial(_elsewhere, function))) as world:
+        return function(world)
+
+
+def _elsewhere(function: Callable[[Any], object]) -> None:
+    import torch
+
+    from bow.cluster import join
+
+    with join(torch.device("cpu")) as world:
+        function(world)
+
+
+def first_words(error: BaseException) -> str:
+    """The kind of an error and the first line of its message; the second as well where the first introduces it."""
+    first, second, *_ = [*str(error).splitlines(), "", ""]
+    return f"{type(error).__name__}: {first}{' ' + second if first.endswith(':') else ''}".strip()
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)

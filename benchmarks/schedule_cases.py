@@ -1,0 +1,185 @@
+"""Who takes part in `python -m benchmarks schedule`: the ways of running one training step of a network."""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness import Host, counted
+from bow.devices import available_cores, core_sets
+from bow.engines import Loss
+from bow.graph.learning_step import StepOutputs
+from bow.models import NETWORKS
+from bow.runtime import ScheduledThreads
+from bow.schedule import Schedule
+from bow.schedule.profiler import Policy, Subject
+from bow.schedule.profiler.profiling import numbers_of_threads
+from bow.schedule.profiler.subject import Executors
+from bow.schedule.profiler.turns import Contestant
+from bow.schedule.scheduler import ListScheduler
+from bow.timing import TimedCase
+
+PYTORCH = "PyTorch"  # What the names of plain PyTorch begin with
+
+MOST_THREADS = 2  # Uniform pairs are tried with up to so many threads for each core
+
+CROWDED = f"they have more than {MOST_THREADS} threads for each core"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One who takes part."""
+
+    name: str  # for people; of a policy, the policy's
+    contestant: TimedCase  # what runs the step
+    is_sequential: bool = False  # operators run one after another in the order of capture: what policies are to beat
+    is_side_by_side: bool = False  # operators may run side by side
+    is_uniform: bool = False
+
+
+class PlainStep:
+    """Forward and backward pass as anybody writes them in PyTorch."""
+
+    def __init__(self, model: nn.Module, batch: tuple[Any, Tensor], loss: Loss, threads: int) -> None:
+        self.model = copy.deepcopy(model)
+        self._inputs, self._targets = batch
+        self._loss = loss
+        self._threads = threads
+
+    def run(self) -> Tensor:
+        """The loss; the gradients are the model's."""
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        self.model.zero_grad(set_to_none=True)
+        loss = self._loss(self.model(self._inputs), self._targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def rest(self) -> None:
+        """Back to one thread, which is what executors expect of the thread that calls them."""
+        torch.set_num_threads(1)
+
+
+class PythonQueue:
+    """Executors in Python that take operators as these become ready."""
+
+    def __init__(self, subject: BoundStep, executors: int) -> None:
+        self._subject = subject
+        scheduler = ListScheduler(subject.dependencies, executors)
+        self._threads = ScheduledThreads(subject.graph, scheduler, core_sets(executors))
+
+    def run(self) -> StepOutputs:
+        """Run the step once."""
+        return self._threads.run(self._subject.parameters, self._subject.buffers, self._subject.batch)
+
+    def rest(self) -> None:
+        """Nothing to end: threads without an operator sleep."""
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+
+class SpinningStep:
+    """Forward and backward pass in a process whose OpenMP threads wait for work by spinning.
+
+    With several threads that is PyTorch's best case: between operators nobody has to be woken. Outside of its turns the
+    process is stopped, as its threads would go on spinning on everybody's cores.
+    """
+
+    def __init__(self, network: str, size: str, threads: int) -> None:
+        self._host = Host({"OMP_WAIT_POLICY": "ACTIVE"}, prepare=(_prepare, (network, size, threads)))
+        self._host.call(_step)
+        self.rest()
+
+    def run(self) -> None:
+        """One step."""
+        self._host.call(_step)
+
+    def rest(self) -> None:
+        """Stop the process until its next turn."""
+        self._host.stop()
+
+    def close(self) -> None:
+        """End the process."""
+        self._host.close()
+
+
+_prepared: PlainStep | None = None  # in the process of a host
+
+
+def _prepare(name: str, size: str, threads: int) -> None:
+    global _prepared
+    network = NETWORKS[name]
+    _prepared = PlainStep(network.build(size), network.batch(size), network.loss, threads)
+
+
+def _step() -> None:
+    assert _prepared is not None
+    _prepared.run()
+
+
+def plain(model: nn.Module, batch: tuple[Any, Tensor], loss: Loss, threads: Sequence[int]) -> list[Entry]:
+    """PyTorch, with each number of threads."""
+    return [
+        Entry(f"{PYTORCH}, {counted(n, 'thread')}", PlainStep(model, batch, loss, n), is_sequential=True)
+        for n in threads
+    ]
+
+
+def scheduled(subject: BoundStep, policies: Sequence[Policy], cores: int) -> list[Entry]:
+    """The policies on native executors, and what they lack of the uniform ones."""
+    made = [
+        Entry(
+            policy.name,
+            ScheduledStep(subject, policy.schedule),
+            is_sequential=policy.is_sequential,
+            is_side_by_side=not policy.is_sequential,
+            is_uniform=isinstance(policy.schedule, FirstComeSchedule),
+        )
+        for policy in policies
+    ]
+    known = {policy.schedule.threads for policy in policies if isinstance(policy.schedule, FirstComeSchedule)}
+    for executors, threads in pairs(cores):
+        schedule = FirstComeSchedule((threads,) * executors)
+        if schedule.threads not in known:
+            name = f"first come, {shape(executors, threads)}"
+            several, enough = executors > 1, executors * threads <= cores
+            shared = None if enough else [available_cores()] * executors  # as threads that nobody pins
+            made.append(Entry(name, ScheduledStep(subject, schedule, shared), is_side_by_side=several, is_uniform=True))
+    return made
+
+
+def python_queue_name(executors: int) -> str:
+    """Under which executors in Python take part."""
+    return f"first come in Python, {shape(executors, 1)}"
+
+
+def pairs(cores: int) -> list[tuple[int, int]]:
+    """Every uniform number of executors and of threads, in powers of two, with two threads for each core at most.
+
+    Example:
+        >>> pairs(2)
+        [(1, 1), (1, 2), (2, 1), (2, 2)]
+    """
+    return [pair for pair in _all_pairs(cores) if pair[0] * pair[1] <= MOST_THREADS * cores]
+
+
+def left_out(cores: int) -> dict[str, str]:
+    """The uniform pairs that are left out, and why."""
+    named = [shape(*pair) for pair in _all_pairs(cores) if pair not in pairs(cores)]
+    return dict.fromkeys(named, CROWDED)
+
+
+def shape(executors: int, threads: int) -> str:
+    """How policies name a number of executors and of threads."""
+    return f"{counted(executors, 'executor')} of {counted(threads, 'thread')}"
+
+
+def _all_pairs(cores: int) -> list[tuple[int, int]]:
+    numbers = numbers_of_threads(cores)
+    return list(itertools.product(numbers, numbers))

@@ -1,0 +1,70 @@
+"""Every experiment, in tiny form: it starts, measures, and leaves its JSON and its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import main
+
+# What the compiler uses when it is first imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
+
+TINY = "quick=true stint_s=0.001 repeats=1"
+RUNS = {
+    "accuracy": ("quick=true target=0.2", "accuracy"),
+    "sweep": ("quick=true workers=1 epochs=1 learners=2 mus=0.5", "sweep"),
+    "costs-papers": ("quick=true parts=papers,climbing", "costs"),
+    "micro-threads": ("quick=true parts=threads", "micro"),
+    "planner-clusters": ("quick=true parts=clusters,simulators cluster_s=0.05", "planner"),
+    "placement": ("quick=true networks=rnnlm methods=cpu,gpu,expert,mcmc placements=8", "placement"),
+}
+SLOW = {
+    "gpu": ("fake=true processes=false quick=true", "gpu"),
+    "micro-together": ("quick=true parts=pinned,together", "micro"),
+    "costs-regression": ("quick=true parts=regression", "costs"),
+    "manycore": ("quick=true", "manycore"),
+    "sweep-more": ("quick=true", "sweep"),
+    "engines": (f"{TINY} rivals=compiled_step,eager,graph", "engines"),
+    "allreduce": ("quick=true turns=1 stint_s=0.01", "allreduce"),
+    "tiles": ("quick=true", "tiles"),
+    "predicted": ("quick=true", "predicted"),
+    "costs-here": ("quick=true parts=here", "costs"),
+    "schedule": ("quick=true", "schedule"),
+    "tuner": ("quick=true", "tuner"),
+    "placement-all": ("quick=true", "placement"),
+    "placement-real": ("quick=true part=real budget_s=0.5 networks=rnnlm", "placement_real"),
+    "planner": ("quick=true", "planner"),
+    "peers": ("quick=true contestants=pytorch,bow target=0.5", "peers"),
+    "figures-throughput": ("quick=true figure=5.7,5.9", "figures/figure_5.7"),
+    "figures-convergence": ("quick=true figure=5.2,5.4,table5.1", "figures/figure_5.4"),
+}
+EVERY = [*RUNS.items(), *(pytest.param(*run, marks=pytest.mark.nightly) for run in SLOW.items())]
+
+
+@pytest.mark.parametrize(("case", "run"), EVERY, ids=[*RUNS, *SLOW])
+def test_an_experiment_runs_in_tiny_form(case: str, run: tuple[str, str], tmp_path: Path) -> None:
+    words, stem = run
+    name, threads = case.split("-")[0], torch.get_num_threads()
+    out = tmp_path / stem.split("/")[0] if "/" in stem else tmp_path
+    assert main(name, [*words.split(), f"out={out}"]) in (0, 1)
+    values = json.loads((tmp_path / f"{stem}.json").read_text())
+    assert values.get("settings", {}).get("quick", True) is True
+    page = out / "figures.md" if name == "figures" else tmp_path / f"{stem}.md"
+    assert page.read_text().startswith("# ")
+    assert torch.get_num_threads() == threads
+
+
+def test_a_missed_target_is_exit_status_1(tmp_path: Path) -> None:
+    words = ["data=digits", "seeds=1", "epochs=1", "target=0.999", f"out={tmp_path}"]
+    assert main("accuracy", words) == 1
+    assert json.loads((tmp_path / "accuracy.json").read_text())["target_reached"] is False
+
+
+def test_figures_that_have_no_effect_together_are_refused() -> None:
+    for words in (["figure="], ["quick=true", "size=full"], ["root=somewhere"]):
+        with pytest.raises(Exception, match=r"figure|quick|root"):
+            main("figures", words)
