@@ -21,7 +21,7 @@ from benchmarks.harness import ratios, setting, spread, take_turns
 from benchmarks.leader import ByLeader
 from benchmarks.workloads import WORKLOADS
 from bow.cluster import Bucket, PendingSum, Processes, Ranks, World
-from bow.engines import Engine, Stacked, TaskSettings, make_engine, step_from_loss
+from bow.engines import Loop, RoundLoop, Stacked, TaskSettings, make_engine, step_from_loss
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Independent, Synchroniser
 
@@ -200,8 +200,8 @@ def _runners(world: World, config: Config, model: str) -> Iterator[Runner]:
         yield Runner(way, _engine(way.engine or config.engine, group, way.sync, task), batches)
 
 
-def _engine(name: str, group: LearnerGroup, sync: Synchroniser, config: TaskSettings) -> Engine:
+def _engine(name: str, group: LearnerGroup, sync: Synchroniser, config: TaskSettings) -> Loop:
     if name == ByLeader.name:
         assert isinstance(sync, SMA)
-        return ByLeader(group, sync, config)
+        return RoundLoop(ByLeader, group, sync, config)
     return make_engine(name, group, sync, config, None)

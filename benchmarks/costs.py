@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.cost_models import ESTIMATORS, Saturation
+from benchmarks.cost_models.counters import source
+from benchmarks.cost_models.evidence import compare
 from benchmarks.costs_climbing import climb_all, variants
 from benchmarks.costs_here import measure_network, summarise
 from benchmarks.costs_population import drawn, population, several
 from benchmarks.costs_regressions import MISCOUNT, compare_families, compare_others
 from benchmarks.harness import setting
-from bow.costs import ESTIMATORS, Saturation
-from bow.costs.counters import source
-from bow.costs.evidence import compare
 from bow.devices import available_cores
 
 PARTS = ("papers", "climbing", "regression", "here")

@@ -13,8 +13,6 @@ from benchmarks.cost_models.counters import count, why_not
 from benchmarks.costs_population import is_worth_measuring, key_of, works_of
 from benchmarks.costs_regressions import Operators, score_family, scored
 from benchmarks.harness import spread
-from bow.costs import Case, HillClimb, Roofline, Sample, Work, computed_events
-from bow.costs.counters import count, why_not
 from bow.graph.execution import inputs_of, run_operator
 from bow.models import NETWORKS
 from bow.runtime.issue import operators_of

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
+from benchmarks.cost_models.evidence import TABLE_II
 from benchmarks.harness import quartiles, ratios, setting
 from benchmarks.micro_operators import (
     BY_FILTER,
@@ -36,11 +37,9 @@ from benchmarks.micro_operators import (
     sample,
 )
 from benchmarks.schedule_cases import pairs, shape
-from bow.costs.evidence import TABLE_II
 from bow.devices import available_cores, core_sets
-from bow.devices.topology import read_topology
-from bow.schedule import Topology
-from bow.schedule.profiler.profiling import numbers_of_threads
+from bow.devices.topology import Topology, read_topology
+from bow.schedule.profiler.measuring import numbers_of_threads
 
 PARTS = ("threads", "pinned", "together")
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from benchmarks.cost_models.evidence import TABLE_II
 from benchmarks.harness import quartiles, take_turns
-from bow.costs.evidence import TABLE_II
 from bow.runtime import NativeTeam, native
 from bow.runtime.job import ALONE
 

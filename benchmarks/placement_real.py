@@ -14,6 +14,7 @@ from benchmarks.harness import quartiles, say, together
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_steps import RealSteps
 from benchmarks.predicted_steps import Timed, time_strategies
+from benchmarks.tile_times import mean_times
 from bow.cluster import World
 from bow.devices import available_cores
 from bow.models import NETWORKS

@@ -33,8 +33,8 @@ from benchmarks.schedule_races import Races, effects
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.models import NETWORKS
-from bow.schedule.profiler import Subject, compare, policies_here, profiling
-from bow.schedule.profiler.turns import take_turns
+from bow.schedule.profiler import BoundStep, compare, measuring, policies_here
+from bow.timing import time_in_turns
 
 GRAPHI = ("lstm", "phased_lstm", "pathnet", "googlenet")
 LIU = ("resnet50", "dcgan", "inception", "alexnet")
@@ -56,7 +56,7 @@ class Config(harness.Config):
     turns: int = setting(12, "turns of everybody; the best have twice as many more", quick=3)
     stint_s: float = setting(0.05, "seconds of each", quick=0.002)
     repeats: int = setting(
-        profiling.REPEATS, "steps in which operators are measured, for each number of threads", quick=2
+        measuring.REPEATS, "steps in which operators are measured, for each number of threads", quick=2
     )
     operators: int = setting(2048, "operators that do nothing, for the cost of scheduling", quick=64)
     widths: tuple[int, ...] = setting((1, 8, 512), "how many of them are ready at once", quick=(4,))
@@ -118,10 +118,10 @@ def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model, batch = network.build(config.size), network.batch(config.size)
     torch.set_num_threads(1)
-    subject = Subject.of(model, batch, network.loss)
-    profile = profiling.measure(subject, repeats=config.repeats, cache=False)
+    subject = BoundStep.of(model, batch, network.loss)
+    profile = measuring.measure(subject, repeats=config.repeats, cache=False)
     policies = policies_here(subject, profile, cores, config.repeats)
-    found = compare(subject, profile, policies=policies, turns=config.turns, stint_s=config.stint_s)
+    found = compare(subject, profile, policies=policies, turns=config.turns, window_s=config.stint_s)
     with contextlib.ExitStack() as at_the_end:
         queue = at_the_end.enter_context(contextlib.closing(PythonQueue(subject, cores)))
         spinning = {n: SpinningStep(name, config.size, n) for n in profile.threads if n > 1}
@@ -155,14 +155,14 @@ def race(entries: list[Entry], choice: str, config: Config) -> Races:
     """Let everybody take turns, and then the best, still warm, among themselves."""
     contestants = {entry.name: entry.contestant for entry in entries}
     first = Races(
-        take_turns(contestants, turns=config.turns, stint_s=config.stint_s),
+        time_in_turns(contestants, turns=config.turns, window_s=config.stint_s),
         sequential=[entry.name for entry in entries if entry.is_sequential],
         side_by_side=[entry.name for entry in entries if entry.is_side_by_side],
         uniform=[entry.name for entry in entries if entry.is_uniform],
         choice=choice,
     )
     best = {name: contestants[name] for name in first.finalists}
-    return replace(first, final=take_turns(best, turns=2 * config.turns, stint_s=config.stint_s))
+    return replace(first, final=time_in_turns(best, turns=2 * config.turns, window_s=config.stint_s))
 
 
 def aims(networks: Mapping[str, Mapping[str, Any]], costs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Host, counted
+from benchmarks.schedule_threads import ScheduledThreads
 from bow.devices import available_cores, core_sets
 from bow.engines import Loss
 from bow.graph.learning_step import StepOutputs
 from bow.models import NETWORKS
-from bow.runtime import ScheduledThreads
-from bow.schedule import Schedule
-from bow.schedule.profiler import Policy, Subject
-from bow.schedule.profiler.profiling import numbers_of_threads
-from bow.schedule.profiler.subject import Executors
-from bow.schedule.profiler.turns import Contestant
+from bow.schedule import FirstComeSchedule
+from bow.schedule.profiler import BoundStep, Policy
+from bow.schedule.profiler.bound_step import ScheduledStep
+from bow.schedule.profiler.measuring import numbers_of_threads
 from bow.schedule.scheduler import ListScheduler
 from bow.timing import TimedCase
 
