@@ -14,7 +14,7 @@ from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.groups import Devices
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
-from bow.planning.tiles.runtime import OptimizerFactory
+from bow.replicas import OptimizerFactory
 
 STEPS = 10
 """So many steps are run with a placement; the first one, which takes longer, does not count."""
@@ -82,7 +82,7 @@ class RealSteps:
         return self._run(placement)
 
     def _run(self, placement: Devices) -> float:
-        strategy = self.evaluator.groups.strategy(placement)
+        strategy = self.evaluator.groups.partition(placement)
         runtime = TileRuntime(self._captured, strategy, self._model, self._optimizer, self._group)
         times = []
         for step in range(self._steps):

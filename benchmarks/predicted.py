@@ -111,7 +111,7 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
         times.append(tiles())
 
     timed = time_strategies(group, captured, model, batch, network.optimizer, strategies, config.turns, between)
-    line = messages.line()
+    line = messages.link_model()
     topology = measured_topology(known, {(0, 1): line}, sums.beside_messages_us(line[0]))
     of_tiles = mean_times(group.everyone(median_times(times)))
     problem = _problem(captured.graph, topology, of_tiles)

@@ -11,7 +11,7 @@ from torch import nn
 from bow.engines import step_from_loss
 from bow.models.networks import NETWORKS as SIZES
 from bow.planning.tiles import CapturedOperators, capture_operators
-from bow.planning.tiles.runtime import OptimizerFactory
+from bow.replicas import OptimizerFactory
 
 
 @dataclass(frozen=True)

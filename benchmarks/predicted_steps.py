@@ -11,7 +11,7 @@ from torch import nn
 
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
-from bow.planning.tiles.runtime import OptimizerFactory
+from bow.replicas import OptimizerFactory
 from bow.schedule import Span
 
 WARM_UP = 1

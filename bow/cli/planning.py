@@ -63,6 +63,7 @@ budget_s=30             seconds of each search, and of the other choices that ex
 proposals=N             instead: partitions that each walk looks at; then its best is improved to the end
 learners=1,2            with method=search: numbers of learners to choose from
 processes=1             that search at the same time
+workers=0               with method=learned: processes in which its policy learns; 0: this one
 seed=0                  of the search
 starts={starts}
                         what its walks start from, of {all_starts}
@@ -90,7 +91,7 @@ def run(words: Sequence[str]) -> int:
         _tell(wide if wide.is_terminal else Console(highlight=False, width=WIDTH), file, settings, action)
         return 0
     if action == "plan":
-        check_used(settings.method, settings.search)
+        check_used(settings.method, settings.search, settings.workers)
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
         save_topology(topology, settings.save_topology)
@@ -134,7 +135,7 @@ def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> st
 
 
 def _plan(console: Console, problem: Problem, settings: PlanSettings) -> None:
-    planned = find(problem, settings.method, settings.search, console)
+    planned = find(problem, settings.method, settings.search, console, settings.workers)
     if planned.how:
         console.print(planned.how)
     partition = planned.partition
@@ -192,7 +193,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
     base_ns = _data_parallel_ns(problem)
     for method in settings.methods or compared_methods():
         try:
-            partition = find(problem, method, settings.search, console).partition
+            partition = find(problem, method, settings.search, console, settings.workers).partition
             result = problem.simulate(partition.splits, partition.learners)
         except BowError as error:
             rows.add_row(method, f"[dim]none: {reason(error)}[/dim]")

@@ -67,8 +67,13 @@ def check_method(name: str) -> None:
         raise SettingError(f"method={name!r} does not exist; {suggestion(name, all_methods())}")
 
 
-def check_used(method: str, settings: SearchSettings) -> None:
+def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
     """Refuse settings that mean nothing to a method."""
+    if workers and ALIASES.get(method, method) != "learned":
+        raise SettingError(
+            f"workers={workers} is for method=learned, and method={method} trains no policy; leave it out, or take "
+            "processes= for method=search"
+        )
     if method == "exhaustive" and settings.proposals is not None:
         raise SettingError(
             f"proposals={settings.proposals} is for walks, and method=exhaustive has none; limit it by budget_s=SECONDS"
@@ -84,14 +89,14 @@ def check_used(method: str, settings: SearchSettings) -> None:
         )
 
 
-def find(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
+def find(problem: Problem, method: str, settings: SearchSettings, console: Console, workers: int = 0) -> Planned:
     if method in LEARNING:
         return _searched(problem, settings, console)
     if method == "exhaustive":
         return _proven(problem, settings, console)
     if method in BASELINES:
         return Planned(problem.partition(baseline(problem, method)))
-    return _placed(problem, ALIASES.get(method, method), settings, console)
+    return _placed(problem, ALIASES.get(method, method), settings, console, workers)
 
 
 def _searched(problem: Problem, settings: SearchSettings, console: Console) -> Planned:
@@ -123,14 +128,14 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     )
 
 
-def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console) -> Planned:
+def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console, workers: int) -> Planned:
     from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
     from bow.planning.placement.grouping import module_groups
     from bow.planning.placement.methods import place
 
     groups = module_groups(problem.graph)
     evaluator = SimulatedEvaluator(problem, groups, processors=processors(problem.topology))
-    budget = SearchBudget(settings.budget_s, settings.proposals)
+    budget = SearchBudget(settings.budget_s, settings.proposals, workers)
     with console.status(f"{method} ...") as status:
         placed = place(
             placement_methods()[method],

@@ -36,6 +36,7 @@ class PlanSettings:
     dry_run: bool = False  # print, and neither measure nor write
     network: str = ""  # of the papers; "": a model by settings
     size: str = ""
+    workers: int = 0  # processes in which method=learned draws placements; 0: one, and the same for the same seed
     keep: int = 2  # how many other choices are shown for each operator
     others: tuple[str, ...] = ()  # settings of the model, as for `bow train`
     search: SearchSettings = field(default_factory=SearchSettings)
@@ -50,6 +51,7 @@ class PlanSettings:
         if self.devices is not None and self.topology != MACHINE:
             raise SettingError(f"devices={self.devices} is for topology={MACHINE}; other topologies list theirs")
         whole("keep", self.keep)
+        whole("workers", self.workers, least=0)
 
     @property
     def has_subject(self) -> bool:
@@ -119,6 +121,7 @@ _OWN: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "network": (str, "a name"),
     "size": (str, "a name"),
     "keep": (int, "a whole number"),
+    "workers": (int, "a whole number"),
 }
 _SEARCHING: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "budget_s": (float, "a number"),

@@ -122,6 +122,12 @@ def test_dry_run_prints_the_same_and_writes_nothing(said: Callable[[], str]) -> 
     assert [path.name for path in Path("one").iterdir()] == ["plan.json"]
 
 
+def test_a_policy_learns_in_several_processes(said: Callable[[], str]) -> None:
+    assert main(["plan", *MODEL, NODE, *SHORT, "method=learned", "workers=2", "out=other.json"]) == 0
+    assert "groups of operators, placed whole" in said()
+    assert all(split.num_tiles == 1 for split in Partition.from_json(Path("other.json").read_text()).splits)
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("method", ["single", "data", "model", "expert", "exhaustive", *PLACEMENTS])
 def test_every_method_gives_a_strategy(method: str, said: Callable[[], str]) -> None:
@@ -325,6 +331,8 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
             "proposals=9 is for walks, and method=exhaustive has none; limit",
         ),
         ([*MODEL, "learners=2", "method=gpu"], "take method=search, or leave learners out"),
+        ([*MODEL, "workers=2"], "workers=2 is for method=learned, and method=search trains no policy"),
+        ([*MODEL, "workers=-1", "method=learned"], "workers must be a whole number of at least 0, got -1"),
         ([*MODEL, "devices=2"], "devices=2 is for topology=machine"),
         ([*MODEL, "topology=machine", "devices=9999"], "9999 devices need 9999 cores"),
         ([*MODEL, "topology=machine", "--dry-run"], "topology=machine measures this machine and a dry run"),

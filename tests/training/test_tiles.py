@@ -315,7 +315,7 @@ def test_a_strategy_refuses_a_step_that_changes_values() -> None:
         counts[0] += 1
         return cross_entropy(model(batch[0]), batch[1]) * counts[0]
 
-    with pytest.raises(CaptureError, match=r"changes .*counts.* in Python.*, or train without a strategy"):
+    with pytest.raises(CaptureError, match=r"changes .*counts.* in Python.*, or train without a partition"):
         bow.train(model(), data(), step=step, strategy=strategy(1), devices="cpu", **COMMON)
 
 
@@ -367,12 +367,12 @@ def test_a_training_that_diverges_has_no_hope() -> None:
         (
             {"given": strategy(1, learners=2), "sync": bow.SSGD()},
             SettingError,
-            r"learners of a strategy are averaged with the step, SSGD\(every=1\) averages at another time",
+            r"learners of a partition are averaged with the step, SSGD\(every=1\) averages at another time",
         ),
         (
             {"given": strategy(1, learners=2), "sync": bow.TwoLevel(bow.SMA(), bow.DiLoCo(every=2))},
             SettingError,
-            r"learners of a strategy are averaged with the step, TwoLevel\(.* averages at another time",
+            r"learners of a partition are averaged with the step, TwoLevel\(.* averages at another time",
         ),
         ({"given": strategy(1, learners=2), "devices": 3}, ScheduleError, "3 devices cannot be divided among 2"),
     ],

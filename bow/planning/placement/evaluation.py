@@ -42,9 +42,6 @@ class SearchBudget:
         return replace(self, seconds=seconds, placements=placements)
 
 
-NS_PER_S = 1e9
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """What became of a placement."""
@@ -149,7 +146,7 @@ class SimulatedEvaluator:
             name, available = topology.devices[outcome.device].name, topology.memory_bytes(outcome.device)
             refusal = Refusal(outcome.device, name, outcome.needed_bytes, available)
             return Evaluation(None, refusal, str(refusal))
-        return Evaluation(self._simulator.makespan_ns / NS_PER_S)
+        return Evaluation(self._simulator.makespan_ns / 1e9)
 
     def _built(self, devices: Devices) -> object:
         self._devices = list(devices)

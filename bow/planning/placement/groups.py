@@ -134,7 +134,7 @@ class Groups:
         return tuple(self.graph.tensors[tensor].shape for tensor in leaving)
 
     def operations(self, num_devices: int, allowed: Sequence[Sequence[int]] = ()) -> Operations:
-        """The groups as a policy is told of them."""
+        """The groups as a policy reads them."""
         return Operations(
             tuple(group.kind for group in self.groups),
             tuple(map(self.shapes, range(len(self)))),
@@ -152,8 +152,8 @@ class Groups:
             for operator, group in zip(self.graph.operators, self.of, strict=True)
         )
 
-    def strategy(self, devices: Sequence[int]) -> Partition:
-        """A placement as a strategy, as everything reads it that runs one."""
+    def partition(self, devices: Sequence[int]) -> Partition:
+        """A placement as a partition, as search and runtime read it."""
         return Partition(self.graph.hash, self.splits(devices))
 
     def with_kinds(self, kinds: Collection[str]) -> tuple[bool, ...]:

@@ -18,7 +18,7 @@ from bow.planning.problem.partition import Split
 from bow.planning.search.search import search
 from bow.planning.search.search_settings import SearchSettings
 
-Say: TypeAlias = Callable[[str], None]  # Is told how a method goes on
+Say: TypeAlias = Callable[[str], None]  # called with a line of progress
 
 SHORT = LearningSettings(
     samples=20,
@@ -160,7 +160,7 @@ def _planned(
         descend=budget.placements is None,
     )
     found = search(evaluator.problem, settings)
-    say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} strategies")
+    say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} partitions")
     return PlacementResult(found.partition.splits)
 
 
@@ -176,6 +176,6 @@ METHODS: Mapping[str, Method] = {
     "soap": _planned,
 }
 """By name: processor alone, accelerator alone, Scotch with and without processors, METIS, the expert, the policy,
-Metropolis's walk over placements, and over all strategies of the planner."""
+Metropolis's walk over placements, and over all partitions of the planner."""
 
 SEARCHES = frozenset({"learned", "mcmc", "soap"})  # The methods that spend the budget

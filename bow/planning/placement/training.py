@@ -96,7 +96,7 @@ class BestPlacement:
 
     placement: Placement  # by operation: its device
     time_s: float  # of a step, in seconds
-    sample: int  # the manieth placement it was, from 1
+    sample: int  # its number among all that were drawn, from 1
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class PolicyProgress:
 
 
 Watch: TypeAlias = Callable[[PolicyProgress], bool | None]
-"""Is told after each update how it goes; False ends the training."""
+"""Called after each update; False ends the training."""
 
 
 @dataclass

@@ -98,9 +98,9 @@ def _by_tiles(captured: CapturedOperators, model: nn.Module, batch: Any) -> dict
         return replace(operator, attributes={**operator.attributes, "p": operator.attributes["p"] // 1})
 
     graph = replace(captured.graph, operators=tuple(map(without_drops, captured.graph.operators)))
-    strategy = Partition(graph.hash, everything_on(graph))
+    partition = Partition(graph.hash, everything_on(graph))
     optimizer = functools.partial(torch.optim.SGD, lr=0.0)
-    runtime = TileRuntime(replace(captured, graph=graph), strategy, model, optimizer, ProcessGroup(CPU, is_alone=True))
+    runtime = TileRuntime(replace(captured, graph=graph), partition, model, optimizer, ProcessGroup(CPU, is_alone=True))
     loss, after = runtime.step(batch, 0), copy.deepcopy(model)
     runtime.gather_into(after)
     zeros = {name: torch.zeros_like(weight) for name, weight in model.named_parameters() if weight.requires_grad}

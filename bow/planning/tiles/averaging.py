@@ -1,4 +1,4 @@
-"""Learners that each have a group of devices, kept together by averaging."""
+"""Averages learners that each have a group of devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ def check_timing(sync: Synchroniser) -> None:
     """Refuse a synchroniser that does all or a part of its averaging at another time than with the step."""
     if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
         raise SettingError(
-            f"learners of a strategy are averaged with the step, {sync!r} averages at another time; "
+            f"learners of a partition are averaged with the step, {sync!r} averages at another time; "
             "use bow.SMA() or bow.EASGD()"
         )
 
@@ -37,9 +37,9 @@ class LearnerRow:
 
 
 class Averaging:
-    """Averages the learners of all teams, each device with those of its number in the other teams."""
+    """Averages the learners of all groups, each device with those of its rank in the other groups."""
 
-    # All teams run the same strategy, so that devices of a number have the same cells.
+    # All groups run the same partition, so that devices of a rank have the same cells.
 
     def __init__(self, sync: Synchroniser, weights: DeviceWeights, group: ProcessGroup) -> None:
         check_timing(sync)

@@ -1,4 +1,8 @@
-"""Captures a model's step as the graph of operators that is split: layers, not what they consist of."""
+"""Captures a model's step as the graph of operators that is split: layers, not what they consist of.
+
+`torch.export` gives the forward pass up to the loss with one node a layer: a convolution, a linear layer, an LSTM cell.
+Each is translated to an operator that there is a rule for, or stays whole under its own name.
+"""
 
 import contextlib
 import functools
@@ -59,7 +63,7 @@ class CapturedOperators:
             got = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
             if wanted is None or got != wanted:
                 raise DataError(
-                    f"tensor {place} of the batch has the shape {got}, and the strategy is of {wanted}; "
+                    f"tensor {place} of the batch has the shape {got}, and the partition is of {wanted}; "
                     "give batches of the size that was planned"
                 )
         return {number: tensor.to(device) for number, tensor in zip(self.inputs, tensors, strict=True)}

@@ -17,7 +17,14 @@ from bow.planning.tiles.regions import Sums, put_together, region
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of a weight that a tile reads wholly or not at all."""
+    """A part of a weight that a tile reads wholly or not at all.
+
+    Tiles may read boxes of a weight that overlap: the steps of an unrolled layer may each be split in another way. The
+    borders of all boxes cut the weight into cells. A device has the cells that its tiles read; a cell that several
+    devices have is a replica on each, and its gradient is summed over them. What no tile reads, such as positions
+    behind the end of all samples, is on the device of the first reader: its gradient is zero, but weight decay and
+    momentum change it.
+    """
 
     name: str  # the weight's
     box: Box  # in indices of the whole weight
@@ -181,9 +188,9 @@ class DeviceBuffers:
             self._first.setdefault((task.operator, task.sums), task.device)
         own = {(task.operator, task.sums) for task in tasks if task.device == group.rank}
         self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in values.items()}
-        self._kept = {
+        self._running = {
             (operator, box): {
-                role: self._begun(operator, region(values[name], box, whole(values[name].shape)))
+                role: self._initial(operator, region(values[name], box, whole(values[name].shape)))
                 for role, name in self._names[operator].items()
             }
             for operator, box in self._first
@@ -193,11 +200,11 @@ class DeviceBuffers:
     def of(self, task: TileTask) -> Mapping[str, Tensor] | None:
         """What belongs to the sums of a task, ready to be changed; None: nothing."""
         assert task.sums is not None
-        kept = self._kept.get((task.operator, task.sums))
-        if kept is not None and (of_others := self._sharing[task.operator].of_others) != 1:
-            for tensor in kept.values():
+        running = self._running.get((task.operator, task.sums))
+        if running is not None and (of_others := self._sharing[task.operator].of_others) != 1:
+            for tensor in running.values():
                 tensor.mul_(of_others)
-        return kept
+        return running
 
     def gathered(self) -> dict[str, Tensor]:
         """The whole buffers by name; the same on every device, all of which ask for it."""
@@ -208,7 +215,7 @@ class DeviceBuffers:
                     shape, dtype = self._shapes[name]
                     found[name] = torch.zeros(shape, dtype=dtype, device=self._group.device)
                 if device == self._group.rank:
-                    own = self._kept[operator, box][role] * self._sharing[operator].of_later
+                    own = self._running[operator, box][role] * self._sharing[operator].of_later
                     region(found[name], box, whole(found[name].shape)).add_(own)
         self._group.sum_all(found.values())
         for tensor in found.values() if self._group.learners > 1 else ():
@@ -218,13 +225,13 @@ class DeviceBuffers:
 
     @property
     def own(self) -> list[Tensor]:
-        """What this device keeps, in an order that depends on the strategy only."""
-        return [tensor for kept in self._kept.values() for tensor in kept.values()]
+        """What this device keeps, in an order that depends on the partition only."""
+        return [tensor for running in self._running.values() for tensor in running.values()]
 
-    def _begun(self, operator: int, value: Tensor) -> Tensor:
+    def _initial(self, operator: int, value: Tensor) -> Tensor:
         sharing = self._sharing[operator]
-        begun = value / (sharing.of_others or 1.0) if sharing.is_first else torch.zeros_like(value)
-        return begun.to(self._group.device)
+        initial = value / (sharing.of_others or 1.0) if sharing.is_first else torch.zeros_like(value)
+        return initial.to(self._group.device)
 
 
 @dataclass(frozen=True)

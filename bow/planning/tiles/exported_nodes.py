@@ -16,7 +16,7 @@ from bow.planning.tiles.encoding import function
 from bow.planning.tiles.graph_builder import Constant, Value
 from bow.planning.tiles.translations import Exported
 
-_INSTEAD = "train without a strategy"
+_INSTEAD = "train without a partition"
 
 refusal = functools.partial(_refusal, instead=_INSTEAD)  # The error for a step that cannot be captured
 

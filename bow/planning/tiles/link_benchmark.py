@@ -41,9 +41,12 @@ CHANNELS = 64  # And samples, of what batch norms are measured on
 SUMS = 5
 """Of a batch norm in two halves of the samples: forward and back for each half of the channels, and the weights'."""
 
-TURNS = 11
+TURNS, FEW_TURNS = 11, 3  # in which messages are timed for a plan, and before a training that has none
 
 WARM_UP = 2
+
+PER_BYTE_NS = (1e-6, 1e6)
+"""From 1 KB/s to 1 PB/s: no link is faster or slower, and what is far beyond has no bandwidth as a number."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +85,13 @@ def measure_busy_links(
     for turn in range(WARM_UP + turns):
         for cases in (messages, sums):
             cases.turn(is_timed=turn >= WARM_UP)
-    lines = {(0, 1): messages.line()}
-    sum_us = sums.beside_messages_us(lines[0, 1][0])
+    link_models = {(0, 1): messages.link_model()}
+    sum_us = sums.beside_messages_us(link_models[0, 1][0])
     if group.size > 2:
         idle = measure_idle_links(group)
-        extra = tuple(max(0.0, found - alone) for found, alone in zip(lines[0, 1], idle[0, 1], strict=True))
-        lines = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in idle.items()}
-    return lines, sum_us
+        extra = tuple(max(0.0, found - alone) for found, alone in zip(link_models[0, 1], idle[0, 1], strict=True))
+        link_models = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in idle.items()}
+    return link_models, sum_us
 
 
 class _LinkBenchmark:
@@ -127,7 +130,7 @@ class MessageBenchmark(_LinkBenchmark):
     def __init__(self, group: ProcessGroup, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
         super().__init__(group, [_message_case(group, samples, width) for samples, width in shapes])
 
-    def line(self) -> tuple[float, float]:
+    def link_model(self) -> tuple[float, float]:
         """Nanoseconds of any message, and for each byte."""
         return fitted_link([case.num_bytes for case in self._cases], self.delays_ns())
 
@@ -225,12 +228,6 @@ def _crossed(splits: Sequence[Split], is_layer: Sequence[bool]) -> Iterator[Spli
         turned ^= layer
 
 
-FEW_TURNS = 3  # In which messages are timed where nobody asks for a plan: about a third of what a plan takes for it
-
-PER_BYTE_NS = (1e-6, 1e6)
-"""From 1 KB/s to 1 PB/s: no link is faster or slower, and what is far beyond has no bandwidth as a number."""
-
-
 @dataclass(frozen=True)
 class DeviceInventory:
     """What all processes of a group know of its devices."""
@@ -266,24 +263,24 @@ def cached_busy_links(
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
-        lines, sum_us = measure_busy_links(group, shapes=shapes, turns=turns)
+        link_models, sum_us = measure_busy_links(group, shapes=shapes, turns=turns)
     free_layers()
     if not group.rank:
-        _keep(path, lines, sum_us)
-    return lines, sum_us
+        _keep(path, link_models, sum_us)
+    return link_models, sum_us
 
 
-def cache_busy_links(group: ProcessGroup, lines: LinkModels, sum_us: float) -> None:
+def cache_busy_links(group: ProcessGroup, link_models: LinkModels, sum_us: float) -> None:
     """Keep what `measure_busy_links` has given, in the place of what is kept; all processes of the group call this."""
     path = _file(DeviceInventory.of(group))
     if not group.rank:
-        _keep(path, lines, sum_us)
+        _keep(path, link_models, sum_us)
 
 
-def _keep(path: Path | None, lines: LinkModels, sum_us: float) -> None:
-    if path is None or not lines:
+def _keep(path: Path | None, link_models: LinkModels, sum_us: float) -> None:
+    if path is None or not link_models:
         return
-    cache_json(path, {"pairs": [[*pair, *line] for pair, line in lines.items()], "sum_us": sum_us})
+    cache_json(path, {"pairs": [[*pair, *model] for pair, model in link_models.items()], "sum_us": sum_us})
 
 
 def _file(inventory: DeviceInventory) -> Path | None:
@@ -295,8 +292,8 @@ def _file(inventory: DeviceInventory) -> Path | None:
 
 def _read_links(content: Any) -> tuple[list[tuple[int, int]], list[tuple[float, float]], float]:
     pairs = [(a, b) for a, b, _, _ in content["pairs"]]
-    lines = [(float(latency), float(per_byte)) for _, _, latency, per_byte in content["pairs"]]
-    return pairs, lines, float(content["sum_us"])
+    link_models = [(float(latency), float(per_byte)) for _, _, latency, per_byte in content["pairs"]]
+    return pairs, link_models, float(content["sum_us"])
 
 
 def _load(path: Path | None, size: int) -> tuple[LinkModels, float] | None:
@@ -304,10 +301,10 @@ def _load(path: Path | None, size: int) -> tuple[LinkModels, float] | None:
     read = None if path is None else cached_json(path, _read_links)
     if read is None:
         return None
-    pairs, lines, sum_us = read
+    pairs, link_models, sum_us = read
     if pairs != list(itertools.combinations(range(size), 2)) or not 0 <= sum_us < math.inf:
         return None
     fastest, slowest = PER_BYTE_NS
-    if not all(0 <= latency < math.inf and fastest <= per_byte <= slowest for latency, per_byte in lines):
+    if not all(0 <= latency < math.inf and fastest <= per_byte <= slowest for latency, per_byte in link_models):
         return None
-    return dict(zip(pairs, lines, strict=True)), sum_us
+    return dict(zip(pairs, link_models, strict=True)), sum_us

@@ -33,20 +33,20 @@ def measure_idle_links(group: ProcessGroup) -> LinkModels:
     own = {}
     for pair in itertools.combinations(range(group.size), 2):
         group.everyone(None)  # no pair begins before the one in front of it is done
-        own[pair] = _line(group, *pair)
+        own[pair] = _pair_model(group, *pair)
     told = group.everyone({pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank})
     return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
 
 
-def measured_topology(known: DeviceTopology, lines: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
+def measured_topology(known: DeviceTopology, link_models: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
     """A topology with what was measured between its devices on its links."""
     # A link is as fast as the fastest pair of devices that it joins, alone on it: what pairs share, such as a PCIe bus,
-    # they still local.
+    # they still share.
     of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
     found = defaultdict(list)
-    for pair, line in lines.items():
+    for pair, model in link_models.items():
         for channel in known.route(*pair):
-            found[of_channel[channel]].append(line)
+            found[of_channel[channel]].append(model)
     links = tuple(_measured(link, found[link]) if link in found else link for link in known.links)
     return replace(known, links=links, sum_us=sum_us)
 
@@ -60,12 +60,12 @@ def fitted_link(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float,
     return round(max(latency, 0.0), 3), round(max(ns_per_byte, 1e-6), 6)
 
 
-def _measured(link: Link, lines: Sequence[tuple[float, float]]) -> Link:
-    latency_ns, ns_per_byte = min(lines, key=lambda line: line[0] + TYPICAL_BYTES * line[1])
+def _measured(link: Link, link_models: Sequence[tuple[float, float]]) -> Link:
+    latency_ns, ns_per_byte = min(link_models, key=lambda model: model[0] + TYPICAL_BYTES * model[1])
     return replace(link, latency_us=round(latency_ns / 1e3, 3), gb_per_s=round(1 / ns_per_byte, 6))
 
 
-def _line(group: ProcessGroup, first: int, second: int) -> tuple[float, float] | None:
+def _pair_model(group: ProcessGroup, first: int, second: int) -> tuple[float, float] | None:
     """Latency and nanoseconds for each byte between two devices; None on all others."""
     if group.rank not in (first, second):
         return None

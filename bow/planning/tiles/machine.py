@@ -171,9 +171,9 @@ def _elsewhere(known: DeviceTopology, cuda: bool) -> None:
 
 def _measured(world: World, known: DeviceTopology, cuda: bool) -> DeviceTopology:
     group = ProcessGroup(_device(cuda, world.local_rank))
-    lines, sum_us = measure_busy_links(group)
-    cache_busy_links(group, lines, sum_us)
-    return measured_topology(known, lines, sum_us)
+    link_models, sum_us = measure_busy_links(group)
+    cache_busy_links(group, link_models, sum_us)
+    return measured_topology(known, link_models, sum_us)
 
 
 def _cores(count: int | None) -> DeviceTopology:
@@ -204,7 +204,7 @@ def _gpus(count: int | None) -> DeviceTopology:
 
 
 def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link]:
-    """A link for each pair that is joined by NVLinks, and one that all others local."""
+    """A link for each pair that is joined by NVLinks, and one that all others share."""
     known = read_gpu_links(uuids)
     others = set[str]()
     slowest: Connection = "SWITCH"

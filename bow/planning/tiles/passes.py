@@ -69,7 +69,7 @@ class ForwardPass:
         self._context = context
         self._batch = batch
         self._step = step
-        self._made: dict[tuple[int, int], tuple[Box, Tensor]] = {}
+        self._tile_outputs: dict[tuple[int, int], tuple[Box, Tensor]] = {}
         self._messages = PointToPoint(context.group, context.local.tags, context.recorder)
 
     def run(self) -> None:
@@ -89,19 +89,19 @@ class ForwardPass:
         context, name = self._context, self._context.graph.operators[operator].name
         call = call_of(context.graph.operators[operator].kind)
         has_backward = operator in context.program.backward
-        given = [self._given(task) for task in tasks]
+        tiles = [self._with_inputs(task) for task in tasks]
         with torch.set_grad_enabled(has_backward):
             if isinstance(call, SummedCall):
-                several = [saved for saved in given if not is_alone(saved.task, context.program.tasks[operator])]
+                several = [saved for saved in tiles if not is_alone(saved.task, context.program.tasks[operator])]
                 if several:
                     self._sum_moments(call, operator, several)
-            for saved in given:
+            for saved in tiles:
                 with context.recorder.span("forward", name):
                     saved.outputs = self._outputs(saved)
-        for saved in given:
-            self._keep(saved)
+        for saved in tiles:
+            self._store(saved)
         if has_backward:
-            self.saved[operator] = given
+            self.saved[operator] = tiles
 
     def _outputs(self, saved: SavedTile) -> tuple[Tensor, ...]:
         call = call_of(saved.task.tile.kind)
@@ -111,26 +111,26 @@ class ForwardPass:
             return call.finish(saved.task.tile, saved.operands, saved.found)
         return call(saved.task.tile, saved.operands, derive_seed(self._context.seed, self._step, saved.task.operator))
 
-    def _sum_moments(self, call: SummedCall, operator: int, given: Sequence[SavedTile]) -> None:
+    def _sum_moments(self, call: SummedCall, operator: int, tiles: Sequence[SavedTile]) -> None:
         """Give every tile what all tiles of its sum have found."""
         context = self._context
         with context.recorder.span("forward", context.graph.operators[operator].name):
-            for saved in given:
+            for saved in tiles:
                 saved.moments = call.moments(saved.task.tile, saved.operands)
-        own = [(saved.task, saved.moments.detach()) for saved in given if saved.moments is not None]
+        own = [(saved.task, saved.moments.detach()) for saved in tiles if saved.moments is not None]
         rows = rows_of_all(own, context.program.tasks[operator], context.group, context.recorder)
         updated: set[Box] = set()
-        for saved in given:
+        for saved in tiles:
             assert saved.task.sums is not None
             saved.found = rows[saved.task.sums].detach().requires_grad_(torch.is_grad_enabled())
             if saved.task.sums not in updated:
                 updated.add(saved.task.sums)
-                kept = context.buffers.of(saved.task)
+                buffers = context.buffers.of(saved.task)
                 with torch.no_grad():
-                    if kept is not None:
-                        call.update(saved.task.tile, saved.found, kept)
+                    if buffers is not None:
+                        call.update(saved.task.tile, saved.found, buffers)
 
-    def _given(self, task: TileTask) -> SavedTile:
+    def _with_inputs(self, task: TileTask) -> SavedTile:
         """A tile with all that it reads."""
         leaves: list[Tensor | None] = []
         for fetch in task.inputs:
@@ -150,14 +150,14 @@ class ForwardPass:
     def _value(self, part: TensorPart) -> Tensor:
         if part.source != part.target:
             return self._messages.arrived(part)
-        box, tensor = self._made[part.tensor, part.tile]
+        box, tensor = self._tile_outputs[part.tensor, part.tile]
         return region(tensor, part.box, box)
 
-    def _keep(self, saved: SavedTile) -> None:
+    def _store(self, saved: SavedTile) -> None:
         """Keep what a tile made for those that read it."""
         numbers = self._context.graph.operators[saved.task.operator].outputs
         for number, box, output in zip(numbers, saved.task.outputs, saved.outputs, strict=True):
-            self._made[number, saved.task.number] = box, output.detach()
+            self._tile_outputs[number, saved.task.number] = box, output.detach()
             if number == self._context.graph.loss:
                 self.loss = output.detach()
 
@@ -166,7 +166,7 @@ class ForwardPass:
         local = self._context.local
         sends = []
         for part in local.sends[operator]:
-            box, tensor = self._made[part.tensor, part.tile]
+            box, tensor = self._tile_outputs[part.tensor, part.tile]
             sends.append((part, part.target, region(tensor, part.box, box)))
         receives = [(part, part.source, self._empty(part)) for part in local.receives[operator]]
         if sends or receives:
@@ -180,7 +180,7 @@ class ForwardPass:
     def _release(self, operator: int) -> None:
         """Forget what nobody reads any more; what a backward pass needs of it, autograd keeps."""
         for piece in self._context.local.last_pieces.get(operator, ()):
-            self._made.pop(piece, None)
+            self._tile_outputs.pop(piece, None)
         for part in self._context.local.last_parts.get(operator, ()):
             self._messages.forget(part)
 
@@ -202,9 +202,9 @@ class BackwardPass:
     def run(self) -> None:
         """Go through all operators."""
         for operator in sorted(self._context.program.backward, reverse=True):
-            given = self._saved.pop(operator, [])
-            if given:
-                self._compute(operator, given)
+            tiles = self._saved.pop(operator, [])
+            if tiles:
+                self._compute(operator, tiles)
                 self._context.group.yield_core()
             self._exchange(operator)
             self._context.weights.begin_sums(operator)
@@ -213,10 +213,10 @@ class BackwardPass:
         """Wait until all that was sent has left."""
         self._messages.close()
 
-    def _compute(self, operator: int, given: Sequence[SavedTile]) -> None:
+    def _compute(self, operator: int, tiles: Sequence[SavedTile]) -> None:
         recorder, name = self._context.recorder, self._context.graph.operators[operator].name
-        arrived = [self._gradients_of_outputs(saved) for saved in given]
-        for saved, gradients in zip(given, arrived, strict=True):
+        arrived = [self._gradients_of_outputs(saved) for saved in tiles]
+        for saved, gradients in zip(tiles, arrived, strict=True):
             with recorder.span("backward", name):
                 pairs = [
                     (output, gradient)
@@ -224,7 +224,7 @@ class BackwardPass:
                     if gradient is not None and output.requires_grad
                 ]
                 self._differentiate(saved, pairs)
-        several = [saved for saved in given if saved.moments is not None]
+        several = [saved for saved in tiles if saved.moments is not None]
         if several:
             self._back_through_sums(operator, several)
 
@@ -245,17 +245,17 @@ class BackwardPass:
             found.append(self._pieces.take(key, box))
         return found
 
-    def _back_through_sums(self, operator: int, given: Sequence[SavedTile]) -> None:
+    def _back_through_sums(self, operator: int, tiles: Sequence[SavedTile]) -> None:
         """Add up the gradients of what all tiles of a sum have got, and go through what each tile found."""
         context, tasks = self._context, self._context.program.tasks[operator]
         totals: dict[Box, Tensor] = {}
-        for saved in given:
+        for saved in tiles:
             assert saved.task.sums is not None
             assert saved.found is not None
             gradient = torch.zeros_like(saved.found) if saved.of_found is None else saved.of_found
             totals[saved.task.sums] = totals.get(saved.task.sums, 0) + gradient
         add_up(totals, tasks, context.group, context.recorder)
-        for saved in given:
+        for saved in tiles:
             assert saved.task.sums is not None
             assert saved.moments is not None
             if saved.moments.requires_grad:

@@ -1,4 +1,4 @@
-"""`bow.plan`: from a model to a strategy."""
+"""`bow.plan`: from a model to a partition."""
 
 import dataclasses
 import os
@@ -29,9 +29,8 @@ from bow.planning.simulator.costs import Costs, RooflineCosts
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capture import capture_operators
 from bow.planning.tiles.machine import MACHINE, measure_machine
-from bow.planning.tiles.runtime import OptimizerFactory
 from bow.planning.tiles.tile_costs import OPTIMIZER, measured_costs
-from bow.replicas import num_state_tensors
+from bow.replicas import OptimizerFactory, num_state_tensors
 
 CostsName: TypeAlias = Literal["roofline", "measured"]
 
@@ -52,13 +51,13 @@ def plan(
     progress: SearchProgress | bool = True,
     **changes: Any,
 ) -> Found:
-    """Find a fast strategy for training a model on several devices, none of which has to be there.
+    """Find a fast partition for training a model on several devices, none of which has to be there.
 
     Every operator may be split in samples, attributes and parameters, and each part be computed on any device;
-    strategies are simulated, and those that do not fit the devices' memory are left out. Operators take what a roofline
+    partitions are simulated, and those that do not fit the devices' memory are left out. Operators take what a roofline
     of their devices gives, or what they were measured to take where the devices are this machine's.
 
-    Ctrl-C ends the search once something was found: the best strategy so far is returned, and no `KeyboardInterrupt`
+    Ctrl-C ends the search once something was found: the best partition so far is returned, and no `KeyboardInterrupt`
     is raised; before that one is, where no bar is shown. While a bar is
     shown, by the main thread, the handler of SIGINT is one of this function's; the one before it is put back.
 
@@ -85,7 +84,7 @@ def plan(
     Raises:
         CaptureError, LossError, DataError: as `bow.capture` does.
         TopologyError: the topology cannot be read, or be divided among so many learners.
-        ScheduleError: no strategy that was looked at fits the devices' memory.
+        ScheduleError: no partition that was looked at fits the devices' memory.
         SettingError: a setting outside its range, or nothing to measure on.
 
     Example:

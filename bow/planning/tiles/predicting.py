@@ -1,4 +1,4 @@
-"""What the simulator expects of a strategy on the devices that are about to run it, beside what was measured."""
+"""What the simulator expects of a partition on the devices that are about to run it, beside what was measured."""
 
 import gzip
 import json
@@ -20,26 +20,26 @@ from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import load_times, times_file
 from bow.schedule import Timeline
 
-MEMORY_GIB = 1e6  # Of each device: whether a strategy fits is not the question here
+MEMORY_GIB = 1e6  # Of each device: whether a partition fits is not the question here
 
 
-def predicted_timeline(graph: OperatorGraph, strategy: Partition, group: ProcessGroup, optimizer: str) -> Timeline:
-    """When a step by a strategy should run what on the devices of a group."""
+def predicted_timeline(graph: OperatorGraph, partition: Partition, group: ProcessGroup, optimizer: str) -> Timeline:
+    """When a step by a partition should run what on the devices of a group."""
     # Tiles take what was measured of them on this machine earlier (`bow plan costs=measured`), and what was never
     # measured takes what a roofline of the device gives, as fast as it is just now. Messages and sums take what they
     # take while devices train, as it was measured for a plan (`topology=machine`) or an earlier training; else it is
     # measured now, and kept. All devices ask for it, and the first one simulates.
     kind = device_kind(group.device, "measured", MEMORY_GIB, torch.get_num_threads())
     inventory = DeviceInventory.of(group)
-    lines, sum_us = cached_busy_links(group, inventory)
+    link_models, sum_us = cached_busy_links(group, inventory)
     if group.rank:
         return Timeline()
     devices = [Device(f"device {number}", kind, node) for number, node in enumerate(inventory.nodes)]
-    topology = measured_topology(connected(devices, inventory.gpus), lines, sum_us)
+    topology = measured_topology(connected(devices, inventory.gpus), link_models, sum_us)
     times = load_times(times_file(group.device, optimizer)) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)
-    return problem.simulate(strategy.splits, strategy.learners).timeline
+    return problem.simulate(partition.splits, partition.learners).timeline
 
 
 def save_timelines(path: str | Path, timelines: Mapping[str, Timeline]) -> None:

@@ -1,4 +1,8 @@
-"""A strategy as a program: which tiles each device computes, and which parts of tensors travel when."""
+"""A partition as a program: which tiles each device computes, and which parts of tensors travel when.
+
+Everything here is worked out before the first step, alike in every process: all go through the operators in one
+order, and so through the same messages in the same order.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +16,10 @@ from bow.planning.rules.mapped import places
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.calls.tile import Tile, tile_of
 
+K = TypeVar("K")
+
+Piece: TypeAlias = tuple[int, int]  # what a tile of this device makes of a tensor: the tensor's number and the tile's
+
 
 @dataclass(frozen=True)
 class TensorPart:
@@ -24,6 +32,9 @@ class TensorPart:
     target: int  # the device that reads it; the same one where nothing has to travel
 
 
+Parts: TypeAlias = tuple[TensorPart, ...]
+
+
 @dataclass(frozen=True)
 class Fetch:
     """What a tile reads of a tensor."""
@@ -31,7 +42,7 @@ class Fetch:
     tensor: int  # its number
     box: Box  # in indices of the whole tensor
     # What it is put together of; none where the tensor comes with the batch, which every device has.
-    parts: tuple[TensorPart, ...]
+    parts: Parts
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ class TileTask:
     operator: int  # its number in the graph
     number: int  # of the tile, among those of the operator
     device: int  # where
-    tile: Tile  # what its computation is told
+    tile: Tile
     # Of the operands: whether each is an input or a weight, and its number among them.
     order: tuple[tuple[str, int], ...]
     inputs: tuple[Fetch | None, ...]  # by input of the operator; None: nothing
@@ -52,15 +63,14 @@ class TileTask:
 
 @dataclass(frozen=True)
 class TileProgram:
-    """A step under a strategy."""
+    """A step under a partition."""
 
     tasks: tuple[tuple[TileTask, ...], ...]  # by operator: its tiles
-    sent: tuple[tuple[TensorPart, ...], ...]  # by operator: the parts of what it makes that travel, once it has run
+    sent: tuple[Parts, ...]  # by operator: the parts of what it makes that travel, once it has run
     # By operator: the parts whose gradients travel back, once its backward pass has run; it is the first that reads
     # them, and so the last whose gradient they wait for.
-    returned: tuple[tuple[TensorPart, ...], ...]
+    returned: tuple[Parts, ...]
     flows: frozenset[int]  # the tensors that the loss's gradient flows through
-
     backward: frozenset[int]  # the operators that have a backward pass
 
     @property
@@ -144,13 +154,6 @@ def _flows(graph: OperatorGraph) -> tuple[frozenset[int], frozenset[int]]:
             backward.add(number)
             flows.update(read)
     return frozenset(flows), frozenset(backward)
-
-
-Piece: TypeAlias = tuple[int, int]  # What a tile of this device makes of a tensor: the tensor's number and the tile's
-
-Parts: TypeAlias = tuple[TensorPart, ...]
-
-K = TypeVar("K")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Trains a model under a strategy: every operator's tiles on their devices, as one device would train it."""
+"""Trains a model under a partition: every operator's tiles on their devices, as one device would train it."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,9 @@ from bow.planning.tiles.passes import BackwardPass, DeviceContext, ForwardPass
 from bow.planning.tiles.process_group import ProcessGroup, wait_for
 from bow.planning.tiles.program import local_program, tile_program
 from bow.planning.tiles.regions import region
-from bow.replicas.optimizer import is_elementwise, make_optimizer
+from bow.replicas.optimizer import OptimizerFactory, is_elementwise, make_optimizer
 from bow.schedule import Timeline
 from bow.sync import Synchroniser
-
-OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def tile_optimizer(
@@ -64,22 +62,22 @@ def _cut(state: Any, cell: Cell, value: Tensor) -> Any:
 
 
 class TileRuntime:
-    """Runs training steps under a strategy, one process a device.
+    """Runs training steps under a partition, one process a device.
 
     Every process of the group makes one with the same arguments and calls its methods in the same order.
 
     Args:
         captured: the step.
-        strategy: how the operators of `captured.graph` are split, and where their tiles are.
+        partition: how the operators of `captured.graph` are split, and where their tiles are.
         model: the model that was captured; the first process's weights are those that all begin with. It is only read.
         optimizer: makes an optimizer from the model's parameters; it has to treat every element alike.
-        group: the processes; None: all that there are, on the CPU, one group for each learner of the strategy.
-        sync: how learners are averaged, such as `bow.SMA()`; needed where the strategy has several.
+        group: the processes; None: all that there are, on the CPU, one group for each learner of the partition.
+        sync: how learners are averaged, such as `bow.SMA()`; needed where the partition has several.
         rules: what the operators need.
         seed: of dropout.
 
     Raises:
-        ScheduleError: the strategy is of another graph, or not legal on so many devices.
+        ScheduleError: the partition is of another graph, or not legal on so many devices.
         OptimizerError: the optimizer does not treat every element alike.
         SettingError: there are several learners, and nothing that can average them.
 
@@ -94,8 +92,8 @@ class TileRuntime:
         >>> batch = torch.randn(5, 4), torch.randint(3, (5,))
         >>> captured = capture_operators(model, batch, nn.functional.cross_entropy)
         >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-        >>> strategy = Partition(captured.graph.hash, everything_on(captured.graph))
-        >>> runtime = TileRuntime(captured, strategy, model, sgd)
+        >>> partition = Partition(captured.graph.hash, everything_on(captured.graph))
+        >>> runtime = TileRuntime(captured, partition, model, sgd)
         >>> losses = [float(runtime.step(batch, index)) for index in range(2)]
         >>> losses[1] < losses[0]
         True
@@ -107,7 +105,7 @@ class TileRuntime:
     def __init__(
         self,
         captured: CapturedOperators,
-        strategy: Partition,
+        partition: Partition,
         model: nn.Module,
         optimizer: OptimizerFactory,
         group: ProcessGroup | None = None,
@@ -117,11 +115,11 @@ class TileRuntime:
         seed: int = 0,
     ) -> None:
         graph = captured.graph
-        group = group or ProcessGroup(torch.device("cpu"), learners=strategy.learners)
-        strategy.check(graph, group.size * group.learners, rules)
-        program = tile_program(graph, strategy.splits, rules)
+        group = group or ProcessGroup(torch.device("cpu"), learners=partition.learners)
+        partition.check(graph, group.size * group.learners, rules)
+        program = tile_program(graph, partition.splits, rules)
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        values = {name: _begun(parameters[name], weight.shape, group) for name, weight in graph.weights.items()}
+        values = {name: _initial_value(parameters[name], weight.shape, group) for name, weight in graph.weights.items()}
         self._captured = captured
         self._group = group
         self._steps = 0
@@ -144,7 +142,9 @@ class TileRuntime:
         )
         self._loss_device = program.tasks[graph.makers[graph.loss]][0].device
         self._constants = captured.constants(model, group.device)
-        self._averaging = None if group.learners == 1 else Averaging(_chosen(sync, group), self._context.weights, group)
+        self._averaging = (
+            None if group.learners == 1 else Averaging(_required_sync(sync, group), self._context.weights, group)
+        )
         self.optimizer = tile_optimizer(optimizer, model, self._context.weights.parameters, values)
 
     def step(self, batch: Any, index: int) -> Tensor:
@@ -198,7 +198,7 @@ class TileRuntime:
                 buffers[name].fill_(self._counts[name] + each * self._steps)
 
     def state(self) -> dict[str, Any]:
-        """What this device needs to go on exactly, as tensors and plain values; with the same strategy only."""
+        """What this device needs to go on exactly, as tensors and plain values; with the same partition only."""
         context = self._context
         return {
             "steps": [self._steps, self._skipped],
@@ -210,7 +210,7 @@ class TileRuntime:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` of the same device under the same strategy."""
+        """Go on from `state()` of the same device under the same partition."""
         context = self._context
         self._steps, self._skipped = state["steps"]
         own = [*context.weights.parameters.values(), *context.buffers.own]
@@ -239,13 +239,15 @@ class TileRuntime:
         return {name: value.view(self._shapes[name]) for name, value in values.items()}
 
 
-def _chosen(sync: Synchroniser | None, group: ProcessGroup) -> Synchroniser:
+def _required_sync(sync: Synchroniser | None, group: ProcessGroup) -> Synchroniser:
     if sync is None:
-        raise SettingError(f"the strategy has {group.learners} learners and nothing averages them; give sync=bow.SMA()")
+        raise SettingError(
+            f"the partition has {group.learners} learners and nothing averages them; give sync=bow.SMA()"
+        )
     return sync
 
 
-def _begun(parameter: nn.Parameter, shape: tuple[int, ...], group: ProcessGroup) -> Tensor:
+def _initial_value(parameter: nn.Parameter, shape: tuple[int, ...], group: ProcessGroup) -> Tensor:
     """A parameter's value of the first process, in the shape that the graph gives it."""
     value = parameter.detach().to(group.device, copy=True).contiguous()
     group.broadcast_first(value)

@@ -29,13 +29,14 @@ from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.machine import all_on, core_kind
 from bow.planning.tiles.measurement_cache import cache_file
 from bow.planning.tiles.process_group import ProcessGroup
-from bow.planning.tiles.runtime import OptimizerFactory, TileRuntime
+from bow.planning.tiles.runtime import TileRuntime
+from bow.replicas import OptimizerFactory
 from bow.runtime.loading import machine
 from bow.schedule import Span
 
 _Spans: TypeAlias = dict[tuple[str, str], list[Span]]
 
-Tell: TypeAlias = Callable[[int, int], None]  # Is told how many tiles are measured, and of how many
+OnMeasured: TypeAlias = Callable[[int, int], None]  # called with how many tiles are measured, and of how many
 
 REPEATS = 5
 
@@ -54,9 +55,9 @@ def measure_tiles(
     even: bool = False,
     repeats: int = REPEATS,
     rules: Rules = RULES,
-    tell: Tell | None = None,
+    tell: OnMeasured | None = None,
 ) -> TileTimes:
-    """Measure every tile that a strategy for so many devices may have, once for each operator and shape."""
+    """Measure every tile that a partition for so many devices may have, once for each operator and shape."""
     # Whole steps are run by the tile runtime on one device, one after the other with all operators split in another
     # way. What it takes to cut and put together what a tile reads counts as the tile's, and so does what the runtime
     # itself takes between two tiles.
@@ -101,7 +102,7 @@ def cached_tile_times(
     device: torch.device | None = None,
     even: bool = False,
     rules: Rules = RULES,
-    tell: Tell | None = None,
+    tell: OnMeasured | None = None,
 ) -> TileTimes:
     """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before."""
     path = times_file(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
@@ -139,7 +140,7 @@ def _trained_bytes(graph: OperatorGraph) -> int:
 
 
 def _ways(graph: OperatorGraph, rules: Rules, num_devices: int, even: bool) -> Iterator[tuple[Split, ...]]:
-    """Strategies on one device in which every operator has each of its degrees once."""
+    """Partitions on one device in which every operator has each of its degrees once."""
     space = SplitSpace(graph, rules, 1, devices="every", max_tiles=num_devices, even=even)
     ways = [list(space.splits(operator)) for operator in range(space.num_operators)]
     for turn in range(max(map(len, ways))):
@@ -202,7 +203,7 @@ def measured_costs(
     *,
     even: bool = False,
     rules: Rules = RULES,
-    tell: Tell | None = None,
+    tell: OnMeasured | None = None,
 ) -> MeasuredCosts:
     """Measure what is not yet known of a step's tiles on this machine's devices; others have the roofline's times."""
     # A kind of device is this machine's where its name says so, as those of `bow.planning.tiles.machine.read_devices`

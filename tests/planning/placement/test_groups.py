@@ -60,12 +60,12 @@ def test_circles_are_found_and_matter_only_where_an_order_is_asked_for():
 
 def test_a_placement_is_a_strategy_of_degrees_one():
     groups = groups_of(DIAMOND, (0, 1), (2, 3))
-    strategy = groups.strategy((2, 1))
+    strategy = groups.partition((2, 1))
     assert [split.devices for split in strategy.splits] == [(2,), (2,), (1,), (1,)]
     assert {split.num_tiles for split in strategy.splits} == {1}
     assert strategy.graph_hash == DIAMOND.hash
     with pytest.raises(ScheduleError, match="3 devices for 2 groups"):
-        groups.strategy((0, 1, 1))
+        groups.partition((0, 1, 1))
 
 
 def test_operations_are_what_a_policy_needs():

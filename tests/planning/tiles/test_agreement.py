@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_strategy_that_would_lose_a_gradient_is_refused(case: str) -> None:
     make, message = REFUSED[case]
-    with pytest.raises(CaptureError, match=f"{message}.*, or train without a strategy") as raised:
+    with pytest.raises(CaptureError, match=f"{message}.*, or train without a partition") as raised:
         bow.plan(make().train(), BATCH, F.cross_entropy, budget_s=None, proposals=1, progress=False)
     assert "\n" not in str(raised.value)
 

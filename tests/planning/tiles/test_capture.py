@@ -244,7 +244,7 @@ def test_a_step_takes_any_batch() -> None:
     assert [captured.graph.tensors[number].shape for number in captured.inputs] == [(4, 3), (4, 1)]
     assert captured.leaves(batch, torch.device("cpu"))[captured.inputs[1]] is batch["y"][0]
     with pytest.raises(
-        DataError, match=r"tensor 0 of the batch has the shape \(5, 3\), and the strategy is of \(4, 3\)"
+        DataError, match=r"tensor 0 of the batch has the shape \(5, 3\), and the partition is of \(4, 3\)"
     ):
         captured.leaves({"x": torch.randn(5, 3), "y": [torch.randn(4, 1)]}, torch.device("cpu"))
 
@@ -314,21 +314,21 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
         (
             lambda m, x: F.linear(x, m.weight) * float(x.sum()),
             CaptureError,
-            "(reads a tensor's value in Python|branches).*, or train without a strategy",
+            "(reads a tensor's value in Python|branches).*, or train without a partition",
         ),
-        (positive, CaptureError, "shape depends on values.* aten.index.Tensor.*, or train without a strategy"),
+        (positive, CaptureError, "shape depends on values.* aten.index.Tensor.*, or train without a partition"),
         (
             lambda m, x: F.linear(x, m.weight) + m.weight.repeat_interleave(torch.ones(4, dtype=torch.long), 1).sum(),
             CaptureError,
             "reads a value, in aten.repeat_interleave",
         ),
-        (counting, CaptureError, "changes attribute 'in_features' of the model.*, or train without a strategy"),
+        (counting, CaptureError, "changes attribute 'in_features' of the model.*, or train without a partition"),
         (in_place, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
-        (on_a_buffer, CaptureError, "in place .*; change nothing but counters, or train without a strategy"),
+        (on_a_buffer, CaptureError, "in place .*; change nothing but counters, or train without a partition"),
         (on_a_buffer_at_last, CaptureError, "in place .*; change nothing but counters"),
         (on_an_assigned_buffer, CaptureError, "change nothing but counters"),
         (on_a_part, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
-        (by_autocast, CaptureError, "leave out torch.no_grad.*autocast.*, or train without a strategy"),
+        (by_autocast, CaptureError, "leave out torch.no_grad.*autocast.*, or train without a partition"),
         (lambda m, x: F.linear(x, m.weight.detach()), LossError, "the loss does not depend on the model's parameters"),
         (lambda m, x: x * 2, LossError, "the loss does not depend on the model's parameters"),
     ],

@@ -33,7 +33,7 @@ class Raced:
 
     def turn(self, is_timed: bool = True) -> None: ...
 
-    def line(self) -> tuple[float, float]:
+    def link_model(self) -> tuple[float, float]:
         return 300_000.0, 0.5
 
     def beside_messages_us(self, latency_ns: float) -> float:
@@ -75,7 +75,7 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
     cases.turn(is_timed=False)
     for _ in range(3):
         cases.turn()
-    latency_ns, ns_per_byte = cases.line()
+    latency_ns, ns_per_byte = cases.link_model()
     assert latency_ns == pytest.approx(200_000, rel=1e-4)
     assert ns_per_byte == pytest.approx(2, rel=1e-4)
 

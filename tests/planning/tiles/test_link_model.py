@@ -74,7 +74,7 @@ def test_messages_of_every_size_are_timed_one_way(clock: Clocked) -> None:
 
 def test_every_pair_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        link_model, "_line", lambda group, *pair: found_by(group, *pair) if group.rank in pair else None
+        link_model, "_pair_model", lambda group, *pair: found_by(group, *pair) if group.rank in pair else None
     )
     assert measure_idle_links(Clocked(0)) == {(0, 1): (1e5, 1.0), (0, 2): (5e4, 1.0), (1, 2): (5e4, 1.0)}  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         under_way.remove((pair[0], pair[1]))
         return float(pair[0]), float(pair[1])
 
-    monkeypatch.setattr(link_model, "_line", line)
+    monkeypatch.setattr(link_model, "_pair_model", line)
     found = together(measure_idle_links, thread_group(size))
     pairs = list(itertools.combinations(range(size), 2))
     assert [len(of) for of in seen] == [1] * 2 * len(pairs)

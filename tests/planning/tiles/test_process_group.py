@@ -94,4 +94,4 @@ class Failed:
 def test_a_message_that_fails_is_told_once() -> None:
     with pytest.raises(ClusterError) as caught:
         wait_for([Nested()])
-    assert str(caught.value).count("another process of the strategy has ended") == 1
+    assert str(caught.value).count("another process of the partition has ended") == 1

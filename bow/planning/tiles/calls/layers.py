@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bow.planning.tiles.calls.tile import Operands, Outputs, SummedCall, Tile, given
+from bow.planning.tiles.calls.tile import Operands, Outputs, SummedCall, Tile, required
 from bow.planning.tiles.encoding import decoded, function
 
 
@@ -26,7 +26,7 @@ def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
 def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Some elements are dropped, and which does not depend on how the tensor is cut."""
     # The mask of the whole tensor is drawn from the seed, and the tile's part of it used.
-    (samples,) = given(operands)
+    (samples,) = required(operands)
     probability = tile.attributes["p"]
     generator = torch.Generator(samples.device).manual_seed(seed)
     shape = list(tile.shapes.output)
@@ -41,19 +41,19 @@ def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def linear(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Some channels of a linear layer."""
-    inputs, weight, *biases = given(operands)
+    inputs, weight, *biases = required(operands)
     return (F.linear(inputs, weight, biases[0] if biases else None),)
 
 
 def matmul(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Some rows and columns of a product."""
-    left, right = given(operands)
+    left, right = required(operands)
     return (torch.matmul(left, right),)
 
 
 def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Attention of some queries to all keys."""
-    queries, keys, values, *masks = given(operands)
+    queries, keys, values, *masks = required(operands)
     mask = masks[0] if masks else None
     scale = tile.attributes["scale"]
     if tile.attributes["causal"]:
@@ -67,13 +67,13 @@ def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def embedding(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Some channels of some rows of a table."""
-    rows, table = given(operands)
+    rows, table = required(operands)
     return (F.embedding(rows, table, tile.attributes["padding_idx"]),)
 
 
 def lstm_cell(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The next states of some units, from the last hidden states of all."""
-    inputs, hidden, cell, of_inputs, of_hidden, *biases = given(operands)
+    inputs, hidden, cell, of_inputs, of_hidden, *biases = required(operands)
     from_inputs, from_hidden = [*biases, None, None][:2]
     gates = _gates(inputs, of_inputs, from_inputs) + _gates(hidden, of_hidden, from_hidden)
     take, forget, candidate, show = gates.chunk(4, dim=1)
@@ -83,7 +83,7 @@ def lstm_cell(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def layer_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Layer norm of some samples."""
-    samples, *affine = given(operands)
+    samples, *affine = required(operands)
     weight, bias = [*affine, None, None][:2]
     normalised = tile.shapes.output[-tile.attributes["num_dims"] :]
     return (F.layer_norm(samples, normalised, weight, bias, tile.attributes["eps"]),)
@@ -91,19 +91,19 @@ def layer_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def softmax(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Softmax along a dimension that is there wholly."""
-    (scores,) = given(operands)
+    (scores,) = required(operands)
     return (scores.softmax(tile.attributes["dim"]),)
 
 
 def log_softmax(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Logarithm of softmax along a dimension that is there wholly."""
-    (scores,) = given(operands)
+    (scores,) = required(operands)
     return (scores.log_softmax(tile.attributes["dim"]),)
 
 
 def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The loss of each sample; 0 where the class is the ignored one."""
-    scores, classes = given(operands)
+    scores, classes = required(operands)
     ignored = tile.attributes["ignore_index"]
     if tile.attributes["is_logarithm"]:
         return (F.nll_loss(scores, classes, reduction="none", ignore_index=ignored),)
@@ -113,7 +113,7 @@ def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def counted_mean(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The mean of the losses whose class is not the ignored one."""
-    losses, classes = given(operands)
+    losses, classes = required(operands)
     return (losses.sum() / (classes != tile.attributes["ignore_index"]).sum(),)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from bow.planning.problem.box import Box, volume
 from bow.planning.rules.mapped import Shape
 from bow.planning.rules.views import Segment, segments
-from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, given, padded
+from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, padded, required
 
 
 def concat(tile: Tile, operands: Operands, seed: int) -> Outputs:
@@ -23,7 +23,7 @@ def stack(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """A part of a tensor with a constant around it."""
-    (tensor,) = given(operands)
+    (tensor,) = required(operands)
     fetched = tile.operands[0]
     assert fetched is not None
     amounts = []
@@ -34,32 +34,32 @@ def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def permute(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Dimensions in another order."""
-    (tensor,) = given(operands)
+    (tensor,) = required(operands)
     return (tensor.permute(tile.attributes["dims"]),)
 
 
 def expand(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """A tensor stretched to a larger shape."""
-    (tensor,) = given(operands)
+    (tensor,) = required(operands)
     return (tensor.expand(tile.sizes),)
 
 
 def cut(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Every so many elements along a dimension."""
-    (tensor,) = given(operands)
+    (tensor,) = required(operands)
     dim = tile.attributes["dim"]
     return (tensor[(slice(None),) * dim + (slice(None, None, tile.attributes["step"]),)],)
 
 
 def select(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """One element along a dimension."""
-    (tensor,) = given(operands)
+    (tensor,) = required(operands)
     return (tensor.select(tile.attributes["dim"], 0),)
 
 
 def reshape(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """A part of a tensor in another shape; of the box that it is given, some elements may be left out."""
-    (tensor,) = given(operands)
+    (tensor,) = required(operands)
     fetched = tile.operands[0]
     assert fetched is not None
     if volume(fetched) != volume(tile.box):

@@ -74,7 +74,7 @@ class SummedCall:
 Call: TypeAlias = LocalCall | SummedCall
 
 
-def given(operands: Operands) -> list[Tensor]:
+def required(operands: Operands) -> list[Tensor]:
     """The operands of an operator whose tiles need all of them."""
     found = [operand for operand in operands if operand is not None]
     assert len(found) == len(operands)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bow.planning.problem.box import Box
 from bow.planning.rules.images import windows
 from bow.planning.rules.mapped import SlidingWindow
-from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, given, padded
+from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, padded, required
 
 _CONVOLUTIONS: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _MAXIMA: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -23,7 +23,7 @@ _ADAPTIVE_AVERAGES: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_av
 
 def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """A convolution, of some groups or of parts of groups."""
-    images, weight, *biases = given(operands)
+    images, weight, *biases = required(operands)
     bias = biases[0] if biases else None
     attributes = tile.attributes
     sides = windows(weight.shape[2:], attributes["stride"], attributes["padding"], attributes["dilation"])
@@ -46,7 +46,7 @@ def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The largest of each window."""
-    (images,) = given(operands)
+    (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
     whole, padding = _completed(tile, images, sides, value=-math.inf)
     pool = _MAXIMA[len(sides)]
@@ -55,7 +55,7 @@ def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The mean of each window, or its sum over a given divisor."""
-    (images,) = given(operands)
+    (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
     whole, padding = _completed(tile, images, sides)
     # Zeros outside of the image are counted here; the counts that are wanted follow.
@@ -72,7 +72,7 @@ def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The largest of each window of pooling to a given size."""
-    (images,) = given(operands)
+    (images,) = required(operands)
     pool = _ADAPTIVE_MAXIMA[images.dim() - 2]
     if _is_regular(tile):
         return (pool(images, tile.sizes[2:]),)
@@ -86,7 +86,7 @@ def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The mean of each window of pooling to a given size."""
-    (images,) = given(operands)
+    (images,) = required(operands)
     if _is_regular(tile):
         return (_ADAPTIVE_AVERAGES[images.dim() - 2](images, tile.sizes[2:]),)
     for dim in range(2, images.dim()):  # a mean over a window is a mean over each dimension in turn

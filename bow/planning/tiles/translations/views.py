@@ -60,7 +60,7 @@ def _slice(builder: GraphBuilder, exported: Exported) -> Result:
     shape = builder.shape(tensor)
     dim = axis(exported["dim"], len(shape))
     start, _, step = slice(exported["start"], None, exported.arguments.get("step", 1)).indices(shape[dim])
-    return taken(builder, tensor, dim, start, start + step * exported.shape[dim], step)
+    return sliced(builder, tensor, dim, start, start + step * exported.shape[dim], step)
 
 
 @translates("select")
@@ -68,7 +68,7 @@ def _select(builder: GraphBuilder, exported: Exported) -> Result:
     if not isinstance(exported["index"], int):
         return None
     tensor = exported["self"]
-    return chosen(builder, tensor, axis(exported["dim"], len(builder.shape(tensor))), exported["index"])
+    return selected(builder, tensor, axis(exported["dim"], len(builder.shape(tensor))), exported["index"])
 
 
 @translates("split", "split_with_sizes", "chunk", "tensor_split")
@@ -76,14 +76,14 @@ def _split(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
     dim = axis(exported["dim"], len(builder.shape(tensor)))
     ends = [*itertools.accumulate((shape[dim] for shape, _ in exported.outputs), initial=0)]
-    return tuple(taken(builder, tensor, dim, start, end) for start, end in itertools.pairwise(ends))
+    return tuple(sliced(builder, tensor, dim, start, end) for start, end in itertools.pairwise(ends))
 
 
 @translates("unbind")
 def _unbind(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
     dim = axis(exported["dim"], len(builder.shape(tensor)))
-    return tuple(chosen(builder, tensor, dim, index) for index in range(len(exported.outputs)))
+    return tuple(selected(builder, tensor, dim, index) for index in range(len(exported.outputs)))
 
 
 @translates("cat", "concat", "concatenate")
@@ -96,7 +96,7 @@ def _concat(builder: GraphBuilder, exported: Exported) -> Result:
 
 @translates("stack")
 def _stack(builder: GraphBuilder, exported: Exported) -> Result:
-    return piled(builder, exported["tensors"], axis(exported["dim"], len(exported.shape)))
+    return stacked(builder, exported["tensors"], axis(exported["dim"], len(exported.shape)))
 
 
 @translates("pad", "constant_pad_nd")
@@ -108,10 +108,10 @@ def _pad(builder: GraphBuilder, exported: Exported) -> Result:
     for place, amount in enumerate(amounts[::2]):
         before[-1 - place] = amount
     attributes = {"before": before, "value": exported["value"] or 0}
-    return builder.add("pad", [read(builder, tensor)], exported.outputs, attributes)
+    return builder.add("pad", [as_tensor(builder, tensor)], exported.outputs, attributes)
 
 
-def taken(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, step: int = 1) -> TensorRef:
+def sliced(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, step: int = 1) -> TensorRef:
     """Every so many elements along a dimension."""
     shape = list(builder.shape(tensor))
     shape[dim] = len(range(start, end, step))
@@ -120,7 +120,7 @@ def taken(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, 
     return made
 
 
-def chosen(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> TensorRef:
+def selected(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> TensorRef:
     """One element along a dimension."""
     shape = list(builder.shape(tensor))
     size = shape.pop(dim)
@@ -133,21 +133,21 @@ def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> T
     """Tensors behind each other."""
     shape = list(builder.shape(tensors[0]))
     shape[dim] = sum(builder.shape(tensor)[dim] for tensor in tensors)
-    operands = [read(builder, tensor) for tensor in tensors]
+    operands = [as_tensor(builder, tensor) for tensor in tensors]
     (made,) = builder.add("concat", operands, [(tuple(shape), builder.dtype(tensors[0]))], {"dim": dim})
     return made
 
 
-def piled(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
+def stacked(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
     """Tensors side by side along a new dimension."""
     shape = list(builder.shape(tensors[0]))
     shape.insert(dim, len(tensors))
-    operands = [read(builder, tensor) for tensor in tensors]
+    operands = [as_tensor(builder, tensor) for tensor in tensors]
     (made,) = builder.add("stack", operands, [(tuple(shape), builder.dtype(tensors[0]))], {"dim": dim})
     return made
 
 
-def read(builder: GraphBuilder, tensor: Value) -> Value:
+def as_tensor(builder: GraphBuilder, tensor: Value) -> Value:
     """A tensor that some tiles do not need: a parameter is read by an operator of its own."""
     if not isinstance(tensor, Weight):
         return tensor
@@ -192,7 +192,7 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
     time = int(exported["batch_first"])
     base, last = builder.name, []
     builder.name = f"{base}.step"
-    steps: list[Value] = [chosen(builder, inputs, time, step) for step in range(builder.shape(inputs)[time])]
+    steps: list[Value] = [selected(builder, inputs, time, step) for step in range(builder.shape(inputs)[time])]
     for number, weights in enumerate(cells):
         layer, is_backwards = divmod(number, directions)
         name = f"{base}.{layer}{'.reverse' if is_backwards else ''}"
@@ -201,7 +201,7 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
             if layer and exported["train"] and exported["dropout"]:
                 steps = [dropped(builder, step, exported["dropout"]) for step in steps]
             outputs: list[list[Value]] = []
-        state = _State(*(chosen(builder, value, 0, number) for value in (hidden, cell)))
+        state = _State(*(selected(builder, value, 0, number) for value in (hidden, cell)))
         builder.name = name
         made = _unrolled(builder, steps[::-1] if is_backwards else steps, state, weights)
         last.append(made[-1])
@@ -211,8 +211,8 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
                 each[0] if directions == 1 else concatenated(builder, each, 1) for each in zip(*outputs, strict=True)
             ]
     builder.name = base
-    ends = [piled(builder, values, 0) for values in ([e.hidden for e in last], [e.cell for e in last])]
-    return piled(builder, steps, time), *ends
+    ends = [stacked(builder, values, 0) for values in ([e.hidden for e in last], [e.cell for e in last])]
+    return stacked(builder, steps, time), *ends
 
 
 def _unrolled(builder: GraphBuilder, steps: Sequence[Value], state: _State, weights: Sequence[Value]) -> list[_State]:
