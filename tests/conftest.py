@@ -51,21 +51,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "quick": "are further cases of tables, for other tiers" if is_quick else None,
         "gpu": None if torch.cuda.is_available() else f"need a CUDA device, and this {build} build of torch sees none",
     }
-    kept, left_out = [], []
-    numbers: Counter[str] = Counter()
-    for item in items:
-        table = item.nodeid.partition("[")[0]
-        found = {name: item.get_closest_marker(name) for name in reasons}
-        why = [
-            reasons[name]
-            for name, mark in found.items()
-            if mark is not None and reasons[name] and not _is_sampled(mark, numbers[table])
-        ]
-        numbers[table] += 1
-        (left_out if why else kept).append(item)
-        config.stash[_LEFT_OUT].update(why[:1])
+    left_out = []
+    for name, why in reasons.items():
+        kept = []
+        numbers: Counter[str] = Counter()  # of the cases that are left, by table
+        for item in items if why else []:
+            mark, table = item.get_closest_marker(name), item.nodeid.partition("[")[0]
+            (kept if mark is None or _is_sampled(mark, numbers[table]) else left_out).append(item)
+            numbers[table] += 1
+        if why:
+            config.stash[_LEFT_OUT][why] = len(items) - len(kept)
+            items[:] = kept
     config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
 
 
 def _is_sampled(mark: pytest.Mark, number: int) -> bool:
@@ -88,7 +85,8 @@ def pytest_testnodedown(node: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for why, count in config.stash[_LEFT_OUT].items():
-        terminalreporter.write_line(f"left out: {count} tests that {why}")
+        if count:
+            terminalreporter.write_line(f"left out: {count} tests that {why}")
 
 
 @pytest.fixture(autouse=True)

@@ -299,7 +299,6 @@ class FillDisk:
             resource.setrlimit(resource.RLIMIT_FSIZE, (256, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-@pytest.mark.nightly
 def test_a_lost_network_and_a_lost_directory_do_not_end_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: bow.Result
 ) -> None:

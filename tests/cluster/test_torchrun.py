@@ -52,7 +52,6 @@ def test_processes_are_started_again_and_go_on(tmp_path: Path, fault: str, expec
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.nightly
 def test_a_training_goes_on_with_the_machines_that_are_left(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with socket.socket() as probe:

@@ -167,7 +167,6 @@ def test_engines_clip_alike(engine: str, sync: str) -> None:
         assert not torch.allclose(free.trainings[1].W, clipped.trainings[1].W, atol=1e-3)  # the limit was felt
 
 
-@pytest.mark.sample(2)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
 @pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.nightly), "mlp-batch-norm"])

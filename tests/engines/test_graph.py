@@ -231,7 +231,6 @@ def test_a_compiled_learning_task_follows_eager_and_says_so() -> None:
         assert pair.engine == "graph (compiled)"
 
 
-@pytest.mark.nightly
 def test_a_compiled_learning_task_that_fails_names_the_operator() -> None:
     model = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(6, CLASSES)).double()
     good = torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1])
