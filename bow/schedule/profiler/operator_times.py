@@ -1,5 +1,6 @@
 """What operators take, by number of threads, and a cache of it on disk."""
 
+import contextlib
 import math
 import os
 import statistics
@@ -12,11 +13,12 @@ import torch
 
 from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
+from bow.disk_cache import JsonCache
 from bow.errors import ScheduleError
-from bow.files import JsonFormat, cache_json, cached_json
+from bow.files import JsonFormat
 from bow.graph import Operator, StepGraph
 from bow.graph.operator import Ref, map_refs
-from bow.runtime.loading import content_hash
+from bow.runtime.loading import machine
 
 FORMAT = JsonFormat(
     "bow profile",
@@ -145,22 +147,23 @@ def signature(operator: Operator, graph: StepGraph) -> str:
 
 
 class ProfileCache:
-    """Times by (signature, threads), in one file for each kind of machine."""
+    """Times by (signature, threads), in one file for each kind of machine (see `hardware`)."""
 
     def __init__(self, hardware: str, folder: Path | None = None) -> None:
-        self._path = (folder or cache_folder() / "profiles") / f"{content_hash(hardware)}.json"
-        self._hardware = hardware
+        self._cache = JsonCache(folder or cache_folder() / "profiles")
+        self._hardware = [hardware, machine()]
 
     def read(self) -> dict[tuple[str, int], OperatorTime]:
         """Everything that is known; what is damaged is as good as nothing."""
-        return cached_json(self._path, _read_times) or {}
+        return self._cache.find(self._hardware, _read_times) or {}
 
     def write(self, times: Mapping[tuple[str, int], OperatorTime]) -> None:
         """Add times to the file; where it cannot be written, they are measured again another time."""
         merged = {**self.read(), **times}
         rows = [[name, n, time.median_s, time.spread_s, time.repeats] for (name, n), time in sorted(merged.items())]
-        cache_json(self._path, {"hardware": self._hardware, "times": rows})
+        with contextlib.suppress(OSError):
+            self._cache.store(self._hardware, rows)
 
 
-def _read_times(content: Any) -> dict[tuple[str, int], OperatorTime]:
-    return {(str(name), int(threads)): OperatorTime.read(*time) for name, threads, *time in content["times"]}
+def _read_times(rows: Any) -> dict[tuple[str, int], OperatorTime]:
+    return {(str(name), int(threads)): OperatorTime.read(*time) for name, threads, *time in rows}

@@ -9,7 +9,7 @@ START = -1
 
 
 @dataclass(frozen=True)
-class IssuedTask:
+class PlannedTask:
     """A task, and where it is issued."""
 
     task: int
@@ -28,7 +28,7 @@ class StreamPlan:
     """
 
     num_streams: int
-    tasks: tuple[IssuedTask, ...]  # in the order of issue
+    tasks: tuple[PlannedTask, ...]  # in the order of issue
     join: tuple[int, ...]  # tasks that stream 0 waits for in the end
 
     @classmethod
@@ -39,7 +39,7 @@ class StreamPlan:
         known = _VectorClocks(num_streams)
         tasks = []
         for stream, task in order:
-            tasks.append(IssuedTask(task, stream, known.still_open(stream, (START, *dependencies[task]))))
+            tasks.append(PlannedTask(task, stream, known.still_open(stream, (START, *dependencies[task]))))
             known.issue(tasks[-1])
         return cls(num_streams, tuple(tasks), known.still_open(0, [issued.task for issued in tasks]))
 
@@ -76,9 +76,9 @@ class _VectorClocks:
         self._clocks = [(0,) * num_streams for _ in range(num_streams)]
         self._ends: dict[int, tuple[int, int]] = {}  # by task: its stream, and how manieth it is there
         self._behind: dict[int, tuple[int, ...]] = {}  # by task: what a stream that waits for it knows
-        self.issue(IssuedTask(START, 0, ()))
+        self.issue(PlannedTask(START, 0, ()))
 
-    def issue(self, issued: IssuedTask) -> tuple[int, ...]:
+    def issue(self, issued: PlannedTask) -> tuple[int, ...]:
         """A stream waits and is given its next task; what it knows from then on."""
         own, *others = self._clocks[issued.stream], *(self._behind[task] for task in issued.waits)
         clock = [max(counts) for counts in zip(own, *others, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.schedule.scheduler.stream_plan import START, IssuedTask, StreamPlan
+from bow.schedule.scheduler.stream_plan import START, PlannedTask, StreamPlan
 
 END = -2
 Edge = tuple[int, int]
@@ -27,11 +27,11 @@ def _cases(draw: st.DrawFn) -> tuple[list[tuple[int, int]], dict[int, list[int]]
 CASES = _cases()
 
 
-def edges_of(tasks: Iterable[IssuedTask], join: Iterable[int]) -> tuple[list[Edge], list[Edge]]:
+def edges_of(tasks: Iterable[PlannedTask], join: Iterable[int]) -> tuple[list[Edge], list[Edge]]:
     """What runs before what: as streams run in order, and by waits."""
     last = {0: START}
     in_order, waits = [], []
-    for issued in (*tasks, IssuedTask(END, 0, tuple(join))):
+    for issued in (*tasks, PlannedTask(END, 0, tuple(join))):
         if issued.stream in last:
             in_order.append((last[issued.stream], issued.task))
         waits.extend((task, issued.task) for task in issued.waits)
