@@ -16,9 +16,9 @@ from bow.engines.graph import Graph as Graph
 from bow.engines.loop import Loop as Loop
 from bow.engines.loop import RoundLoop as RoundLoop
 from bow.engines.loop import TaskRunner as TaskRunner
-from bow.engines.outcome import Event as Event
 from bow.engines.outcome import OnNan as OnNan
 from bow.engines.outcome import Outcome as Outcome
+from bow.engines.outcome import RoundEvent as RoundEvent
 from bow.engines.outcome import TaskSettings as TaskSettings
 from bow.engines.outcome import check_clipping as check_clipping
 from bow.engines.outcome import check_dispatch as check_dispatch

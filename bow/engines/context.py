@@ -8,7 +8,7 @@ from typing import Any
 
 from bow.devices import Kernels, StreamDevice
 from bow.engines.averaging import ModelAveraging
-from bow.engines.outcome import Event, TaskSettings
+from bow.engines.outcome import RoundEvent, TaskSettings
 from bow.engines.restarts import Restarts
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
@@ -21,12 +21,12 @@ class RoundLog:
 
     def __init__(self) -> None:
         self.round_index = 0
-        self.events: list[Event] = []
+        self.events: list[RoundEvent] = []
         self.spans: list[Span] | None = None  # None: nothing is recorded
 
     def note(self, event: str, message: str, round_index: int | None = None) -> None:
         """Remember an event, of this round unless another one is named."""
-        self.events.append(Event(self.round_index if round_index is None else round_index, event, message))
+        self.events.append(RoundEvent(self.round_index if round_index is None else round_index, event, message))
 
     def tell(self, message: str, stacklevel: int = 7) -> None:
         """Note that something else runs than was asked for, and warn of it."""

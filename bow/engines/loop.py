@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bow.devices import StreamDevice
 from bow.engines.context import RoundContext
-from bow.engines.outcome import Batches, Event, Outcome, TaskSettings
+from bow.engines.outcome import Batches, Outcome, RoundEvent, TaskSettings
 from bow.engines.resizing import Resizing
 from bow.engines.room import out_of_memory_explained
 from bow.replicas import LearnerGroup
@@ -176,7 +176,7 @@ class Loop(abc.ABC):
         spans, self.context.log.spans = self.context.log.spans or [], None
         return spans
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[RoundEvent]:
         """What happened since the last call and a user should know."""
         events, self.context.log.events = self.context.log.events, []
         return events

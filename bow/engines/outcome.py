@@ -74,7 +74,7 @@ def check_dispatch(dispatch: str) -> None:
 
 
 @dataclass(frozen=True)
-class Event:
+class RoundEvent:
     """Something that happened in a round and that the user should hear of."""
 
     round: int

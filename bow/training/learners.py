@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bow.cluster import World
-from bow.engines import Event, Outcome, Step
+from bow.engines import Outcome, RoundEvent, Step
 from bow.schedule import Timeline
 from bow.schedule.scheduler import Dispatch
 from bow.sync import Synchroniser
@@ -106,7 +106,7 @@ class Learners(Protocol):
     def settle(self) -> None:
         """Make the central model what the training has reached; all devices do this behind the same round."""
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[RoundEvent]:
         """What happened since the last call and a user should hear of."""
 
     def export(self) -> nn.Module:

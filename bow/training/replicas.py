@@ -17,10 +17,10 @@ from bow.devices import StreamDevice, cuda_device
 from bow.engines import (
     Batch,
     EngineName,
-    Event,
     Loss,
     OnNan,
     Outcome,
+    RoundEvent,
     Stacked,
     Step,
     TaskSettings,
@@ -473,7 +473,7 @@ class Replicas(nn.Module):
         """
         self._engine.settle()
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[RoundEvent]:
         """What happened since the last call and a user should hear of: restarts, fallbacks."""
         return self._engine.take_events()
 

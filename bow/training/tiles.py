@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import World
-from bow.engines import Batch, Event, Outcome, Stacked, Step
+from bow.engines import Batch, Outcome, RoundEvent, Stacked, Step
 from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
 from bow.errors import CheckpointError, DivergenceError
@@ -137,7 +137,7 @@ class TileLearners:
         self._frozen = FrozenValues(blueprint.step, blueprint.model)
         self._check_at = time.perf_counter() + FIRST_CHECK_S
         self._equal_until = 0
-        self._events = [] if note is None else [Event(0, "strategy", note)]
+        self._events = [] if note is None else [RoundEvent(0, "strategy", note)]
         model = copy.deepcopy(blueprint.model).train()
         self._runtime = TileRuntime(
             placed.captured,
@@ -238,7 +238,7 @@ class TileLearners:
         """Gather the central model from all devices, on each of them."""
         self._runtime.gather_into(self._central)
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[RoundEvent]:
         """What happened since the last call and a user should hear of."""
         events, self._events = self._events, []
         return events
@@ -288,7 +288,7 @@ class TileLearners:
         if given is None:
             if batch is not None and self._group.rank == 0:
                 what = f"a batch of learner {self._group.learner} is not as large as the strategy's"
-                self._events.append(Event(index, LEFT_OUT, f"{what}; it is not trained on"))
+                self._events.append(RoundEvent(index, LEFT_OUT, f"{what}; it is not trained on"))
             self._runtime.skip()
             loss = torch.full((1,), torch.nan, device=self.device)
             return Outcome(loss, torch.ones_like(loss, dtype=torch.bool), [False])

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from bow.engines.batches import Batches, FlatBatch, Stacked
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.pending import PendingRounds
 from bow.engines.cuda.runner import DeviceRunner
 from bow.errors import BowError, CaptureError, reason
@@ -14,7 +14,7 @@ from bow.errors import BowError, CaptureError, reason
 class Captures:
     """Captures learning tasks when batches of a shape come, and forgets them when they are stale."""
 
-    def __init__(self, context: DeviceContext, runner: DeviceRunner, pending: PendingRounds) -> None:
+    def __init__(self, context: StreamContext, runner: DeviceRunner, pending: PendingRounds) -> None:
         self._context = context
         self._cache = context.captures
         self._runner = runner

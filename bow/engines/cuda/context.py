@@ -60,7 +60,7 @@ class StreamOrder:
         self._advanced.synchronize()
 
 
-class DeviceContext(RoundContext):
+class StreamContext(RoundContext):
     """The learners of a device with streams, and what belongs to each of them there.
 
     Args:

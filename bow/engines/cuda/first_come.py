@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bow.engines.batches import Batches
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.pending import FinishedRound, IssuedRound, PendingRounds
@@ -21,7 +21,7 @@ POLL_S = 20e-6
 
 
 def issue_ahead(
-    context: DeviceContext,
+    context: StreamContext,
     runner: AheadDeviceRunner,
     pending: PendingRounds,
     batches: Sequence[Batches],
@@ -60,7 +60,7 @@ def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
 
 
 def _issuing(
-    context: DeviceContext, period: Period, there: Sequence[DeviceBatches], made: Tensor
+    context: StreamContext, period: Period, there: Sequence[DeviceBatches], made: Tensor
 ) -> Callable[[Learn], StreamLearner]:
     behind = set(range(period.learners))  # learners that wait for what was there before the period
 
@@ -88,7 +88,7 @@ def _issuing(
     return issue
 
 
-def _finished(context: DeviceContext, issued: Sequence[IssuedRound], made: Tensor) -> list[FinishedRound]:
+def _finished(context: StreamContext, issued: Sequence[IssuedRound], made: Tensor) -> list[FinishedRound]:
     """Wait for all rounds, and read what has come of them."""
     pinned = context.device.pinned(made.shape, made.dtype)
     over = context.device.event("a period is over")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bow.engines.batches import FlatBatch
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import WARM_UP, gathered, same_in_python, state_of
 from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
 from bow.engines.task import compiled
@@ -22,7 +22,7 @@ class CudaFused(RoundGraphs):
 
     name = "fused"
 
-    def __init__(self, context: DeviceContext) -> None:
+    def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
         self._compiles = True
         self._together: TogetherTask

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bow.devices import StreamDevice, cuda_device
 from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.cuda.captures import Captures
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.first_come import issue_ahead
 from bow.engines.cuda.pending import IssuedRound, PendingRounds
 from bow.engines.cuda.results import LOSS, METRICS
@@ -42,7 +42,7 @@ class DeviceRoundLoop(Loop):
     """
 
     brings_batches = True
-    context: DeviceContext
+    context: StreamContext
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class DeviceRoundLoop(Loop):
         settings: TaskSettings,
         device: StreamDevice | None = None,
     ) -> None:
-        context = DeviceContext(group, sync, settings, cuda_device(group.device) if device is None else device)
+        context = StreamContext(group, sync, settings, cuda_device(group.device) if device is None else device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadDeviceRunner))
         if context.kernels.reason is not None:
             context.log.note("kernels", f"PyTorch steps and averages, more slowly: {context.kernels.reason}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.results import FINITE, SLOTS, Results
 from bow.engines.outcome import Outcome
 
@@ -65,7 +65,7 @@ class PendingRounds:
     is repeated exactly. Plain SGD with `SMA` sets weights back on the device at once.
     """
 
-    def __init__(self, context: DeviceContext) -> None:
+    def __init__(self, context: StreamContext) -> None:
         self._context = context
         self._rounds: deque[PendingRound] = deque()
         self._over = [context.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bow.devices import Stream
 from bow.engines.batches import FlatBatch
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.step import SgdStep
@@ -25,7 +25,7 @@ class DeviceRunner(abc.ABC):
     replays: ClassVar[bool] = True
     """Whether what is captured runs without Python, so that it has to be held against the step now and then."""
 
-    def __init__(self, context: DeviceContext) -> None:
+    def __init__(self, context: StreamContext) -> None:
         self.context = context
         self.device = context.device
 
@@ -84,7 +84,7 @@ ONE_OPTIMIZER = threading.Lock()
 
 
 def issue_side_by_side(
-    context: DeviceContext,
+    context: StreamContext,
     batches: DeviceBatches,
     rows: Sequence[Tensor],
     due: bool,
@@ -119,12 +119,12 @@ def issue_side_by_side(
             stepping.commit()
 
 
-def learn_one(context: DeviceContext, learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
+def learn_one(context: StreamContext, learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
     """Issue a learning task of the coming round on the current stream."""
     return learner.learn(batch, lambda: context.task_seed(learner.index))
 
 
-def step_on_stream(context: DeviceContext, learner: StreamLearner, task: IssuedTask) -> None:
+def step_on_stream(context: StreamContext, learner: StreamLearner, task: IssuedTask) -> None:
     """Step one learner alone on its stream, without averaging; the central model does not move meanwhile."""
     stepping = context.stepping
     if stepping is not None:
@@ -137,7 +137,7 @@ def step_on_stream(context: DeviceContext, learner: StreamLearner, task: IssuedT
 
 
 def _learn(
-    context: DeviceContext, learner: StreamLearner, batches: DeviceBatches, rows: Sequence[Tensor], learn: IssueTask
+    context: StreamContext, learner: StreamLearner, batches: DeviceBatches, rows: Sequence[Tensor], learn: IssueTask
 ) -> IssuedTask | None:
     batch, stream = batches.by_learner[learner.index], learner.stream
     with context.device.on(stream):
@@ -156,7 +156,7 @@ def _learn(
 
 
 def _step(
-    context: DeviceContext, stepping: SgdStep, learner: StreamLearner, task: IssuedTask | None, due: bool
+    context: StreamContext, stepping: SgdStep, learner: StreamLearner, task: IssuedTask | None, due: bool
 ) -> None:
     with context.device.on(learner.stream):
         learner.stream.wait(stepping.centered)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bow.engines.batches import FlatBatch
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.runner import AheadDeviceRunner, issue_side_by_side, learn_one
@@ -31,7 +31,7 @@ class CudaStreams(AheadDeviceRunner):
     name = "streams"
     replays = False
 
-    def __init__(self, context: DeviceContext) -> None:
+    def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
         self._pool: ThreadPool | None = None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bow.devices import CapturedGraph, Stream
 from bow.engines.batches import FlatBatch
-from bow.engines.cuda.context import DeviceContext
+from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.runner import DeviceRunner, issue_side_by_side, learn_one
@@ -54,7 +54,7 @@ class RoundGraphs(DeviceRunner):
     Rounds in which a learner has no batch, or one of a rare shape, run on the learners' streams.
     """
 
-    def __init__(self, context: DeviceContext) -> None:
+    def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
         self.stream = self.device.stream("round")
         self.generator = self.device.generator()
