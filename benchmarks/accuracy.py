@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+import bow
 from benchmarks import harness
 from benchmarks.harness import setting
 from bow.data import DataSplits, digits, fashion_mnist, mnist
@@ -76,7 +77,7 @@ def train_one(splits: DataSplits, config: Config, seed: int) -> dict[str, Any]:
             splits.train,
             cross_entropy,
             optimizer=functools.partial(torch.optim.SGD, lr=config.lr, momentum=MOMENTUM),
-            lr_scheduler=None if config.schedule == "constant" else cosine,
+            scheduler=None if config.schedule == "constant" else cosine,
             batch_size=config.batch_size,
             epochs=config.epochs,
             learners=config.learners,
@@ -84,8 +85,7 @@ def train_one(splits: DataSplits, config: Config, seed: int) -> dict[str, Any]:
             sync=SMA(),
             devices="cpu",
             validation=splits.validation,
-            run_dir=Path(folder) / "run",
-            progress=False,
+            run=bow.Run(Path(folder) / "run", progress=False),
             seed=seed,
         )
     history: list[dict[str, Any]] = result.history

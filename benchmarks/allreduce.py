@@ -21,7 +21,7 @@ from benchmarks.harness import ratios, setting, spread, take_turns
 from benchmarks.leader import ByLeader
 from benchmarks.workloads import WORKLOADS
 from bow.cluster import Bucket, PendingSum, Processes, Ranks, World
-from bow.engines import Loop, RoundLoop, Stacked, TaskSettings, make_engine, step_from_loss
+from bow.engines import LearningConfig, Loop, RoundLoop, Stacked, make_engine, step_from_loss
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Independent, Synchroniser
 
@@ -196,11 +196,11 @@ def _runners(world: World, config: Config, model: str) -> Iterator[Runner]:
         torch.manual_seed(0)
         optimizer = functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9)
         group = LearnerGroup(workload.build(), optimizer, learners=config.learners, device=CPU, world=own)
-        task = TaskSettings(step_from_loss(workload.loss))
+        task = LearningConfig(step_from_loss(workload.loss))
         yield Runner(way, _engine(way.engine or config.engine, group, way.sync, task), batches)
 
 
-def _engine(name: str, group: LearnerGroup, sync: Synchroniser, config: TaskSettings) -> Loop:
+def _engine(name: str, group: LearnerGroup, sync: Synchroniser, config: LearningConfig) -> Loop:
     if name == ByLeader.name:
         assert isinstance(sync, SMA)
         return RoundLoop(ByLeader, group, sync, config)

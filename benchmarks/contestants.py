@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+import bow
 from benchmarks.workloads import Data, Workload
 from bow.data import BatchStream, open_stream
 from bow.engines import EngineName, Loss, Stacked
@@ -122,10 +123,9 @@ class BowTraining:
             workload.loss,
             optimizer=SGD,
             learners=learners,
-            engine=engine,
+            engine=bow.Engine(engine, compile=compile),
             sync=SMA(),
             device="cpu",
-            compile=compile,
         )
         self._learners = learners
         # Endless: `steps` is what the caller says it will take.

@@ -35,6 +35,7 @@ from bow.planning.search.search_settings import SearchSettings
 from bow.planning.tiles import CapturedOperators, capture_operators
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
+from bow.training.placed import train_by
 
 DEVICES = 2
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
@@ -103,19 +104,18 @@ def train(
     """Train a language model by a strategy."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
-        result = bow.train(
+        result = train_by(
+            strategy,
             model,
             data,
-            sequence_cross_entropy,
+            loss=sequence_cross_entropy,
             optimizer=OPTIMIZER,
             batch_size=batch,
             steps=steps,
             devices=devices,
-            strategy=strategy,
-            strategy_check=False,
+            check=False,
             callbacks=[watch],
-            run_dir=Path(folder) / "run",
-            progress=False,
+            run=bow.Run(Path(folder) / "run", progress=False),
         )
     warm = min(WARM_UP, steps // 2)
     ends = watch.ends_s[warm - 1 :]

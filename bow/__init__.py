@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bow.cli.arguments import recipe as recipe
+    from bow.cluster.config import Devices as Devices
+    from bow.engines.config import Engine as Engine
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
@@ -33,12 +35,17 @@ if TYPE_CHECKING:
     from bow.training import Result as Result
     from bow.training import TraceRounds as TraceRounds
     from bow.training import train as train
+    from bow.training.config import PerRound as PerRound
+    from bow.training.config import Run as Run
+    from bow.training.config import Validation as Validation
     from bow.tuner import Tuner as Tuner
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "bow.cli.arguments": ("recipe",),
+    "bow.cluster.config": ("Devices",),
+    "bow.engines.config": ("Engine",),
     "bow.errors": ("BowError",),
     "bow.graph": ("StepGraph", "capture"),
     "bow.schedule.profiler": ("profile",),
@@ -48,6 +55,7 @@ _HOMES = {
     "bow.planning.search.search": ("Found",),
     "bow.planning.tiles.planning": ("plan",),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
+    "bow.training.config": ("PerRound", "Run", "Validation"),
     "bow.tuner": ("Tuner",),
 }
 

@@ -105,9 +105,9 @@ def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) ->
     """A path with `~` expanded.
 
     Example:
-        >>> given_path("run_dir", 7)
+        >>> given_path("run", 7)
         Traceback (most recent call last):
-        bow.errors.SettingError: run_dir must be a path such as 'runs/first', got 7
+        bow.errors.SettingError: run must be a path such as 'runs/first', got 7
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):

@@ -71,7 +71,7 @@ say "built in $took s, $size, of which the base is $(buildah images --format '{{
 container=$(buildah from bow)
 trap 'buildah rm "$container" > /dev/null' EXIT
 inside() { buildah run --isolation chroot "$container" -- "$@"; }
-train() { inside bow-entrypoint train learners=2 progress=false "$@"; }
+train() { inside bow-entrypoint train learners=2 run.progress=false "$@"; }
 
 user=$(inside id -un)
 [ "$user" = bow ] || fail "the image runs as $user"
@@ -87,17 +87,17 @@ health=$(of_image '{{range .Docker.Config.Healthcheck.Test}}{{.}} {{end}}')
 inside ${health#CMD }
 
 say "engine eager"
-train epochs=1 engine=eager run_dir=runs/eager
+train epochs=1 engine=eager run=runs/eager
 inside test -s runs/eager/model.safetensors
 
 say "engine graph"
 began=$SECONDS
-train epochs=1 engine=graph run_dir=runs/graph
+train epochs=1 engine=graph run=runs/graph
 inside sh -c 'test -s .cache/bow/runtime-*/bow_native.so' || fail "engine graph has not compiled its runtime"
 say "engine graph compiled its runtime and trained in $((SECONDS - began)) s"
 
 say "two devices"
-train epochs=1 engine=graph devices=2 run_dir=runs/devices
+train epochs=1 engine=graph devices=2 run=runs/devices
 
 say "report, schedule and plan"
 inside bow-entrypoint report runs/eager
@@ -107,7 +107,7 @@ inside sh -c 'test -s .cache/bow/planner-*/planner.so' || fail "bow plan has not
 
 say "SIGTERM"
 inside sh -c '
-    bow-entrypoint train learners=2 progress=false engine=eager epochs=100000 run_dir=runs/stopped &
+    bow-entrypoint train learners=2 run.progress=false engine=eager epochs=100000 run=runs/stopped &
     until [ -s runs/stopped/metrics.jsonl ]; do sleep 1; kill -0 $! || exit 1; done
     kill $!; wait $!; echo "ended with status $?"
     test -s runs/stopped/checkpoints/*.pt' || fail "SIGTERM has left no checkpoint"

@@ -17,9 +17,9 @@ settings = recipe("lenet", *sys.argv[1:])
 torch.manual_seed(settings["seed"])
 model = settings["model"]()
 optimizer = settings["optimizer"](model.parameters())
-scheduler = settings["lr_scheduler"](optimizer)
+scheduler = settings["scheduler"](optimizer)
 train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
-validation = DataLoader(TensorDataset(*settings["validation"]), batch_size=256)
+validation = DataLoader(TensorDataset(*settings["validation"].data), batch_size=256)
 
 for epoch in range(1, settings["epochs"] + 1):
     start = time.perf_counter()

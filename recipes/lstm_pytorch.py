@@ -19,7 +19,7 @@ torch.manual_seed(settings["seed"])
 model = settings["model"]()
 optimizer = settings["optimizer"](model.parameters())
 train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
-validation = DataLoader(TensorDataset(*settings["validation"]), batch_size=256)
+validation = DataLoader(TensorDataset(*settings["validation"].data), batch_size=256)
 
 for epoch in range(1, settings["epochs"] + 1):
     start = time.perf_counter()

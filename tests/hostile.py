@@ -39,7 +39,8 @@ import bow
 from bow.cli import COMMANDS, main
 from bow.observe.report import write_report
 from bow.schedule import FirstComeSchedule, OrderedSchedule
-from bow.training.strategy import read_strategy
+from bow.training.schedule import read_schedule
+from tests.grouped import grouped, of_replicas
 
 LIMIT_S = 90.0
 MEMORY = 6 * 2**30
@@ -93,7 +94,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "loss": LOSSES, "step": LOSSES, "optimizer": OPTIMIZERS,
     "engine": ("eager", "streams", "graph", "fused", "whole_round", "warp"),
     "sync": (bow.SMA(alpha=0.1), bow.SSGD(), bow.LocalSGD(2), bow.DiLoCo(), bow.ASGD(), bow.Independent(), bow.EASGD()),
-    "lr_scheduler": tuple(functools.partial(STEP_LR, step_size=size) for size in (0, 1, -1)),
+    "scheduler": tuple(functools.partial(STEP_LR, step_size=size) for size in (0, 1, -1)),
     "devices": ("cpu", "cuda", "auto", 1, 2, 999), "learners": (1, 2, "auto", 3, 10**6, np.int64(2), 2.0, "4"),
     "device": ("cpu", "cuda", "cuda:7", "meta", torch.device("cpu")), "dispatch": ("fixed", "first_come", "last"),
     "target": ({"accuracy": 2}, {"accuracy": 0.1}, {"f1": 1}, {"loss": float("nan")}, {}),
@@ -117,12 +118,12 @@ class Stop(bow.Callback):
 
 
 def one_round(*arguments: Any, **settings: Any) -> Any:
-    with contextlib.closing(bow.Replicas(*arguments, **settings)) as replicas:
+    with contextlib.closing(bow.Replicas(*arguments, **of_replicas(**settings))) as replicas:
         return replicas.round([(X[:4], Y[:4])] * replicas.learners)
 
 
 def records() -> list[Any]:
-    result = bow.train(**STEP, **TRAIN, validation=(X, Y), learners=2, run_dir="trained")
+    result = bow.train(**grouped(**STEP, **TRAIN, validation=(X, Y), learners=2, run_dir="trained"))
     return [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -134,13 +135,13 @@ def reported(made: Any) -> None:
 
 
 def state() -> Any:
-    with contextlib.closing(bow.Replicas(**STEP, learners=2, engine="eager")) as replicas:
+    with contextlib.closing(bow.Replicas(**of_replicas(**STEP, learners=2, engine="eager"))) as replicas:
         replicas.round([(X[:4], Y[:4])] * 2)
         return replicas.training_state()
 
 
 def resumed(state: Any) -> None:
-    with contextlib.closing(bow.Replicas(**STEP, learners=2, engine="eager")) as replicas:
+    with contextlib.closing(bow.Replicas(**of_replicas(**STEP, learners=2, engine="eager"))) as replicas:
         replicas.load_training_state(state)
 
 
@@ -161,7 +162,7 @@ DAMAGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         loaded(bow.Schedule.from_json, False),
     ),
     "graph": (lambda: json.loads(bow.capture(**BATCH).to_json()), loaded(bow.StepGraph.from_json, False)),
-    "strategy": (lambda: json.loads(strategy().to_json()), loaded(read_strategy, True)),
+    "strategy": (lambda: json.loads(strategy().to_json()), loaded(read_schedule, True)),
 }
 """What can be kept, and what reads it."""
 
@@ -256,7 +257,7 @@ FLAGS = ["--help", "-h", "-m", "--version", "--lr", "-", "--", "=", "==", "a=b=c
 FIRST = {
     "train": [
         "model=logistic_regression", "recipe=none", "engine=eager", "learners=1", "data.limit=64", "steps=3",
-        "progress=false", "callbacks=[{_target_: tests.hostile.Stop}]",
+        "run.progress=false", "callbacks=[{_target_: tests.hostile.Stop}]",
     ],
     "plan": ["recipe=lenet", "budget_s=0.2"],
     "doctor": ["recipe=lenet"],

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
+from tests.grouped import of_replicas
 
 MOST_LEARNERS = 6
 ROUNDS_BETWEEN_CHANGES = 5
@@ -98,7 +99,7 @@ def soak(seconds: float, tell: Callable[[str], None] = lambda line: None, **sett
 @contextlib.contextmanager
 def training(**settings: Any) -> Iterator[bow.Replicas]:
     torch.manual_seed(0)
-    replicas = bow.Replicas(network(), cross_entropy, learners=2, device="cpu", **settings)
+    replicas = bow.Replicas(network(), cross_entropy, **of_replicas(learners=2, device="cpu", **settings))
     try:
         yield replicas
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
+import bow
 from benchmarks.figures.entries import Entry
 from benchmarks.figures.forms import Form
 from benchmarks.figures.throughput import Measured, Runs, course_of, courses, fastest_threads
@@ -77,9 +78,8 @@ def train_on(entry: Entry, course: Course, rounds: int) -> Result:
             engine=ENGINE,
             sync=entry.synchroniser(),
             devices=entry.devices,
-            run_dir=Path(folder) / "run",
+            run=bow.Run(Path(folder) / "run", progress=False),
             seed=course.seed,
-            progress=False,
         )
 
 

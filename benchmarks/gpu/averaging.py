@@ -5,11 +5,10 @@ behind all learners, and so is no measure of averaging alone; it is there becaus
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.gpu.parts import Context
 from benchmarks.gpu.racing import Race, spread
-from bow.engines import EngineName
 from bow.sync import SMA, Independent, Synchroniser
 
 ENGINES = ("graph", "whole_round")
@@ -30,7 +29,7 @@ def measure(context: Context, model: str, batch_size: int) -> None:
     cases = [(engine, learners) for learners in (4, 8, 2) if learners in settings.learners for engine in ENGINES]
     for engine, learners in cases:
         for sync, make in SYNCS.items():
-            race.bow(_name(engine, learners, sync), learners, engine=cast(EngineName, engine), sync=make())
+            race.bow(_name(engine, learners, sync), learners, engine=engine, sync=make())
     rates = race.run(settings.repeats, settings.stint_s)
     context.record(rows=[row for case in cases if (row := _overhead(rates, *case)) is not None])
     race.close()

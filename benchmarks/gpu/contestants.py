@@ -10,11 +10,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+import bow
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.workloads import SGD, Data, Feed, Workload
 from bow.data import open_stream
 from bow.devices import StreamDevice
-from bow.engines import EngineName, Stacked
+from bow.engines import Stacked
 from bow.schedule import Schedule
 from bow.sync import SMA, Synchroniser
 from bow.training import Replicas
@@ -111,7 +112,7 @@ class BowTraining:
         data: Data,
         batch_size: int,
         learners: int,
-        engine: EngineName,
+        engine: str,
         sync: Synchroniser | None = None,
         compile: bool = False,
         schedule: Schedule | None = None,
@@ -126,11 +127,9 @@ class BowTraining:
             workload.loss,
             optimizer=SGD,
             learners=learners,
-            engine=engine,
+            engine=bow.Engine(schedule=schedule).run_by(engine, compile),
             sync=SMA() if sync is None else sync,
             device=device,
-            compile=compile,
-            schedule=schedule,
         )
         with device.issuing():
             self._stream = open_stream(data, batch_size=batch_size, steps=ENDLESS)

@@ -9,9 +9,8 @@ from benchmarks.gpu.parts import Context
 from benchmarks.gpu.serving import first_words
 from benchmarks.gpu.trace import overlap, save_small
 from benchmarks.gpu.workloads import workload
-from bow.engines import EngineName
 
-ENGINES: tuple[EngineName, ...] = ("graph", "whole_round", "streams")
+ENGINES: tuple[str, ...] = ("graph", "whole_round", "streams")
 LEARNERS = 2
 CALLS = 3
 MODEL, BATCH = "lenet", 16
@@ -31,7 +30,7 @@ def measure(context: Context) -> None:
         context.record(model=MODEL, batch_size=BATCH, learners=LEARNERS, rows=rows)
 
 
-def traced(context: Context, engine: EngineName) -> dict[str, Any]:
+def traced(context: Context, engine: str) -> dict[str, Any]:
     """Trace some rounds of an engine."""
     machine, settings = context.machine, context.settings
     subject = workload(MODEL, settings.fake)

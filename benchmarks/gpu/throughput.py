@@ -1,7 +1,5 @@
 """Samples per second of one model at one batch size: PyTorch beside bow, in turns."""
 
-from typing import cast, get_args
-
 from benchmarks.gpu.line_up import (
     COMPILED,
     COMPILED_GRAPHED,
@@ -16,7 +14,6 @@ from benchmarks.gpu.parts import PARTS, Context
 from benchmarks.gpu.peers import Spec
 from benchmarks.gpu.racing import Race
 from benchmarks.gpu.settings import Config
-from bow.engines import EngineName
 
 # Each number is compiled by itself, which takes most of a minute
 FUSED_LEARNERS = {
@@ -101,6 +98,5 @@ def _enter_here(race: Race, settings: Config) -> None:
         race.bow(bow_name("fused", learners), learners, engine="fused")
 
 
-def _engine(name: str) -> EngineName:
-    assert name in get_args(EngineName)
-    return cast(EngineName, name)
+def _engine(name: str) -> str:
+    return name

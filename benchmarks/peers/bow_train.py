@@ -2,8 +2,9 @@
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import bow
 from benchmarks.harness import counted
 from benchmarks.peers.referee import Referee, Watch
 from benchmarks.peers.task import Job
@@ -11,7 +12,7 @@ from bow.training import train as train_learners
 from bow.tuner.config import Objective, Tuner
 
 if TYPE_CHECKING:
-    from bow.training.run import Run
+    from bow.training.run import TrainingLoop
 
 
 def train(job: Job) -> str:
@@ -37,28 +38,18 @@ def run(job: Job, objective: Objective) -> str:
             batch_size=job.choice.batch_size,
             epochs=task.epochs,
             devices="cuda" if task.device == "cuda" else "cpu",
-            validation=job.data.validation,
-            metrics=(watch,),
+            learners=tuner_of(objective),
+            validation=bow.Validation(job.data.validation, metrics=(watch,), every=task.evaluate_every),
             callbacks=(watch,),
-            run_dir=Path(folder) / "run",
+            run=bow.Run(Path(folder) / "run", progress=False),
             seed=task.seed,
-            progress=False,
-            **chosen_by_bow(objective, task.evaluate_every),
         )
     return f"{result.engine}, {counted(result.learners, 'learner')}"
 
 
-def chosen_by_bow(objective: Objective, evaluate_every: float) -> dict[str, Any]:
-    """The arguments that leave learners and engine to bow.
-
-    Its tuner measures anew in every training: choices of earlier ones, which it would keep on disk, do not count.
-    """
-    return {
-        "learners": "auto",
-        "engine": "auto",
-        "tuner": Tuner(objective=objective, cache=False),
-        "evaluate_every": evaluate_every,
-    }
+def tuner_of(objective: Objective) -> Tuner:
+    """A tuner that measures anew in every training: choices of earlier ones, kept on disk, do not count."""
+    return Tuner(objective=objective, cache=False)
 
 
 class BowWatch(Watch):
@@ -66,10 +57,10 @@ class BowWatch(Watch):
 
     def __init__(self, referee: Referee) -> None:
         self._referee = referee
-        self._run: Run | None = None
+        self._run: TrainingLoop | None = None
         super().__init__()
 
-    def on_train_start(self, run: "Run") -> None:
+    def on_train_start(self, run: "TrainingLoop") -> None:
         """Before the first round."""
         self._run = run
 

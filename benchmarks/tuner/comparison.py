@@ -17,7 +17,7 @@ from benchmarks.harness import apart, median_interval, ratios, spread
 from benchmarks.tuner.exhaustive import Tried, everything, take_turns, try_all
 from benchmarks.tuner.pairs import PAIRS, Pair
 from bow.compiling import CACHE
-from bow.engines import step_from_loss
+from bow.engines import LearningConfig, step_from_loss
 from bow.sync import SMA
 from bow.training.blueprint import Blueprint
 from bow.training.opened import Opened
@@ -209,17 +209,11 @@ def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
     opened = Opened(data, batch_size=pair.batch_size, epochs=1, steps=1, seed=0)
     blueprint = Blueprint(
         model=pair.workload.build(),
-        step=step_from_loss(pair.workload.loss),
+        task=LearningConfig(step_from_loss(pair.workload.loss)),
         optimizer=SGD,
         sync=SMA(),
         device=torch.device("cpu"),
-        dispatch="fixed",
-        precision=None,
-        clip_norm=None,
-        memory="device",
-        on_nan="restart",
         buffers="average",
-        seed=0,
         example=opened.example,
     )
     return blueprint, opened

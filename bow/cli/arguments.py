@@ -1,5 +1,6 @@
 """From settings, which are plain values, to the arguments of `bow.train`, which are objects."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,12 +10,15 @@ from torch import Tensor, nn
 import bow
 from bow.cli.checking import check_arguments, shown
 from bow.cli.composition import Composition, compose
-from bow.cli.objects import all_made, called, factory, imported, made
+from bow.cli.objects import TARGET, all_made, called, factory, imported, made
 from bow.cli.suggestion import suggestion
 from bow.cluster import is_leader
+from bow.cluster.config import Devices
 from bow.data import DataSplits
+from bow.engines.config import Engine
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
+from bow.training.config import Run, Validation
 from bow.training.given import check_learners
 from bow.training.metrics import Accuracy
 from bow.values import whole, whole_seed
@@ -22,7 +26,8 @@ from bow.values import whole, whole_seed
 AUTO = "auto"
 LAUNCHER = "launcher"
 """What starts the processes; no argument of `bow.train`."""
-WHOLE = ("batch_size", "epochs", "steps", "eval_batch_size")
+WHOLE = ("batch_size", "epochs", "steps")
+SECTIONS: dict[str, type] = {"engine": Engine, "devices": Devices, "validation": Validation, "run": Run}
 METRICS: dict[str, Callable[[], Any]] = {"accuracy": Accuracy}
 
 
@@ -54,20 +59,24 @@ def build(composition: Composition) -> dict[str, Any]:
         BowError: a setting that does not exist or has a wrong value, or data that are missing.
     """
     check_values(composition)
-    settings = {key: value for key, value in composition.settings.items() if key != LAUNCHER}
-    objects = {key: settings.pop(key, None) for key in OBJECTS}
-    arguments = {key: build_one(objects[key]) for key, build_one in BUILDERS.items()}
-    splits = _data(objects["data"])
-    return (
-        settings
-        | arguments
-        | {
-            "model": _model(objects["model"], splits, composition.choices),
-            "data": splits.train,
-            "loss": None if objects["step"] else _loss(objects["loss"], splits),
-            "validation": _validation(objects["validation"], splits),
-        }
-    )
+    settings = composition.settings
+    splits = _data(settings["data"])
+    return {
+        "model": _model(settings["model"], splits, composition.choices),
+        "data": splits.train,
+        "loss": None if settings["step"] else _loss(settings["loss"], splits),
+        "step": None if settings["step"] is None else imported(settings["step"], "step"),
+        "optimizer": _optimizer(settings["optimizer"]),
+        "scheduler": _scheduler(settings["scheduler"]),
+        "learners": _learners(settings["learners"], settings["tuner"]),
+        "sync": made(settings["sync"], "sync"),
+        "engine": Engine(**settings["engine"]),
+        "devices": Devices(**settings["devices"]),
+        "validation": _validation(settings["validation"], splits),
+        "run": _run(settings["run"]),
+        "callbacks": all_made(settings["callbacks"] or (), "callbacks"),
+        **{name: settings[name] for name in PLAIN if name != "learners"},
+    }
 
 
 def check_values(composition: Composition) -> None:
@@ -79,8 +88,15 @@ def check_values(composition: Composition) -> None:
     if composition.given("epochs") and composition.given("steps"):
         epochs, steps = composition.settings["epochs"], composition.settings["steps"]
         raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
-    settings = {key: value for key, value in composition.settings.items() if key not in (*OBJECTS, LAUNCHER)}
-    check_arguments(bow.train, settings)
+    settings = composition.settings
+    check_arguments(bow.train, {name: value for name, value in settings.items() if name not in (*OBJECTS, *SECTIONS)})
+    for name, section in SECTIONS.items():
+        if not isinstance(settings[name], Mapping):
+            raise SettingError(f"{name} must be a section, got {shown(settings[name])}; write {name}.NAME=VALUE")
+        plain = {key: value for key, value in settings[name].items() if f"{name}.{key}" not in OBJECTS}
+        check_arguments(section, plain, prefix=f"{name}.")
+    if (size := settings["validation"]["batch_size"]) is not None:
+        whole("validation.batch_size", size)
     whole_seed(settings["seed"])
     for name in WHOLE:
         if settings[name] is not None:
@@ -136,25 +152,40 @@ def _loss(setting: Any, splits: DataSplits) -> Callable[[Any, Any], Tensor]:
     return nn.functional.cross_entropy if targets.dim() == 1 else sequence_cross_entropy
 
 
-def _validation(setting: Any, splits: DataSplits) -> Any:
-    if setting == AUTO:
-        return splits.validation
-    if setting in (None, False):
+def _validation(settings: Mapping[str, Any], splits: DataSplits) -> Validation:
+    given = settings["data"]
+    if given not in (AUTO, None, False):
+        raise SettingError(f"validation.data must be auto (the held-out part of the data) or null, got {shown(given)}")
+    data = splits.validation if given == AUTO else None
+    return Validation(**{**settings, "data": data, "metrics": _metrics(settings["metrics"])})
+
+
+def _run(settings: Mapping[str, Any]) -> Run:
+    loggers = all_made(settings["loggers"] or (), "run.loggers") if is_leader() else ()
+    return Run(**{**settings, "loggers": loggers})
+
+
+def _scheduler(settings: Any) -> Any:
+    if settings is None:
         return None
-    raise SettingError(f"validation must be auto (the held-out part of the data) or null, got {shown(setting)}")
+    if isinstance(settings, Mapping) and settings.get(TARGET) == "bow.PerRound":
+        return bow.PerRound(factory(settings.get("factory"), "scheduler.factory"))
+    return factory(settings, "scheduler")
 
 
 def _metrics(settings: Any) -> tuple[Any, ...]:
     if not isinstance(settings, list | tuple | None):
-        raise SettingError(f"metrics must be a list, got {shown(settings)}; write metrics=[{shown(settings)}]")
+        raise SettingError(
+            f"validation.metrics must be a list, got {shown(settings)}; write validation.metrics=[{shown(settings)}]"
+        )
     return tuple(_metric(setting) for setting in settings or ())
 
 
 def _metric(setting: Any) -> Any:
     if isinstance(setting, Mapping):
-        return made(setting, "metrics")
+        return made(setting, "validation.metrics")
     if setting not in METRICS:
-        raise SettingError(f"metrics={shown(setting)} does not exist; {suggestion(str(setting), METRICS)}")
+        raise SettingError(f"validation.metrics={shown(setting)} does not exist; {suggestion(str(setting), METRICS)}")
     return METRICS[setting]()
 
 
@@ -164,25 +195,27 @@ def _optimizer(settings: Any) -> Callable[..., Any]:
     return optimizer
 
 
-def _tuner(settings: Any) -> Any:
-    """The tuner; None where its settings are the defaults, so that trainings with nothing to tune hear no warning."""
+def _learners(number: Any, settings: Any) -> Any:
+    """A tuner where its settings are not the defaults, so that trainings with nothing to tune hear no warning."""
     tuner = None if settings is None else made(settings, "tuner")
-    return None if tuner == bow.Tuner() else tuner
+    return number if tuner in (None, bow.Tuner()) else dataclasses.replace(tuner, learners=number)
 
 
-def _optional(key: str, make: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
-    return lambda settings: None if settings is None else make(settings, key)
-
-
-BUILDERS: dict[str, Callable[[Any], Any]] = {
-    "step": _optional("step", imported),
-    "optimizer": _optimizer,
-    "sync": lambda settings: made(settings, "sync"),
-    "tuner": _tuner,
-    "lr_scheduler": _optional("lr_scheduler", factory),
-    "metrics": _metrics,
-    "callbacks": lambda settings: all_made(settings or (), "callbacks"),
-    "loggers": lambda settings: all_made(settings or (), "loggers") if is_leader() else (),
-}
-OBJECTS = ("model", "data", "loss", "validation", *BUILDERS)
-"""Keys whose values are descriptions of objects; all others are passed on as they are."""
+PLAIN = ("batch_size", "epochs", "steps", "learners", "precision", "clip_norm", "on_nan", "seed")
+OBJECTS = (
+    "model",
+    "data",
+    "loss",
+    "step",
+    "optimizer",
+    "scheduler",
+    "tuner",
+    "sync",
+    "callbacks",
+    "validation.data",
+    "validation.metrics",
+    "run.loggers",
+    LAUNCHER,
+    "partition",
+)
+"""Keys whose values are descriptions of objects; all others are plain."""

@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -23,7 +25,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bow.cli.suggestion import suggestion
-from bow.errors import SettingError
+from bow.errors import SettingError, reason
+from bow.training.moved import MOVED
+from bow.values import given_path
 
 CONFIG = "config"
 SEARCH_PATH = "hydra.searchpath"
@@ -31,6 +35,8 @@ MANY = ("logger",)
 """Groups of which several options can be chosen at once."""
 MISTAKES = (HydraException, OmegaConfBaseException, ValueError)
 """What hydra raises when it cannot carry out what the user wrote."""
+SHORT = {"run": "run.path", "devices": "devices.count", "validation": "validation.data"}
+"""Sections whose first field can be given alone."""
 _HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")
 """A path in somebody's home directory, which hydra takes in quotes only."""
 
@@ -58,7 +64,7 @@ def compose(overrides: Sequence[str]) -> Composition:
     """Compose the settings of one run.
 
     A group that the command line chooses comes without what the recipe says about that group: values that suit
-    the recipe's own optimizer mean nothing to another one. For the same reason `lr_scheduler={_target_: NAME, ...}`
+    the recipe's own optimizer mean nothing to another one. For the same reason `scheduler={_target_: NAME, ...}`
     is the whole scheduler, and nothing of the recipe's stays in it.
     """
     with _hydra():
@@ -73,6 +79,46 @@ def compose(overrides: Sequence[str]) -> Composition:
                 config[group] = base[group]
         _replace_whole(parsed, config, choices)
         return Composition(_plain(config), choices, tuple(overrides))
+
+
+def recompose(file: str | Path, overrides: Sequence[str]) -> Composition:
+    """The settings of a run's `config.yaml`, with some of them changed."""
+    settings = _read(given_path("--config", file))
+    with _hydra():
+        parsed = [_named(override) for override in _parse(overrides)]
+        _refuse_doubtful(parsed)
+        known, config = set(_flat_keys(settings)), OmegaConf.create(settings)
+        for override in parsed:
+            key, line = str(override.key_or_group), override.input_line
+            if key in _groups() and not _is_whole(override):
+                raise SettingError(
+                    f"{line} chooses another {key}, and --config has the settings of one; write {key}.NAME=VALUE, or "
+                    f"{key}={{_target_: NAME, ...}}"
+                )
+            if key not in known and not override.is_add() and not key.startswith("validation.target."):
+                raise SettingError(f"{line} sets {key}, which does not exist; {_instead_of(key, known, {})}")
+            OmegaConf.update(config, key, override.value(), merge=not _is_whole(override), force_add=True)
+        return Composition(_plain(config), {}, tuple(overrides))
+
+
+def _named(override: Override) -> Override:
+    """`engine=NAME` as the setting that it is in a run's settings."""
+    if override.key_or_group != "engine" or not isinstance(override.value(), str):
+        return override
+    return _parse_one(f"engine.name={override.value()}")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingError(f"--config {file} cannot be read ({reason(error)}); give a run's config.yaml") from error
+    if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
+        raise SettingError(
+            f"--config {file} is not of a run that bow train made: there is no model._target_ in it; repeat a run of "
+            "bow.train by its Python code"
+        )
+    return settings
 
 
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -119,14 +165,26 @@ def _parse_one(override: str) -> Override:
         example = f"did you mean {homes[0]}={override}?" if homes else "write NAME=VALUE, such as learners=4"
         raise SettingError(f"{override!r} is not a setting; {example}")
     override = _HOME.sub(r"\1='\2'", override)
+    name, _, value = override.partition("=")
+    override = f"{SHORT.get(name, name)}={value}" if "=" in override else override
+    _refuse_moved(override, name)
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     try:
         return parser.parse_overrides([override])[0]
     except MISTAKES:
         raise SettingError(
             f"{override} cannot be read; write NAME=VALUE, close every bracket and quote, and put quotes around"
-            " values with special characters, such as 'run_dir=\"my runs\"'"
+            " values with special characters, such as 'run.path=\"my runs\"'"
         ) from None
+
+
+def _refuse_moved(override: str, key: str) -> None:
+    """Refuse keys that have another name now."""
+    name = key.lstrip("+~").split(".")[0]
+    if name in MOVED and name != "tuner":
+        raise SettingError(f"{override} sets {name}, which is {MOVED[name][1]} now")
+    if override == "engine=whole_round":
+        raise SettingError(f"{override} is engine=graph engine.capture=round now")
 
 
 def _refuse_doubtful(parsed: Sequence[Override]) -> None:
@@ -141,7 +199,7 @@ def _refuse_doubtful(parsed: Sequence[Override]) -> None:
             raise SettingError(f"{line} is a sweep over several values; add -m to run them one after another")
         if key.startswith("hydra") and key != SEARCH_PATH:
             raise SettingError(
-                f"{line} has no effect, because bow sets hydra up itself; remove it, and set run_dir=DIR to say"
+                f"{line} has no effect, because bow sets hydra up itself; remove it, and set run.path=DIR to say"
                 " where a run leaves its files"
             )
         if override.is_delete() and "." not in key:
@@ -165,7 +223,11 @@ def _check_choice(group: str, override: Override) -> None:
 def _line(override: Override) -> str:
     """The override as hydra gets it: what is under a key that is empty by default has to be forced."""
     line = str(override.input_line)
-    return f"++{line}" if override.key_or_group.startswith("target.") and not line.startswith(("+", "~")) else line
+    return (
+        f"++{line}"
+        if override.key_or_group.startswith("validation.target.") and not line.startswith(("+", "~"))
+        else line
+    )
 
 
 def _compose(lines: Sequence[str]) -> DictConfig:

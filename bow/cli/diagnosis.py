@@ -124,10 +124,10 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
     from bow.engines import choose_learners
     from bow.training.given import engine_for
 
-    inputs, size, memory = arguments["data"][0], arguments["batch_size"], arguments["memory"]
+    inputs, size, wanted = arguments["data"][0], arguments["batch_size"], arguments["engine"]
     model = arguments["model"]()
-    learners = arguments["learners"]
-    engine = engine_for(arguments["engine"], memory, model, arguments["steps"], place)
+    learners = getattr(arguments["learners"], "learners", arguments["learners"])  # a number, or a Tuner
+    engine = engine_for(wanted, model, arguments["steps"], place)
     need = predict_memory(
         model,
         arguments["optimizer"],
@@ -137,7 +137,7 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
         place=place,
         saved=saved_bytes(model, inputs[:size], arguments["precision"]),
         clip_norm=arguments["clip_norm"],
-        memory=memory,
+        memory="swap" if wanted.offload else "device",
     )
     return engine, need
 

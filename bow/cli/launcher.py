@@ -25,22 +25,22 @@ HOSTS = "is_host"
 MOST_PORTS = 65535
 
 
-def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
-    """Have an agent run `bow train` in each process, and wait for it."""
+def launch(settings: Mapping[str, Any], overrides: Sequence[str], command: Sequence[str]) -> int:
+    """Have an agent run a command of bow in each process, and wait for it."""
     config = agent_settings(settings)
-    own = ("launcher", "devices=") if isinstance(settings["devices"], int) else ("launcher",)
-    command = ["-u", "-m", "bow", "train", *(word for word in overrides if not word.startswith(own))]
-    if not any(word.startswith("resume=") for word in overrides):
-        command.append("resume=auto")  # processes that are started again go on
+    own = ("launcher", "devices=", "devices.count=") if isinstance(settings["devices"]["count"], int) else ("launcher",)
+    words = ["-u", "-m", "bow", *command, *(word for word in overrides if not word.startswith(own))]
+    if not any(word.startswith("run.resume=") for word in overrides):
+        words.append("run.resume=auto")  # processes that are started again go on
     # Else an agent that has stayed does not tell one that comes back where to meet (torch 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
         try:
-            elastic_launch(config, sys.executable)(*command)
+            elastic_launch(config, sys.executable)(*words)
         except RendezvousConnectionError:
             if not config.rdzv_configs.pop(HOSTS, False):
                 raise
-            elastic_launch(config, sys.executable)(*command)  # another agent of this machine is the host already
+            elastic_launch(config, sys.executable)(*words)  # another agent of this machine is the host already
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         print(f"bow: rank {rank} ended with status {failure.exitcode}; see what it has said", file=sys.stderr)
@@ -58,10 +58,10 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str]) -> int:
 def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
     """What torchrun is told."""
     own = settings["launcher"]
-    if settings["run_dir"] is None:
+    if settings["run"]["path"] is None:
         raise SettingError(
-            "launcher=torchrun needs a run_dir, got run_dir=null; name one, so that processes that are started again "
-            "find their checkpoints"
+            "launcher=torchrun needs a run directory, got run.path=null; name one, so that processes that are started "
+            "again find their checkpoints"
         )
     least, most = _nodes(own["nnodes"])
     endpoint = own["rdzv_endpoint"]
@@ -75,7 +75,7 @@ def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
     return LaunchConfig(
         min_nodes=least,
         max_nodes=most,
-        nproc_per_node=_processes(own["nproc_per_node"], settings["devices"]),
+        nproc_per_node=_processes(own["nproc_per_node"], settings["devices"]["count"]),
         run_id=str(own["rdzv_id"]),
         rdzv_backend="c10d",
         rdzv_endpoint=f"{host}:{port}",

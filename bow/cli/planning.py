@@ -42,13 +42,15 @@ USAGE = """\
 usage: bow plan [--dry-run] [NAME=VALUE ...]
        bow plan compare [NAME=VALUE ...]
        bow plan explain | show FILE [NAME=VALUE ...]
+       bow plan train FILE [check=false] [NAME=VALUE ...]
 
   bow plan network=nmt size=tiny topology=p100_node      search a partition, and write it
   bow plan compare network=alexnet topology=k80_node     all methods side by side
   bow plan explain plan/partition.json                    every operator: its split, costs, and what else would cost
   bow plan show plan/partition.json                       the same without other choices
+  bow plan train plan/partition.json recipe=lenet batch_size=64    train by it; settings and resuming as bow train
 
-Nothing is trained: times are simulated, from a roofline of the devices or from measured times. What is planned for, as
+Times are simulated, from a roofline of the devices or from measured times. What is planned for, as
 for bow train: recipe=lenet batch_size=64, model=..., data=...; or a network of the papers: network=rnnlm size=tiny.
 A partition's file says what it was planned for; settings of the command line come before that.
 
@@ -83,6 +85,8 @@ def run(words: Sequence[str]) -> int:
     if "-h" in words or "--help" in words:
         print(usage(), end="")
         return 0
+    if words and words[0] == "train":
+        return _train(words[1:])
     action, file, rest = _action(words)
     settings = read(rest)
     console = Console(highlight=False, soft_wrap=True)
@@ -98,6 +102,19 @@ def run(words: Sequence[str]) -> int:
     problem = _problem(console, settings, topology)
     (_compare if action == "compare" else _plan)(console, problem, settings)
     return 0
+
+
+def _train(words: Sequence[str]) -> int:
+    """Train by a partition: it is timed beside data parallelism before, and refused where it is slower."""
+    from bow.cli.training import run as run_training
+
+    if not words or "=" in words[0]:
+        raise SettingError("bow plan train needs the file of a partition; write bow plan train plan/partition.json")
+    checks = [word for word in words if word.startswith("check=")]
+    if any(word not in ("check=true", "check=false") for word in checks):
+        raise SettingError(f"check must be true or false, got {checks[0]}; check=false trains without timing")
+    rest = [word for word in words[1:] if word not in checks]
+    return run_training(rest, words[0], "check=false" not in checks)
 
 
 def usage() -> str:
@@ -286,6 +303,6 @@ def _action(words: Sequence[str]) -> tuple[str, str, Sequence[str]]:
         return first, words[1], words[2:]
     if first and "=" not in first and not first.startswith("-"):
         raise SettingError(
-            f"{first!r} is not an action of bow plan; use compare, explain FILE, show FILE, or settings alone"
+            f"{first!r} is not an action of bow plan; use compare, explain FILE, show FILE, train FILE or settings"
         )
     return "plan", "", words

@@ -49,7 +49,7 @@ usage: bow schedule ACTION [NAME=VALUE ...]
   profile    measure every operator of a learning task, by number of threads, and the step by number of executors
   simulate   the critical path, the parallelism there is, and every policy in simulated time
   run        run one policy: longest operators before and after, co-running operators, timeline
-  compare    time every policy in turns, and write the best strategy for bow train strategy=...
+  compare    time every policy in turns, and write the best strategy for bow train engine.schedule=...
 
 What is scheduled, as for bow train: recipe=lstm batch_size=32, model=..., data=...
 or a network of the papers: network=googlenet size=tiny (sizes: tiny, and those of the papers)
@@ -150,7 +150,7 @@ def _compare(console: Console, step: BoundStep, profile: Profile, settings: Sche
         console.print("no strategy for training: operators run one after another fastest")
     else:
         _write(file, fixed.schedule.to_json())
-        console.print(f"for training: {fixed.name}: bow train engine=graph strategy={file}")
+        console.print(f"for training: {fixed.name}: bow train engine=graph engine.schedule={file}")
 
 
 ACTIONS: dict[str, Callable[[Console, BoundStep, Profile, ScheduleSettings], None]] = {

@@ -2,20 +2,22 @@
 
 import importlib
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-import bow
 from bow.cli.arguments import build, check_values
-from bow.cli.composition import Composition, compose, options, sweep
+from bow.cli.composition import Composition, compose, options, recompose, sweep
 from bow.cluster import is_leader, is_member
 from bow.data import SyntheticSamples
 from bow.errors import SettingError
 from bow.observe import RunDirectory
 from bow.observe.text import metric_text, rate_text
+from bow.training.config import TrainConfig
+from bow.training.train import run_training
 
 if TYPE_CHECKING:
     from bow.training.result import Result
@@ -25,27 +27,35 @@ SWEEP = ("-m", "--multirun")
 HELP = ("-h", "--help")
 SHOW = "--show"
 USAGE = """\
-usage: bow train [NAME=VALUE ...] [-m] [--show]
+usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
 
   bow train recipe=lenet data=fashion_mnist learners=4 sync.mu=0.5
   bow train -m learners=1,2,4 seed=range(3)     every combination, one after another
   bow train recipe=lenet --show                 print the settings and stop
+  bow train --config runs/first/config.yaml run=runs/again    the same training once more
 
 -m, --multirun   train once for every combination of values
 --show           print the settings that would be used, as YAML
+--config FILE    the settings of a run instead of those of conf, with NAME=VALUE changed
 -h, --help       this text
 """
+CONFIG = "--config"
+PARTITION = "partition"
+"""Key of a run's settings for the file of a partition, which bow plan train was given."""
 
 
-def run(words: Sequence[str]) -> int:
-    """Carry out `bow train`; `words` are what stands behind it."""
+def run(words: Sequence[str], partition: str | None = None, checks: bool = True) -> int:
+    """Carry out `bow train`, or with the file of a partition `bow plan train`; `words` are what stands behind it."""
+    words, file = _config_file(words)
     flags = {word for word in words if word in (*SWEEP, *HELP, SHOW)}
     overrides = [word for word in words if word not in flags]
     if flags & set(HELP):
         print(_help(), end="")
         return 0
     runs = sweep(overrides) if flags & set(SWEEP) else [overrides]
-    compositions = [compose(each) for each in runs]
+    compositions = [compose(each) if file is None else recompose(file, each) for each in runs]
+    if partition is not None:
+        compositions = [_by_partition(each, partition, checks) for each in compositions]
     _check_run_dirs(compositions)
     for each in compositions:
         check_values(each)
@@ -55,7 +65,9 @@ def run(words: Sequence[str]) -> int:
         if len(compositions) > 1:
             raise SettingError("launcher=torchrun starts one run, got a sweep; leave out -m, or the launcher")
         launcher = importlib.import_module("bow.cli.launcher")  # what it imports takes a while
-        status: int = launcher.launch(compositions[0].settings, compositions[0].overrides)
+        command = ["train"] if partition is None else ["plan", "train", partition, f"check={str(checks).lower()}"]
+        command += [] if file is None else [CONFIG, file]
+        status: int = launcher.launch(compositions[0].settings, compositions[0].overrides, command)
         return status
     elif len(compositions) == 1:
         return _train(compositions[0])[1]
@@ -67,8 +79,33 @@ def run(words: Sequence[str]) -> int:
 def _train(composition: Composition) -> tuple["Result", int]:
     """What came out, and the exit status."""
     arguments = build(composition)
-    result = bow.train(**arguments)
+    by = {} if (given := composition.settings.get(PARTITION)) is None else _partition(given)
+    result = run_training(TrainConfig(**arguments, **by, source=composition.settings))
     return result, _report(result, isinstance(arguments["data"], SyntheticSamples))
+
+
+def _config_file(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words without `--config FILE`, and the file."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{CONFIG}=") else [word])]
+    if CONFIG not in words:
+        return words, None
+    at = words.index(CONFIG)
+    if at + 1 == len(words) or words.count(CONFIG) > 1:
+        raise SettingError(f"{CONFIG} needs one file; write {CONFIG} RUN/config.yaml")
+    return [*words[:at], *words[at + 2 :]], words[at + 1]
+
+
+def _by_partition(composition: Composition, file: str, checks: bool) -> Composition:
+    """The same by a partition, which says how many learners there are where the command line does not."""
+    learners = composition.settings["learners"] if composition.given("learners") else "auto"
+    given = {PARTITION: {"path": file, "check": checks}}
+    return replace(composition, settings={**composition.settings, "learners": learners, **given})
+
+
+def _partition(given: Mapping[str, Any]) -> dict[str, Any]:
+    from bow.planning.search.search import Found
+
+    return {"partition": Found.load(given["path"]).partition, "check_partition": given["check"]}
 
 
 def _sweep(compositions: Sequence[Composition]) -> int:
@@ -118,11 +155,11 @@ def _shown(path: Path) -> Path:
 
 
 def _check_run_dirs(compositions: Sequence[Composition]) -> None:
-    named = [str(each.settings["run_dir"]) for each in compositions if each.settings.get("run_dir") is not None]
+    named = [str(each.settings["run"]["path"]) for each in compositions if each.settings["run"].get("path") is not None]
     twice = {name for name in named if named.count(name) > 1}
     if twice:
         name = min(twice)
-        raise SettingError(f"run_dir={name} is one directory for {named.count(name)} runs; leave it out of a sweep")
+        raise SettingError(f"run.path={name} is one directory for {named.count(name)} runs; leave it out of a sweep")
 
 
 def _help() -> str:

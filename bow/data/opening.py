@@ -83,10 +83,10 @@ def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Bat
         DataError: these are no data, or they are empty or of unequal lengths.
         SettingError: the batch size is below 1 or contradicts the loader's.
     """
-    size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("eval_batch_size", batch_size)
+    size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("validation.batch_size", batch_size)
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
-            raise _batch_size_conflict("eval_batch_size", size, data)
+            raise _batch_size_conflict("validation.batch_size", size, data)
         return one_pass(data, seed=0, epoch=0)
     if isinstance(data, IterableDataset):
         return one_pass(DataLoader(data, batch_size=size), seed=0, epoch=0)

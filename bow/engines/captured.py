@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bow.engines.batches import FlatBatch
 from bow.engines.frozen import FrozenValues, generators_kept
-from bow.engines.outcome import TaskSettings
+from bow.engines.outcome import LearningConfig
 from bow.engines.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph, capture
@@ -154,7 +154,7 @@ class CapturedTask:
 class CapturedTasks(CaptureCache[CapturedTask]):
     """The learning task of a training as step graphs, one for each shape of batch that is worth it."""
 
-    def __init__(self, group: LearnerGroup, settings: TaskSettings, tell: Callable[[str], None]) -> None:
+    def __init__(self, group: LearnerGroup, settings: LearningConfig, tell: Callable[[str], None]) -> None:
         super().__init__(settings.step, lambda: group.learners[0].module)
         self._group = group
         self._settings = settings

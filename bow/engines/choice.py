@@ -11,8 +11,6 @@
   both far ahead for logistic regression, `graph` for everything larger.
 """
 
-from typing import Literal, TypeAlias, get_args
-
 import torch
 from torch import nn
 
@@ -22,13 +20,11 @@ from bow.engines.eager import Eager
 from bow.engines.fused import Fused
 from bow.engines.graph import Graph
 from bow.engines.loop import Loop, RoundLoop, TaskRunner
-from bow.engines.outcome import TaskSettings
+from bow.engines.outcome import LearningConfig
 from bow.engines.streams import Streams
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup, num_trainable
 from bow.sync import Synchroniser
-
-EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams", "whole_round"]
 
 ENGINES: dict[str, type[TaskRunner]] = {engine.name: engine for engine in (Eager, Fused, Graph, Streams)}
 """Those of a CPU."""
@@ -46,15 +42,8 @@ FUSED_ROUNDS = 5_000
 GRAPH_ROUNDS = 1_000
 
 
-def check_engine(engine: str) -> None:
-    """Refuse an engine that does not exist."""
-    names = get_args(EngineName)
-    if engine not in names:
-        raise SettingError(f"engine must be one of {', '.join(names)}, got {engine!r}")
-
-
 def make_engine(
-    name: str, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice | None = None
+    name: str, group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, device: StreamDevice | None = None
 ) -> Loop:
     """Make an engine by its name."""
     if device is not None and name in STREAM_ENGINES:
@@ -66,7 +55,7 @@ def check_device(engine: str, streams: bool) -> None:
     """Refuse an engine that does not run on a device."""
     if not streams and engine not in ENGINES:
         raise SettingError(
-            f'engine="{engine}" runs on GPUs, and this training runs on the CPU; use engine="graph", or device="cuda"'
+            'capture="round" is for GPUs, and this training runs on the CPU; leave it out, or use device="cuda"'
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bow.devices import Kernels, StreamDevice
 from bow.engines.averaging import ModelAveraging
-from bow.engines.outcome import RoundEvent, TaskSettings
+from bow.engines.outcome import LearningConfig, RoundEvent
 from bow.engines.restarts import Restarts
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
@@ -56,7 +56,7 @@ class RoundContext:
         self,
         group: LearnerGroup,
         sync: Synchroniser,
-        settings: TaskSettings,
+        settings: LearningConfig,
         device: StreamDevice | None = None,
         *,
         kernels: Kernels | None = None,

@@ -14,7 +14,7 @@ from bow.engines.batches import Batches
 from bow.engines.batches import batch_of as batch_of
 from bow.engines.context import RoundContext
 from bow.engines.loop import TaskRunner
-from bow.engines.outcome import Outcome, TaskSettings
+from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch, task_random
 from bow.engines.swap import Around, swapped_tasks
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
@@ -63,7 +63,7 @@ class Eager(TaskRunner):
 class InTurn:
     """Runs the learning tasks of a device one after another."""
 
-    def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:
+    def __init__(self, group: LearnerGroup, settings: LearningConfig, around: Around | None = None) -> None:
         self._group = group
         self._seed = settings.seed
         self.tasks = LearningTasks(group, settings, around)
@@ -107,7 +107,7 @@ class LearningTasks:
     Different learners' tasks can run at the same time.
     """
 
-    def __init__(self, group: LearnerGroup, settings: TaskSettings, around: Around | None = None) -> None:
+    def __init__(self, group: LearnerGroup, settings: LearningConfig, around: Around | None = None) -> None:
         self._group = group
         self._settings = settings
         self._around = around

@@ -1,7 +1,6 @@
 """All learners in one vectorised learning task: `vmap` over the replica matrix, compiled."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -40,7 +39,7 @@ class Fused(TaskRunner):
 
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
-        self._in_turn = InTurn(context.group, dataclasses.replace(context.settings, compile=False))
+        self._in_turn = InTurn(context.group, context.settings.compiled(False))
         self._levels: list[tuple[str, TogetherTask]] = []
         self._whole_round: SgdRound | None = None
         self._failed: set[str] = set()

@@ -1,7 +1,6 @@
 """Learners that run at the same time on cores of their own: step graphs on the native runtime."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +47,7 @@ class Graph(AheadRunner):
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
         group, settings = context.group, context.settings
-        self._in_turn = InTurn(group, dataclasses.replace(settings, compile=False))
+        self._in_turn = InTurn(group, settings.compiled(False))
         self.tasks = CapturedTasks(group, settings, context.log.tell)
         self.live = LiveCheck(group, settings, self.tasks)
         self._jobs = GraphJobs(context, self.tasks)

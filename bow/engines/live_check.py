@@ -6,7 +6,6 @@ every operator's result off by rounding at random, and the spread of that is the
 """
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from bow.engines.captured import CaptureCache
 from bow.engines.eager import LearningTasks
 from bow.engines.frozen import generators_kept
-from bow.engines.outcome import TaskSettings
+from bow.engines.outcome import LearningConfig
 from bow.engines.task import Batch, Metrics
 from bow.errors import reason
 from bow.graph.side_effects import python_random_kept
@@ -77,10 +76,10 @@ class Expected:
 class LiveCheck:
     """Compares a capture with the step, in the first rounds behind a capture and then in 1 % of the time."""
 
-    def __init__(self, group: LearnerGroup, settings: TaskSettings, captures: CaptureCache[Any]) -> None:
+    def __init__(self, group: LearnerGroup, settings: LearningConfig, captures: CaptureCache[Any]) -> None:
         self._group = group
         self._captures = captures
-        self._tasks = LearningTasks(group, dataclasses.replace(settings, compile=False))
+        self._tasks = LearningTasks(group, settings.compiled(False))
         self._num_captures = 0
         self._since = 0
         self._next = FIRST[0]

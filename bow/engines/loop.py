@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bow.devices import StreamDevice
 from bow.engines.context import RoundContext
-from bow.engines.outcome import Batches, Outcome, RoundEvent, TaskSettings
+from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent
 from bow.engines.resizing import Resizing
 from bow.engines.room import out_of_memory_explained
 from bow.replicas import LearnerGroup
@@ -204,7 +204,7 @@ class RoundLoop(Loop):
         kind: type[TaskRunner],
         group: LearnerGroup,
         sync: Synchroniser,
-        settings: TaskSettings,
+        settings: LearningConfig,
         device: StreamDevice | None = None,
     ) -> None:
         context = RoundContext(group, sync, settings, device)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 from jaxtyping import Bool, Shaped
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bow.engines.batches import Batches as Batches
 from bow.engines.batches import Stacked as Stacked
-from bow.engines.swap import Memory, check_memory_setting
+from bow.engines.config import DEFAULT_ENGINE, Engine
+from bow.engines.swap import Memory
 from bow.engines.task import Metrics, Step, check_precision
 from bow.errors import SettingError
 from bow.schedule import Schedule
@@ -22,55 +23,53 @@ OnNan: TypeAlias = Literal["restart", "continue", "error"]
 
 
 @dataclass(frozen=True)
-class TaskSettings:
-    """What the learning tasks of a training have in common.
-
-    Args:
-        step: what is done with a batch.
-        precision: `"bfloat16"` for autocast, None for the model's own dtype.
-        clip_norm: the largest gradient norm of a learner; None does not clip.
-        on_nan: what happens to a learner whose loss, gradient or weights are not finite.
-        compile: compile the learning task with `torch.compile` where the engine has a choice.
-        seed: from which all random numbers of the learning tasks derive.
-        rounds: how many the training will have, if that is known: whether something that takes time first pays.
-        dispatch: whether batches are dealt to learners in a fixed order, or to the learner that is free first.
-        memory: where a learning task keeps what its backward pass needs.
-        schedule: which executors run the operators of a learning task, for engines that run step graphs; None: one.
-
-    Raises:
-        SettingError: a value outside its range.
-    """
+class LearningConfig:
+    """What the learning tasks of a training have in common; engines read it."""
 
     step: Step
-    precision: str | None = None
+    _: KW_ONLY
+    precision: str | None = None  # "bfloat16" for autocast; None: the model's own dtype
     clip_norm: float | None = None
     on_nan: OnNan = "restart"
-    compile: bool = False
     seed: int = 0
-    rounds: int | None = None
-    dispatch: Dispatch = "fixed"
-    memory: Memory = "device"
-    schedule: Schedule | None = None
+    rounds: int | None = None  # that the training will have, if known: whether compiling pays
+    engine: Engine = DEFAULT_ENGINE
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
         check_clipping(self.clip_norm)
         if self.on_nan not in get_args(OnNan):
             raise SettingError(f'on_nan must be "restart", "continue" or "error", got {self.on_nan!r}')
-        check_dispatch(self.dispatch)
-        check_memory_setting(self.memory, self.compile)
+
+    @property
+    def compile(self) -> bool:
+        """Whether learning tasks are compiled where the engine has a choice."""
+        return self.engine.compile
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """How batches are dealt."""
+        return self.engine.dispatch
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Which executors run the operators of a learning task; None: one."""
+        return self.engine.schedule if isinstance(self.engine.schedule, Schedule) else None
+
+    @property
+    def memory(self) -> Memory:
+        """Where a learning task keeps what its backward pass needs."""
+        return "swap" if self.engine.offload else "device"
+
+    def compiled(self, compile: bool) -> "LearningConfig":
+        """The same with learning tasks that are compiled, or are not."""
+        return replace(self, engine=replace(self.engine, compile=compile))
 
 
 def check_clipping(clip_norm: object) -> None:
     """Refuse a largest gradient norm that is none."""
     if clip_norm is not None:
         number("clip_norm", clip_norm, above=0, also="None for no clipping")
-
-
-def check_dispatch(dispatch: str) -> None:
-    """Refuse a way of dealing batches that does not exist."""
-    if dispatch not in get_args(Dispatch):
-        raise SettingError(f'dispatch must be "fixed" or "first_come", got {dispatch!r}')
 
 
 @dataclass(frozen=True)

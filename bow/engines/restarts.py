@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bow.engines.outcome import Outcome, TaskSettings
+from bow.engines.outcome import LearningConfig, Outcome
 from bow.errors import DivergenceError
 from bow.replicas import LearnerGroup
 from bow.sync import DropRule, Synchroniser, Timing
@@ -34,7 +34,7 @@ class Restarts:
         self,
         group: LearnerGroup,
         sync: Synchroniser,
-        settings: TaskSettings,
+        settings: LearningConfig,
         note: Note,
         where: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:

@@ -43,9 +43,9 @@ class Room:
     sync: Synchroniser  # what keeps the learners together
     engine: str  # the name of the engine that runs them
     batch: Batch | None = None  # one of a learner's, where `loss` takes it; None: activations are not known
-    precision: str | None = None  # as in `TaskSettings`
-    clip_norm: float | None = None  # as in `TaskSettings`
-    memory: Memory = "device"  # as in `TaskSettings`
+    precision: str | None = None  # as in `LearningConfig`
+    clip_norm: float | None = None  # as in `LearningConfig`
+    memory: Memory = "device"  # as in `LearningConfig`
 
     @property
     def bytes(self) -> int:
@@ -120,7 +120,7 @@ class Room:
         """What could make one learner fit."""
         if one.held_bytes > room or not one.activation_bytes:
             return "a smaller model"
-        return _any_of(["a smaller batch_size"] + (['memory="swap"'] if self.memory == "device" else []))
+        return _any_of(["a smaller batch_size"] + (["offload=True"] if self.memory == "device" else []))
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def out_of_memory_explained(learners: int, device: torch.device, memory: Memory 
             torch.cuda.empty_cache()
         swap_helps = device.type == "cuda" and memory == "device"
         remedies = ["fewer learners"] if learners > 1 else []
-        remedies += ["a smaller batch_size"] + (['memory="swap"'] if swap_helps else [])
+        remedies += ["a smaller batch_size"] + (["offload=True"] if swap_helps else [])
         asked = _ASKED.search(str(error))
         what = f"memory ({asked[1]} more) on {device}" if asked else f"memory on {device}"
         raise DeviceMemoryError(

@@ -210,7 +210,7 @@ class Swap:
             if "saved tensor hooks" not in str(error):
                 raise
             raise SettingError(
-                f'memory="swap" does not go with this learning task ({reason(error)}); use memory="device"'
+                f"offload=True does not go with this learning task ({reason(error)}); leave it out"
             ) from error
         finally:
             self._end()
@@ -327,7 +327,7 @@ class Swap:
             raise RuntimeError(MODIFIED)
         if parked.slot is None:
             raise RuntimeError(
-                'what a learning task saved for its backward pass is not kept behind its end with memory="swap"'
+                "what a learning task saved for its backward pass is not kept behind its end with offload=True"
             )
         if parked.flat is None:
             if parked.index not in self._coming:
@@ -392,7 +392,7 @@ class Swap:
             memory = self._device.pinned((size,), torch.uint8)
         except RuntimeError as error:
             raise SettingError(
-                f'memory="swap" finds no {size} bytes of host memory to pin more ({reason(error)}); use fewer '
+                f"offload=True finds no {size} bytes of host memory to pin more ({reason(error)}); use fewer "
                 "learners or a smaller batch_size"
             ) from error
         return _PinnedSlot(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bow.engines.outcome import TaskSettings
+from bow.engines.outcome import LearningConfig
 from bow.replicas import LearnerGroup
 from bow.sync import EASGD, SMA, Synchroniser
 
@@ -69,7 +69,7 @@ class SgdState:
         self._group.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def fits(group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, *, sum_apart: bool = False) -> bool:
+def fits(group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, sum_apart: bool = False) -> bool:
     """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
 
     Where other devices average as well, their part of the sum comes between the learning tasks and the step.

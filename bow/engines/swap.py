@@ -1,11 +1,11 @@
-"""`memory="swap"`: which learning tasks can swap, and what puts them into the context that does."""
+"""`offload=True`: which learning tasks can swap, and what puts them into the context that does."""
 
 import contextlib
 import itertools
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -26,30 +26,19 @@ SWAPPING = ("eager", "streams")
 """The engines whose learning tasks are run by autograd every time. In a graph or a fused task nothing is saved."""
 
 
-def check_memory_setting(memory: str, compile: bool) -> None:
-    """Refuse a place that does not exist, and swapping what a compiled learning task does not show."""
-    if memory not in get_args(Memory):
-        raise SettingError(f'memory must be "device" or "swap", got {memory!r}')
-    if memory == "swap" and compile:
-        raise SettingError(
-            'memory="swap" swaps what autograd saves, which a compiled learning task (compile=True) does not show; '
-            "leave one of the two out"
-        )
-
-
 def check_swap(memory: Memory, engine: str, *, streams: bool) -> None:
     """Refuse an engine that cannot swap.
 
     Warns:
-        UserWarning: `memory="swap"` has no effect on a CPU.
+        UserWarning: `offload=True` has no effect on a CPU.
     """
     if memory == "swap" and not streams:
         warnings.warn(
-            'memory="swap" has no effect on a CPU, whose memory is the host\'s already; leave it out', stacklevel=3
+            "offload=True has no effect on a CPU, whose memory is the host's already; leave it out", stacklevel=3
         )
     elif memory == "swap" and engine not in SWAPPING:
         raise SettingError(
-            f'memory="swap" needs learning tasks that save tensors for their backward pass, which those of engine '
+            f"offload=True needs learning tasks that save tensors for their backward pass, which those of engine "
             f'"{engine}" do not; use engine="eager" or "streams"'
         )
 

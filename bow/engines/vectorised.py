@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from bow.engines.outcome import TaskSettings
+from bow.engines.outcome import LearningConfig
 from bow.engines.random import NoGenerators
 from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult
 from bow.replicas import LearnerGroup, buffer_slots
@@ -18,7 +18,7 @@ TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
 """`(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once."""
 
 
-def vectorised(group: LearnerGroup, settings: TaskSettings) -> Vectorised:
+def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
     """The learning task of all learners at once, as a function of tensors alone."""
     task = LearningTask(group.learners[0].module, settings.step, group.device, settings.precision)
     function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")

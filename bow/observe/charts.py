@@ -264,6 +264,6 @@ def _time(records: Sequence[Record]) -> Clock:
 
 def _target(settings: Mapping[str, str], name: str) -> float | None:
     try:
-        return float(settings[f"target.{name}"])
+        return float(settings[f"validation.target.{name}"])
     except (KeyError, ValueError):
         return None

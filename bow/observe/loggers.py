@@ -80,7 +80,9 @@ class JsonLinesLogger:
         try:
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
-            raise RunDirectoryError(f"{path} cannot be written ({disk_reason(error)}); use another run_dir") from error
+            raise RunDirectoryError(
+                f"{path} cannot be written ({disk_reason(error)}); use another run directory"
+            ) from error
         if _is_cut_off(self.path):
             self._file.write("\n")
 

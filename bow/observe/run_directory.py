@@ -46,8 +46,8 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
         while (descriptor := _locked(path)) is None:
             if time.monotonic() >= until:
                 raise RunDirectoryError(
-                    f"run_dir {directory} is in use by another training{_holder(path)}; wait until it has ended, or "
-                    "name another run_dir"
+                    f"run directory {directory} is in use by another training{_holder(path)}; wait until it has ended, "
+                    "or name another one"
                 )
             time.sleep(0.1)
         _held.add(descriptor)
@@ -78,7 +78,7 @@ def _locked(path: Path) -> int | None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise RunDirectoryError(
-                f"run_dir {path.parent} cannot be written ({disk_reason(error)}); name a run_dir that can be"
+                f"run directory {path.parent} cannot be written ({disk_reason(error)}); name one that can be"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ def _locked(path: Path) -> int | None:
                 os.close(descriptor)
                 return None
             warnings.warn(
-                f"run_dir {path.parent} cannot be locked ({disk_reason(error)}); start no second training there",
+                f"run directory {path.parent} cannot be locked ({disk_reason(error)}); start no second training there",
                 stacklevel=4,
             )
             return descriptor
@@ -202,12 +202,12 @@ class RunDirectory:
         if self.holds_run:
             has_ended = self.model_path.exists() and not self.checkpoints.is_dir()
             way_on = "" if has_ended else 'continue it with resume="auto", or '
-            raise RunDirectoryError(f"run_dir {self.path} already holds a run; {way_on}name another run_dir")
+            raise RunDirectoryError(f"run directory {self.path} already holds a run; {way_on}name another one")
         for file in (self.config_path, self.report_path, self.model_path):
             if file.exists():
                 raise RunDirectoryError(
-                    f"run_dir {self.path} already has a file {file.name}, which the run would overwrite; move it away, "
-                    "or name another run_dir"
+                    f"run directory {self.path} already has a file {file.name}, which the run would overwrite; move it "
+                    "away, or name another one"
                 )
 
 
@@ -246,4 +246,4 @@ def _check_writable(path: Path) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> RunDirectoryError:
-    return RunDirectoryError(f"run_dir {path} cannot be written ({disk_reason(error)}); name a run_dir that can be")
+    return RunDirectoryError(f"run directory {path} cannot be written ({disk_reason(error)}); name one that can be")

@@ -1,5 +1,6 @@
 """What a training's learners are made of, apart from what is found by measurement: engine, number, compilation."""
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -8,64 +9,41 @@ from torch import nn
 
 from bow.cluster import ALONE, TrialWorld, World
 from bow.devices import StreamDevice
-from bow.engines import Batch, EngineName, OnNan, Step
+from bow.engines import Batch, LearningConfig
 from bow.engines.memory import is_cpu
 from bow.engines.room import Room
-from bow.engines.swap import Memory
 from bow.errors import SettingError
 from bow.replicas import BufferPolicy, OptimizerFactory
-from bow.schedule import Schedule
-from bow.schedule.scheduler import Dispatch
 from bow.sync import Synchroniser
 from bow.training.replicas import Replicas
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Arguments of `Replicas`, from which several of them can be made.
+    """Arguments of `Replicas`, from which several of them can be made."""
 
-    Attributes:
-        model: the template.
-        step: what a learning task does.
-        optimizer: makes the optimizer.
-        sync: what keeps the learners together.
-        device: where they are.
-        dispatch: as in `Replicas`.
-        precision: as in `Replicas`.
-        clip_norm: as in `Replicas`.
-        memory: as in `Replicas`.
-        on_nan: as in `Replicas`.
-        buffers: as in `Replicas`.
-        seed: as in `Replicas`.
-        example: a batch of one learner, where memory is to be predicted from it; None where there is a `step`.
-        schedule: which executors run the operators of a learning task; None: one.
-        is_several: whether there are other devices, so that trials go the way that the training will go.
-    """
-
-    model: nn.Module
-    step: Step
+    model: nn.Module  # the template
+    task: LearningConfig
     optimizer: OptimizerFactory
     sync: Synchroniser
     device: torch.device | StreamDevice
-    dispatch: Dispatch
-    precision: str | None
-    clip_norm: float | None
-    memory: Memory
-    on_nan: OnNan
     buffers: BufferPolicy
-    seed: int
-    example: Batch | None
-    schedule: Schedule | None = None
-    is_several: bool = False
+    example: Batch | None  # a batch of one learner, where memory is to be predicted from it
+    is_several: bool = False  # whether there are other devices: trials go the way that the training will go
 
     @functools.cached_property
     def on_cpu(self) -> bool:
         """Whether learners compute on the host."""
         return is_cpu(self.device)
 
+    def with_engine(self, **changes: object) -> "Blueprint":
+        """The same with other settings of the engine."""
+        engine = dataclasses.replace(self.task.engine, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self, task=dataclasses.replace(self.task, engine=engine))
+
     def build(
         self,
-        engine: EngineName,
+        engine: str,
         learners: int,
         *,
         compile: bool = False,
@@ -73,23 +51,20 @@ class Blueprint:
         world: World | None = None,
     ) -> Replicas:
         """Make learners."""
+        task = self.task
         return Replicas(
             self.model,
-            step=self.step,
+            step=task.step,
             optimizer=self.optimizer,
             learners=learners,
-            engine=engine,
+            engine=task.engine.run_by(engine, compile),
             sync=self.sync,
             device=self.device,
-            dispatch=self.dispatch,
-            precision=self.precision,
-            clip_norm=self.clip_norm,
-            memory=self.memory,
-            schedule=self.schedule,
-            on_nan=self.on_nan,
+            precision=task.precision,
+            clip_norm=task.clip_norm,
+            on_nan=task.on_nan,
             buffers=self.buffers,
-            compile=compile,
-            seed=self.seed,
+            seed=task.seed,
             expected_rounds=expected_rounds,
             example=self.example,
             world=world or (TrialWorld() if self.is_several else ALONE),
@@ -97,6 +72,7 @@ class Blueprint:
 
     def most_learners(self, engine: str, wanted: int) -> int:
         """As many learners as an engine has memory for and the synchroniser is stable with, up to those wanted."""
+        task = self.task
         room = Room(
             self.device,
             self.model,
@@ -104,9 +80,9 @@ class Blueprint:
             self.sync,
             engine,
             self.example,
-            self.precision,
-            self.clip_norm,
-            self.memory,
+            task.precision,
+            task.clip_norm,
+            task.memory,
         )
         most = room.most(wanted)
         return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)

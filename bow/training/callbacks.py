@@ -9,7 +9,7 @@ from bow.values import whole
 
 if TYPE_CHECKING:
     from bow.training.result import Result
-    from bow.training.run import Run
+    from bow.training.run import TrainingLoop
 
 
 class Callback:
@@ -26,16 +26,16 @@ class Callback:
         ...         print(record["epoch"])
     """
 
-    def on_train_start(self, run: "Run") -> None:
+    def on_train_start(self, run: "TrainingLoop") -> None:
         """Before the first round."""
 
-    def on_round_end(self, run: "Run") -> None:
+    def on_round_end(self, run: "TrainingLoop") -> None:
         """After every round; `run.replicas.last` has its losses and metrics."""
 
-    def on_epoch_end(self, run: "Run", record: Mapping[str, Any]) -> None:
+    def on_epoch_end(self, run: "TrainingLoop", record: Mapping[str, Any]) -> None:
         """After every epoch's evaluation; `record` is what the loggers get."""
 
-    def on_train_end(self, run: "Run", result: "Result") -> None:
+    def on_train_end(self, run: "TrainingLoop", result: "Result") -> None:
         """After the last round, with what `bow.train` returns."""
 
 
@@ -66,13 +66,13 @@ class TraceRounds(Callback):
         self._began: int | None = None
         self._ended = False
 
-    def on_train_start(self, run: "Run") -> None:
+    def on_train_start(self, run: "TrainingLoop") -> None:
         """Begin at once where the first round is wanted."""
         self._began = None
         self._ended = run.round >= self.first + self.rounds  # of a training that is resumed behind them
         self._begin_if_due(run)
 
-    def on_round_end(self, run: "Run") -> None:
+    def on_round_end(self, run: "TrainingLoop") -> None:
         """Begin or end."""
         if run.round != run.replicas.rounds:  # later rounds have run as well, and have been recorded as this one
             return
@@ -80,7 +80,7 @@ class TraceRounds(Callback):
             self._write(run)
         self._begin_if_due(run)
 
-    def on_train_end(self, run: "Run", result: "Result") -> None:
+    def on_train_end(self, run: "TrainingLoop", result: "Result") -> None:
         """Write what there is of a training that ended early."""
         if self._began is not None and run.round > self._began:
             self._write(run)
@@ -91,12 +91,12 @@ class TraceRounds(Callback):
                 stacklevel=2,
             )
 
-    def _begin_if_due(self, run: "Run") -> None:
+    def _begin_if_due(self, run: "TrainingLoop") -> None:
         if self._began is None and not self._ended and run.round >= self.first:
             run.replicas.start_timeline()
             self._began = run.round
 
-    def _write(self, run: "Run") -> None:
+    def _write(self, run: "TrainingLoop") -> None:
         timeline = run.replicas.take_timeline()
         try:
             if run.replicas.world.leads:

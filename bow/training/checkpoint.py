@@ -69,7 +69,7 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{path} cannot be written ({disk_reason(error)}); free space or use another run_dir"
+            f"{path} cannot be written ({disk_reason(error)}); free space or use another run directory"
         ) from error
     return path
 
@@ -99,9 +99,7 @@ def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
         return []
     if resume == "auto":
         if run_dir is None:
-            raise SettingError(
-                'resume="auto" looks for checkpoints in run_dir, got run_dir=None; name the run directory'
-            )
+            raise SettingError('resume="auto" looks for checkpoints in the run directory, got none; name it')
         return _checkpoints(Path(run_dir) / DIRECTORY)
     path = Path(resume)
     if path.is_file():
@@ -149,7 +147,7 @@ def delete_checkpoints_after(directory: Path, round_index: int) -> None:
         except OSError as error:
             raise CheckpointError(
                 f"{path} is of a later round than the one resumed from and cannot be deleted "
-                f"({disk_reason(error)}); delete it or use another run_dir"
+                f"({disk_reason(error)}); delete it or use another run directory"
             ) from error
 
 

@@ -18,45 +18,21 @@ from torch.utils.data import TensorDataset
 from bow.cluster import is_member
 from bow.data import BatchStream
 from bow.devices import StreamDevice, available_cores
-from bow.engines import Batch, Loss, Step, check_clipping, check_dispatch, check_loss
+from bow.engines import Batch, Loss, Step, check_loss
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.graph.outside import OutsideTensors
 from bow.replicas import buffer_state, has_lazy_modules, load_buffers
 from bow.sync import Synchroniser
 from bow.training.given import check_has_values, resolve_device
 from bow.training.metrics import IGNORED_LABEL, Metric, reached
-from bow.tuner import Tuner
 from bow.values import number, processes, whole
-
-
-def check_choices(
-    lr_interval: str,
-    dispatch: str,
-    tuner: object,
-    checkpoint_every: Any,
-    evaluate_every: Any,
-    clip_norm: Any,
-    on_interrupt: str,
-) -> None:
-    """Refuse values that do not exist."""
-    if lr_interval not in ("epoch", "round"):
-        raise SettingError(f'lr_interval must be "epoch" or "round", got {lr_interval!r}')
-    check_dispatch(dispatch)
-    check_clipping(clip_norm)
-    if tuner is not None and not isinstance(tuner, Tuner):
-        raise SettingError(f"tuner must be a bow.Tuner such as bow.Tuner(objective='goodput'), or None, got {tuner!r}")
-    if on_interrupt not in ("raise", "return"):
-        raise SettingError(f'on_interrupt must be "raise" or "return", got {on_interrupt!r}')
-    if checkpoint_every not in (None, "auto"):
-        whole("checkpoint_every", checkpoint_every, also='"auto", or None for no checkpoints')
-    number("evaluate_every", evaluate_every, above=0, remedy="0.25 evaluates four times an epoch")
 
 
 def check_evaluate_every(every: float, stream: BatchStream) -> None:
     """Refuse evaluations within epochs of data that have none."""
     if every < 1 and stream.samples_per_epoch is None:
         raise SettingError(
-            f"evaluate_every={every} needs data whose length is known; give a Dataset or tensors, or leave it out"
+            f"validation.every={every} needs data whose length is known; give a Dataset or tensors, or leave it out"
         )
 
 
@@ -109,12 +85,12 @@ def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer
         scheduler = factory(optimizer)
     except Exception as error:
         raise SettingError(
-            f"lr_scheduler must be a function that makes a scheduler from the optimizer, got {factory!r}, which fails "
+            f"scheduler must be a function that makes a scheduler from the optimizer, got {factory!r}, which fails "
             f"({reason(error)}); pass functools.partial(torch.optim.lr_scheduler.StepLR, step_size=...)"
         ) from error
     if not isinstance(scheduler, LRScheduler):
         raise SettingError(
-            f"lr_scheduler must return a torch.optim.lr_scheduler.LRScheduler, it returned {type(scheduler).__name__}"
+            f"scheduler must return a torch.optim.lr_scheduler.LRScheduler, it returned {type(scheduler).__name__}"
         )
     _try_scheduler(factory, optimizer)
     return scheduler
@@ -139,7 +115,7 @@ def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optim
             scheduler.step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()
         except Exception as error:
             raise SettingError(
-                f"lr_scheduler {type(scheduler).__name__} fails at its first step "
+                f"scheduler {type(scheduler).__name__} fails at its first step "
                 f"({type(error).__name__}: {reason(error)}); correct its settings"
             ) from error
 

@@ -31,6 +31,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tuner, loss: Callable[..., Any]) -> Any:
     """Everything that a choice depends on."""
+    task = blueprint.task
     return {
         "recipe": RECIPE,
         "model": [_text(blueprint.model), *_tensors(blueprint.model), *_forwards(blueprint.model)],
@@ -39,7 +40,7 @@ def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tune
         "sync": repr(blueprint.sync),
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
-        "task settings": [blueprint.precision, blueprint.clip_norm, blueprint.memory, blueprint.dispatch],
+        "task settings": [task.precision, task.clip_norm, task.memory, task.engine.dispatch],
         "asked for": [request.engine, request.learners, request.compile, request.most],
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
         "tuner": [tuner.objective, tuner.threshold, tuner.share],

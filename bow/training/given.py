@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bow.devices import StreamDevice, prepare_environment
-from bow.engines import EngineName, Loss, Step, choose_engine, step_from_loss
-from bow.engines.swap import Memory
+from bow.engines import Loss, Step, choose_engine, step_from_loss
+from bow.engines.config import Engine
 from bow.errors import DataError, ScheduleError, SettingError
 from bow.schedule import OrderedSchedule, Schedule
 from bow.sync import Synchroniser
@@ -58,28 +58,34 @@ def check_sync(sync: object) -> None:
         raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
 
 
-def check_schedule(schedule: Schedule | None, engine: EngineName) -> Schedule | None:
-    """The schedule that was given, if the engine carries schedules out."""
+def check_schedule(engine: Engine) -> Engine:
+    """The engine, if it carries out the schedule that was given."""
+    schedule = engine.schedule
     if schedule is None:
-        return None
-    if engine != "graph":
-        raise SettingError(f'a schedule is carried out by engine="graph", got engine={engine!r}; name that engine')
+        return engine
+    if not isinstance(schedule, Schedule):
+        raise SettingError(
+            f"schedule must be a bow.Schedule in bow.Replicas, got {schedule!r}; read a file with "
+            "bow.Schedule.from_json, or use bow.train"
+        )
+    if engine.runner != "graph":
+        raise SettingError(
+            f'a schedule is carried out by engine="graph", got engine={engine.runner!r}; name that engine'
+        )
     if not isinstance(schedule, OrderedSchedule):
         raise ScheduleError(
             "a training's schedule needs an order for every executor, got one that decides while it runs"
         )
-    return schedule
+    return engine
 
 
-def engine_for(
-    engine: EngineName, memory: Memory, model: nn.Module, rounds: int | None, place: torch.device | StreamDevice
-) -> str:
-    """The engine that was named, or the one for `"auto"`: where tensors are to be swapped, one that can."""
-    if engine != "auto":
-        return engine
+def engine_for(engine: Engine, model: nn.Module, rounds: int | None, place: torch.device | StreamDevice) -> str:
+    """What runs the engine that was named, or the one for `"auto"`: where tensors are offloaded, one that can."""
+    if engine.name != "auto":
+        return engine.runner
     device = place.torch_device if isinstance(place, StreamDevice) else place
-    swaps = memory == "swap" and (isinstance(place, StreamDevice) or place.type == "cuda")
-    return "eager" if swaps else choose_engine(model, rounds, device)
+    offloads = engine.offload and (isinstance(place, StreamDevice) or place.type == "cuda")
+    return "eager" if offloads else choose_engine(model, rounds, device)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

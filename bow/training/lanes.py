@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from bow.devices import available_cores, share_cores
-from bow.engines import EngineName
 from bow.engines.choice import FUSED_PARAMETERS
 from bow.engines.swap import SWAPPING
 from bow.replicas import num_trainable
@@ -17,8 +16,8 @@ from bow.training.blueprint import Blueprint
 from bow.training.trials import COMPILED, Trials
 from bow.tuner import Candidate, EngineSetting, doubling
 
-ENGINES_CPU: tuple[EngineName, ...] = ("graph", "streams", "eager", "fused")
-ENGINES_CUDA: tuple[EngineName, ...] = ("graph", "whole_round", "streams", "fused", "eager")
+ENGINES_CPU: tuple[str, ...] = ("graph", "streams", "eager", "fused")
+ENGINES_CUDA: tuple[str, ...] = ("graph", "whole_round", "streams", "fused", "eager")
 """In the order in which they are measured, those that are best most often first: a short budget ends early."""
 
 MOST_PER_CORE = 4
@@ -55,7 +54,7 @@ class Request:
         rounds: how many the training will have with the rule's number of learners; None where that is unknown.
     """
 
-    engine: EngineName
+    engine: str
     learners: int | Literal["auto"]
     compile: bool
     batch_size: int
@@ -74,7 +73,7 @@ def lanes(request: Request, blueprint: Blueprint, trials: Trials, rule: int | No
     if blueprint.on_cpu:
         engines = ENGINES_CPU
     else:
-        engines = tuple(name for name in ENGINES_CUDA if blueprint.memory == "device" or name in SWAPPING)
+        engines = tuple(name for name in ENGINES_CUDA if not blueprint.task.engine.offload or name in SWAPPING)
     if request.engine != "auto":
         engines = (request.engine,)
     found: list[Candidate] = []
@@ -101,7 +100,7 @@ def most_tried(request: Request, blueprint: Blueprint) -> int:
 
 
 def _of_engine(
-    engine: EngineName,
+    engine: str,
     counts: tuple[int, ...],
     request: Request,
     blueprint: Blueprint,

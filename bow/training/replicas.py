@@ -17,28 +17,28 @@ from bow.devices import StreamDevice, cuda_device
 from bow.engines import (
     Batch,
     EngineName,
+    LearningConfig,
     Loss,
     OnNan,
     Outcome,
     RoundEvent,
     Stacked,
     Step,
-    TaskSettings,
     check_device,
-    check_engine,
     choose_learners,
     make_engine,
 )
+from bow.engines.config import Engine as EngineConfig
 from bow.engines.eager import batch_of
 from bow.engines.memory import bytes_text
 from bow.engines.room import Room
-from bow.engines.swap import Memory, check_swap
+from bow.engines.swap import check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
-from bow.schedule import Schedule, Timeline
+from bow.schedule import Timeline
 from bow.schedule.scheduler import Dispatch
 from bow.sync import SMA, Synchroniser, Timing
 from bow.training.checkpoint import refusing_damage
@@ -52,6 +52,7 @@ from bow.training.given import (
     engine_for,
     resolve_device,
 )
+from bow.training.moved import refuses_moved
 from bow.values import whole, whole_seed
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -79,27 +80,16 @@ class Replicas(nn.Module):
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
-        engine: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on
-            cores of its own without Python's lock, or with a CUDA graph of its own on a GPU), `"streams"` (the same
-            with threads of Python, for models that cannot be captured), `"whole_round"` (all learners as one graph,
-            on a GPU), or `"auto"`, a rule that `bow.engines.choice` documents.
         sync: what keeps the learners together.
+        engine: what runs them, a name or a `bow.Engine`; `"auto"` is a rule that `bow.engines.choice` documents.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
-        dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
-            learner that is free takes the next batch, in `run` and in engines whose learners do not keep step
-            (`"graph"` and `"streams"`); faster with stragglers, and what comes of it depends on the time that tasks
-            take.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
-        memory: where a learning task keeps what its backward pass needs: on the `"device"`, or in host memory
-            (`"swap"`: engines `"eager"` and `"streams"` on a GPU), for models that do not fit otherwise.
-        schedule: which executors run the operators of each learning task; for engine `graph` on a CPU.
         on_nan: a learner whose loss, gradient or weights are not finite starts again from z, and where all learners do
             so round after round, the training ends (`"restart"`) or goes on (`"continue"`); or it ends the training at
             once (`"error"`).
         buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
             `"first"` learner, or measured anew (`"recalibrate"`, by `bow.train`).
-        compile: compile the learning task with `torch.compile` (`fused` always does).
         seed: from which the random numbers of the learning tasks derive.
         expected_rounds: how long the training will be, if that is known: `graph` compiles the learning task of a long
             one, which takes half a minute.
@@ -122,6 +112,7 @@ class Replicas(nn.Module):
         Budea, TensorBow, 2019, chapter 3.
     """
 
+    @refuses_moved("bow.Replicas")
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
@@ -130,17 +121,13 @@ class Replicas(nn.Module):
         step: Step | None = None,
         optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
         learners: int | Literal["auto"] = "auto",
-        engine: EngineName = "auto",
         sync: Synchroniser = DEFAULT_SYNC,
+        engine: EngineName | EngineConfig = "auto",
         device: str | torch.device | StreamDevice = "auto",
-        dispatch: Dispatch = "fixed",
         precision: str | None = None,
         clip_norm: float | None = None,
-        memory: Memory = "device",
-        schedule: Schedule | None = None,
         on_nan: OnNan = "restart",
         buffers: BufferPolicy = "average",
-        compile: bool = False,
         seed: int = 0,
         expected_rounds: int | None = None,
         example: Batch | None = None,
@@ -148,23 +135,20 @@ class Replicas(nn.Module):
     ) -> None:
         super().__init__()
         begin_to_compute("bow.Replicas")
-        check_engine(engine)
+        engine = EngineConfig.of(engine)
         check_sync(sync)
         seed = whole_seed(seed)
         expected_rounds = None if expected_rounds is None else whole("expected_rounds", expected_rounds, least=0)
         if not isinstance(world, World):
             raise SettingError(f"world must be what bow.cluster.join gives, got {type(world).__name__}; leave it out")
-        settings = TaskSettings(
+        settings = LearningConfig(
             check_step(loss, step),
-            precision,
-            clip_norm,
-            on_nan,
-            compile,
-            seed,
-            expected_rounds,
-            dispatch,
-            memory,
-            check_schedule(schedule, engine),
+            precision=precision,
+            clip_norm=clip_norm,
+            on_nan=on_nan,
+            seed=seed,
+            rounds=expected_rounds,
+            engine=check_schedule(engine),
         )
         template = prepare_template(model, seed)
         streams = device if isinstance(device, StreamDevice) else None
@@ -176,10 +160,10 @@ class Replicas(nn.Module):
         if world.is_one:
             sync.check(count)
         place = self.device if streams is None else streams
-        chosen = engine_for(engine, memory, template, expected_rounds, place)
+        chosen = engine_for(engine, template, expected_rounds, place)
         check_device(chosen, streams is not None)
-        check_swap(memory, chosen, streams=streams is not None)
-        self._room = Room(place, template, optimizer, sync, chosen, example, precision, clip_norm, memory)
+        check_swap(settings.memory, chosen, streams=streams is not None)
+        self._room = Room(place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.memory)
         if is_auto:
             count = max(1, self._room.most(count))
         spare = self._room.check(count)
@@ -190,7 +174,8 @@ class Replicas(nn.Module):
         self._streams = streams
         self._engine = make_engine(chosen, group, sync, settings, streams)
         self._modules["central"] = group.central
-        self._is_checked = chosen != "fused" and not compile  # others look at the autograd graph of their first task
+        # Others look at the autograd graph of their first task.
+        self._is_checked = chosen != "fused" and not engine.compile
         self.last: Outcome | None = None
         """Losses and metrics of the last round."""
 
@@ -288,7 +273,7 @@ class Replicas(nn.Module):
     @property
     def dispatch(self) -> Dispatch:
         """How batches are dealt."""
-        return self._engine.settings.dispatch
+        return self._engine.settings.engine.dispatch
 
     @property
     def W(self) -> Shaped[Tensor, "learners parameters"]:
@@ -576,7 +561,7 @@ class Replicas(nn.Module):
     def _mismatch(self, state: Mapping[str, Any]) -> str | None:
         """Why a state cannot be loaded here, in a sentence; None where it can."""
         if "strategy" in state:
-            return "the checkpoint is of a training by a placed strategy; resume with the strategy that it began with"
+            return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
         for part, own in self._identity().items():
             if state.get(part) != own:
                 return (

@@ -17,23 +17,18 @@ from bow.data.tensors import TensorStream
 from bow.errors import SettingError
 from bow.observe.records import plain
 from bow.training.checkpoint import refusing_damage
+from bow.training.config import TrainConfig
 from bow.training.learners import Learners
 from bow.training.opened import Opened
 from bow.training.replicas import part_of
 
-COMPARED = (
-    "loss",
-    "step",
-    "sync",
-    "lr_scheduler",
-    "lr_interval",
-    "precision",
-    "clip_norm",
-    "buffers",
-    "on_nan",
-    "dispatch",
-)
-"""Arguments of `bow.train` that may differ where a training goes on, but not in silence."""
+RENAMED = {
+    "lr_scheduler": "scheduler",
+    "lr_interval": "scheduler stepped per",
+    "buffers": "validation.buffers",
+    "dispatch": "engine.dispatch",
+}
+"""What checkpoints call settings that have another name now."""
 
 
 def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
@@ -48,9 +43,24 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
     return part_of(by_device, world)
 
 
-def trajectory(settings: Mapping[str, Any], opened: Opened) -> dict[str, Any]:
-    """What the weights of a training depend on, as plain values, as far as nothing else compares it."""
-    values = {name: plain(settings[name]) for name in COMPARED} | {"batch_size": opened.stream.batch_size}
+def trajectory(config: TrainConfig, opened: Opened) -> dict[str, Any]:
+    """What the weights of a training depend on, as plain values, as far as nothing else compares it.
+
+    These may differ where a training goes on, but not in silence.
+    """
+    compared = {
+        "loss": config.loss,
+        "step": config.step,
+        "sync": config.sync,
+        "lr_scheduler": config.scheduler_factory,
+        "lr_interval": "round" if config.is_per_round else "epoch",
+        "precision": config.precision,
+        "clip_norm": config.clip_norm,
+        "buffers": config.validation.buffers,
+        "on_nan": config.on_nan,
+        "dispatch": config.engine.dispatch,
+    }
+    values = {name: plain(value) for name, value in compared.items()} | {"batch_size": opened.stream.batch_size}
     if isinstance(opened.stream, TensorStream):  # other data may draw what they give from random numbers of their own
         dense = [leaf[0].cpu() for leaf in tree_leaves(opened.example) if leaf.layout == torch.strided]
         sample = b"".join(leaf.resolve_conj().reshape(-1).view(torch.uint8).numpy().tobytes() for leaf in dense)
@@ -78,7 +88,7 @@ def restore(
         kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]
         if None not in kinds and kinds[0] != kinds[1]:
             raise SettingError(
-                f"the checkpoint was made with lr_scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
+                f"the checkpoint was made with scheduler {kinds[0]}, got {kinds[1]}; resume with the same one"
             )
         replicas.load_training_state(learned, replicas.learners)
         _warn_of_other_settings(state["started_with"], optimizer_given)
@@ -112,7 +122,8 @@ def _warn_of_another_trajectory(saved: Mapping[str, Any], given: Mapping[str, An
             said = "is given other data than it was started with; it goes on with the new ones"
         else:
             its = "that of its checkpoint" if name == "lr_scheduler" and keeps_scheduler else "the new one"
-            said = f"was started with {name}={saved[name]!r}, got {name}={given[name]!r}; it goes on with {its}"
+            now = RENAMED.get(name, name)
+            said = f"was started with {now}={saved[name]!r}, got {now}={given[name]!r}; it goes on with {its}"
         warnings.warn(f"the training to be resumed {said}", stacklevel=4)
 
 

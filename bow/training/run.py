@@ -7,25 +7,26 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.data import BatchStream, Deal
-from bow.engines import OnNan, Outcome, Stacked
+from bow.engines import Outcome, Stacked
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.restarts import REMEDY
 from bow.engines.thread_pool import num_threads
 from bow.errors import BowError, DataError, DeviceMemoryError, DivergenceError, SettingError, reason
-from bow.observe import JsonLinesLogger, Logger, ProgressBar, RunDirectory, SafeLogger, write_report
+from bow.observe import JsonLinesLogger, ProgressBar, RunDirectory, SafeLogger, write_report
 from bow.observe.records import SYNTHETIC
 from bow.seeds import derive_seed
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import delete_checkpoints, newest_round, save_checkpoint
 from bow.training.checkpoint_timer import CheckpointTimer
+from bow.training.config import TrainConfig
 from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.interruption import Interruption
 from bow.training.learners import Learners
@@ -61,38 +62,36 @@ WARMUP_ROUNDS = 20
 class Plan:
     """What is to be done, apart from the rounds themselves."""
 
-    epochs: int
-    steps: int | None
-    lr_interval: Literal["epoch", "round"]
-    target: Mapping[str, float]
-    metrics: Mapping[str, Metric]
-    on_nan: OnNan
-    is_synthetic: bool
-    """Whether the data are made up."""
-    checkpoint_every: int | Literal["auto"] | None
-    keeps_checkpoints: bool
-    """Whether they stay when the training has ended; `"auto"` deletes its own."""
-    evaluate_every: float
+    config: TrainConfig
+    is_synthetic: bool  # whether the data are made up
+    keeps_checkpoints: bool  # whether they stay when the training has ended; "auto" deletes its own
     evaluate: Evaluator | None
-    recalibrate_on: Any
     directory: RunDirectory
-    tuned: Tuned
-    """What the training began with; callbacks and the tuner may have changed the number of learners since."""
-    most_learners: int
-    """As many as the tuner may go up to while training; 0: it changes nothing."""
+    tuned: Tuned  # what the training began with; callbacks and tuner may have changed the number of learners since
+    most_learners: int  # as many as the tuner may go up to while training; 0: it changes nothing
     tuner: Tuner
-    fresh: bool
-    """Whether nothing of a run was in the run directory before."""
-    seed: int
-    threads: int
-    """Torch's threads for evaluation: learning tasks may have been given fewer."""
-    started_with: list[dict[str, Any]]
-    """The optimizer's settings when training began, before any resume."""
-    trajectory: Mapping[str, Any]
-    """What else the weights depend on."""
+    fresh: bool  # whether nothing of a run was in the run directory before
+    threads: int  # torch's threads for evaluation: learning tasks may have been given fewer
+    started_with: list[dict[str, Any]]  # the optimizer's settings when training began, before any resume
+    trajectory: Mapping[str, Any]  # what else the weights depend on
+
+    @property
+    def target(self) -> Mapping[str, float]:
+        """Values of the validation data at which the training ends."""
+        return dict(self.config.validation.target or {})
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """What the central model is measured by besides the loss."""
+        return {metric.name: metric for metric in self.config.validation.metrics}
+
+    @property
+    def recalibrate_on(self) -> Any:
+        """On what batch-norm statistics are measured anew; None: they are not."""
+        return self.config.data if self.config.validation.buffers == "recalibrate" else None
 
 
-class Run:
+class TrainingLoop:
     """A training in progress; what callbacks get to see.
 
     Attributes:
@@ -110,7 +109,6 @@ class Run:
         stream: BatchStream,
         scheduler: LRScheduler | None,
         plan: Plan,
-        loggers: Sequence[Logger],
         progress: ProgressBar,
         hooks: Hooks,
     ) -> None:
@@ -130,7 +128,7 @@ class Run:
         self._loggers: list[SafeLogger] = []
         if self._world.leads:
             records = JsonLinesLogger(plan.directory.metrics_path)
-            self._loggers = [SafeLogger(logger) for logger in (records, *loggers)]
+            self._loggers = [SafeLogger(logger) for logger in (records, *plan.config.run.loggers)]
         self._progress = progress
         self._hooks = hooks
         self._stopped = False
@@ -184,8 +182,8 @@ class Run:
         if kept is None:
             return "there is no checkpoint to go on from"
         return (
-            f"there is a checkpoint of round {kept}; go on with bow train ... run_dir={path} resume=auto, "
-            f"in Python with bow.train(..., run_dir={path!r}, resume='auto')"
+            f"there is a checkpoint of round {kept}; go on with bow train ... run.path={path} run.resume=auto, "
+            f"in Python with bow.train(..., run=bow.Run({path!r}, resume='auto'))"
         )
 
     @property
@@ -371,14 +369,14 @@ class Run:
         return deals
 
     def _rounds_together(self) -> int:
-        watched = self._plan.lr_interval == "round" or self._hooks.listen("on_round_end")
+        watched = self._plan.config.is_per_round or self._hooks.listen("on_round_end")
         if watched and self.replicas.dispatch == "fixed":
             return 1  # who looks at a round sees the learners as that round left them
         limits = [self.replicas.period]
-        if self._plan.steps is not None:
-            limits.append(self._plan.steps - self.round)
-        if isinstance(self._plan.checkpoint_every, int):
-            limits.append(self._plan.checkpoint_every - self.round % self._plan.checkpoint_every)
+        if self._plan.config.steps is not None:
+            limits.append(self._plan.config.steps - self.round)
+        if isinstance(self._plan.config.run.checkpoint_every, int):
+            limits.append(self._plan.config.run.checkpoint_every - self.round % self._plan.config.run.checkpoint_every)
         if not self._world.is_one:
             limits += [self._agreement.next_round - self.round, self._rounds_to_evaluation()]
         return min(limits)
@@ -386,11 +384,11 @@ class Run:
     def _rounds_to_evaluation(self) -> int:
         """How many rounds, at least, until an evaluation within the epoch is due, which all devices make together."""
         per_epoch, batch = self._stream.samples_per_epoch, self._stream.batch_size
-        if self._plan.evaluate_every >= 1 or self._plan.evaluate is None or per_epoch is None:
+        if self._plan.config.validation.every >= 1 or self._plan.evaluate is None or per_epoch is None:
             return MAX_ROUNDS_TOGETHER
         if batch is None:
             return 1
-        left = (self._share() + 1) * self._plan.evaluate_every * per_epoch - self.samples
+        left = (self._share() + 1) * self._plan.config.validation.every * per_epoch - self.samples
         return max(1, math.ceil(left / (batch * self.replicas.learners_in_all)))
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
@@ -414,7 +412,7 @@ class Run:
             self._meter.pause()
             self._evaluate_within_epoch()
             self._meter.resume()
-        every = self._plan.checkpoint_every
+        every = self._plan.config.run.checkpoint_every
         if isinstance(every, int) and self.round // every > before // every:
             self._pause_for_checkpoint()
         self._agree_to_stop()
@@ -431,7 +429,7 @@ class Run:
 
     def _keep_as_it_was(self) -> None:
         """Keep what was trained before rounds that have failed and left nothing behind."""
-        asked_for = self._plan.checkpoint_every is not None
+        asked_for = self._plan.config.run.checkpoint_every is not None
         if asked_for and self._world.is_one and 0 < self.round == self.replicas.rounds:
             self._save_checkpoint(self._dealt_from)
 
@@ -449,7 +447,7 @@ class Run:
 
     def _agree_to_stop(self) -> None:
         asked = self._interruption.signal
-        is_due = self._plan.checkpoint_every == "auto" and self._timer.is_due(time.perf_counter())
+        is_due = self._plan.config.run.checkpoint_every == "auto" and self._timer.is_due(time.perf_counter())
         if self._world.is_one:
             self._stopped = self._stopped or self._asked_to_stop or asked is not None
             if is_due and not self._stopped:
@@ -506,7 +504,7 @@ class Run:
         self._recent_losses.append(outcome.losses)
         self.replicas.remember(outcome)
         self._hooks.call("on_round_end", self)
-        if self._plan.lr_interval == "round":
+        if self._plan.config.is_per_round:
             self._step_scheduler(self._mean_loss([outcome.losses]) if self._needs_loss else math.nan)
 
     def _end_epoch(self, epoch: float) -> None:
@@ -525,7 +523,7 @@ class Run:
         self._check_divergence()
         self._check_target(values)
         self._hooks.call("on_epoch_end", self, self.history[-1])
-        if self._plan.lr_interval == "epoch":
+        if not self._plan.config.is_per_round:
             self._step_scheduler(values.get("loss", record["train_loss"]))
         self._epoch_losses = []
 
@@ -535,7 +533,7 @@ class Run:
         own = [restarts - self._restarts_before_epoch, self._tasks_of_epoch]
         lost, tasks = map(int, self._world.add_up(own))
         self._restarts_before_epoch, self._tasks_of_epoch = restarts, 0
-        if lost > MOST_LOST * tasks and self._plan.on_nan != "continue" and not self._stopped:
+        if lost > MOST_LOST * tasks and self._plan.config.on_nan != "continue" and not self._stopped:
             raise DivergenceError(
                 f"training diverged: {lost} of the last {tasks} steps came to nothing, since loss, gradient or weights "
                 f"were not finite; {REMEDY}"
@@ -560,7 +558,7 @@ class Run:
         self.replicas.settle()
         self._gather_events()
         if self._plan.recalibrate_on is not None:
-            seed = derive_seed(self._plan.seed, RECALIBRATION, self.round)
+            seed = derive_seed(self._plan.config.seed, RECALIBRATION, self.round)
             recalibrate_central(self.replicas, self._plan.recalibrate_on, self._stream.batch_size, seed)
         evaluate = self._plan.evaluate
         if evaluate is None:
@@ -590,7 +588,7 @@ class Run:
 
     def _share(self) -> int:
         """How many evaluations within epochs are due by now; 0 where they are at the ends of epochs only."""
-        per_epoch, every = self._stream.samples_per_epoch, self._plan.evaluate_every
+        per_epoch, every = self._stream.samples_per_epoch, self._plan.config.validation.every
         if every >= 1 or per_epoch is None or self._plan.evaluate is None:
             return 0
         return int(self.samples / (every * per_epoch) + 1e-9)
@@ -683,8 +681,8 @@ class Run:
             "learners": self.replicas.learners,
             "engine": self.replicas.engine,
             "batch_size": self._stream.batch_size,
-            "epochs": None if self._plan.steps is not None else self._plan.epochs,
-            "steps": self._plan.steps,
+            "epochs": None if self._plan.config.steps is not None else self._plan.config.epochs,
+            "steps": self._plan.config.steps,
             "samples_per_epoch": self._stream.samples_per_epoch,
             "device": str(self.replicas.device),
             "sync": repr(self.replicas.sync),
@@ -708,12 +706,12 @@ class Run:
         }
 
     def _rounds_left(self) -> int | None:
-        if self._plan.steps is not None:
-            return max(self._plan.steps - self.round, 0)
+        if self._plan.config.steps is not None:
+            return max(self._plan.config.steps - self.round, 0)
         return self._stream.rounds_left(self.replicas.learners_in_all)
 
     def _steps_done(self) -> bool:
-        return self._plan.steps is not None and self.round >= self._plan.steps
+        return self._plan.config.steps is not None and self.round >= self._plan.config.steps
 
 
 def lost_outcome(learners: int, device: torch.device) -> Outcome:

@@ -60,7 +60,7 @@ class Placed:
 
 def captured_step(blueprint: Blueprint, batch: Batch) -> CapturedOperators:
     """The operators of the learners' step, compared with plain autograd."""
-    model, step = blueprint.model, blueprint.step
+    model, step = blueprint.model, blueprint.task.step
     before = captured_again(blueprint, batch)
     for _ in range(2):  # what is computed once and kept is there the second time
         frozen = FrozenValues(step, model)
@@ -82,7 +82,7 @@ def _quoted(name: str | None) -> str:
 def captured_again(blueprint: Blueprint, batch: Batch) -> CapturedOperators:
     """The operators of the learners' step as it is now."""
     with _training(blueprint.model):
-        return capture_operators(blueprint.model, batch, step=blueprint.step)
+        return capture_operators(blueprint.model, batch, step=blueprint.task.step)
 
 
 @contextlib.contextmanager
@@ -134,10 +134,10 @@ class TileLearners:
         self._placed = placed
         self._group = group
         self._world = world
-        self._frozen = FrozenValues(blueprint.step, blueprint.model)
+        self._frozen = FrozenValues(blueprint.task.step, blueprint.model)
         self._check_at = time.perf_counter() + FIRST_CHECK_S
         self._equal_until = 0
-        self._events = [] if note is None else [RoundEvent(0, "strategy", note)]
+        self._events = [] if note is None else [RoundEvent(0, "partition", note)]
         model = copy.deepcopy(blueprint.model).train()
         self._runtime = TileRuntime(
             placed.captured,
@@ -146,7 +146,7 @@ class TileLearners:
             blueprint.optimizer,
             group,
             sync=blueprint.sync,
-            seed=derive_seed(blueprint.seed, group.learner) if group.learner else blueprint.seed,
+            seed=derive_seed(blueprint.task.seed, group.learner) if group.learner else blueprint.task.seed,
         )
         self._central = model.eval()
 
@@ -183,7 +183,7 @@ class TileLearners:
     @property
     def step(self) -> Step:
         """What a learning task does with a batch."""
-        return self._blueprint.step
+        return self._blueprint.task.step
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -273,7 +273,7 @@ class TileLearners:
     def _mismatch(self, state: Mapping[str, Any]) -> str | None:
         """Why a state cannot be loaded here, in a sentence; None where it can."""
         if state.get("version") != STATE_VERSION:
-            return "the checkpoint is of a training without this strategy; resume without strategy=, or start anew"
+            return "the checkpoint is of a training without this strategy; resume with bow.train, or start anew"
         if state["strategy"] != self._placed.strategy.to_json() or len(state["devices"]) != self._world.size:
             return (
                 "the checkpoint was made with another strategy, or on another number of devices; "
@@ -309,7 +309,7 @@ class TileLearners:
             since = f" (it was the same in round {self._equal_until})"
             raise refusal(type(model).__name__, f"{what}{since}, and a placed strategy keeps what it was", REMEDY)
         self._equal_until = self.rounds
-        self._frozen = FrozenValues(self._blueprint.step, model)
+        self._frozen = FrozenValues(self._blueprint.task.step, model)
         now = time.perf_counter()
         self._check_at = now + (now - began) / SHARE
 

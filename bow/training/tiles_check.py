@@ -28,7 +28,7 @@ STEPS = 2
 MARGIN = 1.05
 """A strategy is slower that takes more than so many times what data parallelism takes: runs differ by as much."""
 
-FILE = "strategy_timeline.json"
+FILE = "partition_timeline.json"
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def check_speed(
     checked = world.leaders(Checked(own_s / strategy.learners, data_s, predicted, measured))
     if checked.batch_s > MARGIN * checked.data_s:
         raise SettingError(
-            f"the strategy is slower than data parallelism here: {checked.summary}; leave strategy out, plan again, or "
-            "train by it all the same with strategy_check=False"
+            f"the strategy is slower than data parallelism here: {checked.summary}; plan again, or "
+            "train by it all the same with check=False"
         )
     return checked
 
@@ -95,7 +95,7 @@ def _runtime(
     captured: CapturedOperators, strategy: Partition, blueprint: Blueprint, group: ProcessGroup
 ) -> TileRuntime:
     model, optimizer = blueprint.model, blueprint.optimizer
-    return TileRuntime(captured, strategy, model, optimizer, group, sync=blueprint.sync, seed=blueprint.seed)
+    return TileRuntime(captured, strategy, model, optimizer, group, sync=blueprint.sync, seed=blueprint.task.seed)
 
 
 def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: ProcessGroup) -> tuple[float, float]:

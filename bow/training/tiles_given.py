@@ -1,50 +1,45 @@
 """What `bow.train` is given beside a placed strategy: what fits it, and on how many devices it runs."""
 
-from typing import Any
-
 import torch
 
 from bow.cluster import is_member
 from bow.data.tensors import TensorStream
 from bow.devices import StreamDevice, available_cores
+from bow.engines.config import DEFAULT_ENGINE
 from bow.errors import SettingError
 from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.tiles.averaging import check_timing
 from bow.planning.tiles.runtime import tile_optimizer
 from bow.training.blueprint import Blueprint
+from bow.training.config import TrainConfig
 from bow.training.opened import Opened
 from bow.training.tiles import Placed, captured_step
 from bow.values import processes
 
-ONLY: dict[str, tuple[Any, str]] = {
-    "engine": ("auto", "its operators run in tiles, and not by an engine"),
-    "dispatch": ("fixed", "its learners keep step"),
-    "compile": (False, "its operators run one by one"),
-    "tuner": (None, "it says how many learners there are"),
-    "precision": (None, "it computes in the model's own types; convert the model"),
-    "clip_norm": (None, "no device sees a whole gradient"),
-    "memory": ("device", "its activations stay where they are made"),
-    "buffers": ("average", "learners' statistics are averaged"),
-    "bucket_mb": (None, "its sums are those of the strategy"),
-}
-"""Settings that a placed strategy leaves no choice of: what they have to be, and why."""
 
-
-def check_settings(strategy: Partition, settings: dict[str, Any]) -> None:
-    """Refuse settings that a placed strategy does not carry out."""
-    for name, (wanted, why) in ONLY.items():
-        if settings[name] != wanted:
-            raise SettingError(f"{name}={settings[name]!r} does not go with a placed strategy: {why}; leave it out")
-    learners, sync = settings["learners"], settings["sync"]
-    if learners not in ("auto", strategy.learners):
+def check_settings(partition: Partition, config: TrainConfig) -> None:
+    """Refuse settings that a partition does not carry out."""
+    fixed = (
+        ("engine", config.engine, DEFAULT_ENGINE, "its operators run in tiles, and not by an engine"),
+        ("learners", config.tuner, None, "it says how many learners there are"),
+        ("precision", config.precision, None, "it computes in the model's own types; convert the model"),
+        ("clip_norm", config.clip_norm, None, "no device sees a whole gradient"),
+        ("buffers", config.validation.buffers, "average", "learners' statistics are averaged"),
+        ("bucket_mb", config.devices.bucket_mb, None, "its sums are those of the partition"),
+    )
+    for name, value, wanted, why in fixed:
+        if value != wanted:
+            raise SettingError(f"{name}={value!r} does not go with a partition of bow.plan: {why}; leave it out")
+    learners = config.num_learners
+    if learners not in ("auto", partition.learners):
         raise SettingError(
-            f'learners={learners} contradicts the strategy, which has {strategy.learners}; make it that, or "auto"'
+            f'learners={learners} contradicts the partition, which has {partition.learners}; make it that, or "auto"'
         )
-    if isinstance(settings["devices"], StreamDevice):
-        raise SettingError("a placed strategy runs on processes, one for each device; give their number as devices=")
-    if strategy.learners > 1:
-        check_timing(sync)
+    if isinstance(config.devices.count, StreamDevice):
+        raise SettingError("a partition runs on processes, one for each device; give their number as devices=")
+    if partition.learners > 1:
+        check_timing(config.sync)
 
 
 def devices_of(strategy: Partition, asked: object, count: int | None, device: torch.device) -> int | None:

@@ -4,12 +4,10 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import torch
 
 from bow.devices import StreamDevice
-from bow.engines import EngineName
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
 from bow.graph.side_effects import python_random_kept
 from bow.runtime import is_built
@@ -141,7 +139,7 @@ class Trials:
                 self.close()
                 replicas = None
         if replicas is None:
-            replicas = self._blueprint.build(cast(EngineName, engine), setting.learners, compile=compiles)
+            replicas = self._blueprint.build(engine, setting.learners, compile=compiles)
             _stand_still(replicas)
             self._made[key] = replicas
             if self._feed.stream is not None:

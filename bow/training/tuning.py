@@ -6,13 +6,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from bow.cluster import World
 from bow.compiling import cache_folder
-from bow.engines import EngineName
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
@@ -61,7 +60,7 @@ class Tuned:
         is_complete: whether everything was tried that was worth it, so that later trainings can rely on it.
     """
 
-    engine: EngineName
+    engine: str
     learners: int
     threads: int | None
     compile: bool
@@ -182,7 +181,7 @@ def _measured(
 
 def _from_setting(setting: EngineSetting, source: Source, summary: str, signals: Signals | None) -> Tuned:
     name, compiles = split(setting.engine)
-    return Tuned(cast(EngineName, name), setting.learners, setting.threads, compiles, source, summary, signals=signals)
+    return Tuned(name, setting.learners, setting.threads, compiles, source, summary, signals=signals)
 
 
 def _from_choice(found: CachedChoice, signals: Signals | None) -> Tuned:
@@ -199,7 +198,8 @@ def _fits(setting: EngineSetting, blueprint: Blueprint) -> bool:
 
 
 def _by_rule(request: Request, blueprint: Blueprint, rule: int, why: str, signals: Signals | None) -> Tuned:
-    engine = engine_for(request.engine, blueprint.memory, blueprint.model, request.rounds, blueprint.device)
+    wanted = blueprint.task.engine.run_by(request.engine, request.compile)
+    engine = engine_for(wanted, blueprint.model, request.rounds, blueprint.device)
     count = max(1, blueprint.most_learners(engine, rule)) if request.learners == "auto" else request.learners
     chosen = "1 learner" if count == 1 else f"{count} learners"
     summary = f"{engine}, {chosen}, by rule of thumb: {why}"
@@ -207,7 +207,7 @@ def _by_rule(request: Request, blueprint: Blueprint, rule: int, why: str, signal
 
 
 def make_request(
-    engine: EngineName,
+    engine: str,
     learners: int | Literal["auto"],
     compile: bool,
     opened: Opened,
@@ -243,8 +243,8 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
         return Tuner()
     if not request.is_open:
         warnings.warn(
-            f'tuner={tuner!r} has no effect with learners={request.learners} and engine="{request.engine}"; '
-            'use learners="auto" or engine="auto", or leave it out',
+            f'learners={tuner!r} has no effect with engine="{request.engine}"; use bow.Tuner(learners="auto") or '
+            'engine="auto", or a number of learners',
             stacklevel=3,
         )
     if tuner.pinned is not None:

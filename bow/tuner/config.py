@@ -1,11 +1,11 @@
 """What a user can set about tuning."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, TypeAlias, get_args
 
 from bow.errors import SettingError
 from bow.tuner.trial import EngineSetting
-from bow.values import number
+from bow.values import number, whole
 
 # What is to be high: samples per second, or samples per second times what a sample is worth
 Objective: TypeAlias = Literal["throughput", "goodput"]
@@ -13,9 +13,10 @@ Objective: TypeAlias = Literal["throughput", "goodput"]
 
 @dataclass(frozen=True)
 class Tuner:
-    """How the number of learners and the engine are found where they are `"auto"`.
+    """How the number of learners and the engine are found where they are `"auto"`: `bow.train(learners=Tuner(...))`.
 
     Args:
+        learners: a number of learners of each device, where only the engine is to be found; `"auto"`: both are.
         objective: `"throughput"`: samples per second; `"goodput"`: samples per second times statistical efficiency, so
             that learners are not added where they would not help learning; engine `fused` on a CPU shows nothing of
             that, so that both are the same there.
@@ -36,6 +37,8 @@ class Tuner:
         0.03
     """
 
+    learners: int | Literal["auto"] = "auto"
+    _: KW_ONLY
     objective: Objective = "throughput"
     threshold: float = 0.03
     share: float = 0.05
@@ -46,6 +49,8 @@ class Tuner:
     pinned: EngineSetting | None = None
 
     def __post_init__(self) -> None:
+        if self.learners != "auto":
+            whole("learners", self.learners, also='"auto"')
         if self.objective not in get_args(Objective):
             raise SettingError(f'objective must be "throughput" or "goodput", got {self.objective!r}')
         number("threshold", self.threshold, above=0, below=1, remedy="0.03 is 3%")

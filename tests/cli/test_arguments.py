@@ -75,17 +75,17 @@ def test_step_function_replaces_the_loss() -> None:
 
 
 def test_validation_is_the_held_out_part_or_nothing() -> None:
-    assert len(arguments()["validation"][0]) == 355
-    assert arguments("validation=null")["validation"] is None
+    assert len(arguments()["validation"].data[0]) == 355
+    assert arguments("validation=null")["validation"].data is None
 
 
 def test_optimizer_and_scheduler_are_functions_that_make_one() -> None:
-    scheduler = "lr_scheduler={_target_:torch.optim.lr_scheduler.StepLR,step_size:2}"
+    scheduler = "scheduler={_target_:torch.optim.lr_scheduler.StepLR,step_size:2}"
     built = arguments("optimizer=adamw", "optimizer.lr=0.5", scheduler)
     optimizer = built["optimizer"]([nn.Parameter(torch.zeros(1))])
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.param_groups[0]["lr"] == 0.5
-    assert built["lr_scheduler"](optimizer).step_size == 2
+    assert built["scheduler"](optimizer).step_size == 2
 
 
 def test_synchroniser_gets_its_settings() -> None:
@@ -95,7 +95,7 @@ def test_synchroniser_gets_its_settings() -> None:
 
 
 def test_loggers_are_made() -> None:
-    made = arguments("logger=[wandb,tensorboard]", "loggers.wandb.project=mine")["loggers"]
+    made = arguments("logger=[wandb,tensorboard]", "run.loggers.wandb.project=mine")["run"].loggers
     assert [type(logger).__name__ for logger in made] == ["WandbLogger", "TensorBoardLogger"]
     assert made[0].project == "mine"
 
@@ -124,6 +124,9 @@ def _plain(value: Any) -> Any:
 
 
 def test_the_tuner_is_made_where_it_differs_from_the_defaults() -> None:
-    assert arguments()["tuner"] is None
-    assert arguments("tuner.objective=goodput", "tuner.share=0.1")["tuner"] == bow.Tuner("goodput", share=0.1)
-    assert arguments("tuner=null")["tuner"] is None
+    assert arguments()["learners"] == "auto"
+    assert arguments("tuner.objective=goodput", "tuner.share=0.1")["learners"] == bow.Tuner(
+        objective="goodput", share=0.1
+    )
+    assert arguments("tuner=null", "learners=4")["learners"] == 4
+    assert arguments("tuner.cache=false", "learners=4")["learners"] == bow.Tuner(4, cache=False)

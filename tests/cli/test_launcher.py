@@ -19,7 +19,7 @@ LAUNCHER = {"nproc_per_node": "auto", "nnodes": 1, "rdzv_endpoint": None, "rdzv_
 
 
 def settings(devices: Any = "auto", run_dir: str | None = "runs/x", **launcher: Any) -> dict[str, Any]:
-    return {"devices": devices, "run_dir": run_dir, "launcher": {**LAUNCHER, **launcher}}
+    return {"devices": {"count": devices}, "run": {"path": run_dir}, "launcher": {**LAUNCHER, **launcher}}
 
 
 def test_the_agent_is_told_what_the_settings_say() -> None:
@@ -43,7 +43,7 @@ def test_the_machine_that_an_address_is_of_is_where_all_meet(monkeypatch: pytest
             ({"nnodes": 2, "rdzv_endpoint": given}, f"launcher.rdzv_endpoint must be HOST:PORT.*got '{given}'")
             for given in ("server", "server:0", "server:99999", "server:²")
         ),
-        ({"run_dir": None}, "launcher=torchrun needs a run_dir, got run_dir=null; name one"),
+        ({"run_dir": None}, "launcher=torchrun needs a run directory, got run.path=null; name one"),
         ({"nnodes": "two"}, "launcher.nnodes must be a number of machines, or MIN:MAX, got 'two'"),
         ({"nnodes": "3:2"}, "launcher.nnodes must be a number of machines, or MIN:MAX, got '3:2'"),
         ({"nnodes": 2}, "launcher.nnodes=2 needs launcher.rdzv_endpoint, got null"),
@@ -65,10 +65,10 @@ def test_processes_train_together_from_the_command_line(tmp_path: Path) -> None:
         "learners=1",
         "engine=eager",
         "steps=8",
-        f"run_dir={folder}",
+        f"run={folder}",
     ]
     ran = subprocess.run(
-        [sys.executable, "-m", "bow", "train", *words, "progress=false"],
+        [sys.executable, "-m", "bow", "train", *words, "run.progress=false"],
         check=False,
         capture_output=True,
         text=True,

@@ -60,7 +60,7 @@ def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
         process.stdout.read()
         said = process.stderr.read()
         assert said.startswith("bow: interrupted; there is a checkpoint of round ")
-        assert "resume=auto" in said
+        assert "run.resume=auto" in said
         assert said.count("\n") == 1
     assert process.returncode == 130
 

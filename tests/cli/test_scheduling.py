@@ -153,7 +153,7 @@ def test_the_best_strategy_with_an_order_is_written_for_training(
     assert main(["schedule", "compare", *RECIPE]) == 0
     shown = capsys.readouterr().out
     assert "\nfirst come, 2 executors of 1 thread: 2.00 times as fast as sequential, 1 thread\n" in shown
-    assert "for training: strategy 3: bow train engine=graph strategy=schedule/strategy.json" in shown
+    assert "for training: strategy 3: bow train engine=graph engine.schedule=schedule/strategy.json" in shown
     schedule = Schedule.from_json((folder / "schedule" / "strategy.json").read_text())
     assert isinstance(schedule, OrderedSchedule)
     places = {place.split()[0] for place in Timeline.load(folder / "schedule" / "timeline.json").places}
@@ -164,10 +164,10 @@ def test_the_best_strategy_with_an_order_is_written_for_training(
 def test_what_is_written_trains(made_up_seconds: dict[str, float]) -> None:
     made_up_seconds |= {"critical path, fixed order": 0.8}
     assert main(["schedule", "compare", *RECIPE]) == 0
-    words = ["strategy=schedule/strategy.json", "engine=graph", "learners=1", "epochs=1", "data.limit=16"]
+    words = ["engine.schedule=schedule/strategy.json", "engine=graph", "learners=1", "epochs=1", "data.limit=16"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as that the strategy does not fit
-        assert main(["train", *RECIPE, *words, "run_dir=run", "progress=false"]) == 0
+        assert main(["train", *RECIPE, *words, "run=run", "run.progress=false"]) == 0
 
 
 @SHARED

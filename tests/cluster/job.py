@@ -15,6 +15,7 @@ from torch import nn
 
 import bow
 from bow.cluster import heartbeat
+from tests.grouped import grouped
 
 STEPS = 60
 
@@ -48,14 +49,16 @@ def train(folder: Path, fault: str = "none", at: int = 0, **settings: Any) -> bo
         lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 4)),
         data,
         nn.functional.cross_entropy,
-        optimizer=functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-        batch_size=4,
-        steps=STEPS,
-        engine="eager",
-        callbacks=[Fault(fault, at)],
-        run_dir=folder,
-        progress=False,
-        **arguments,
+        **grouped(
+            optimizer=functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+            batch_size=4,
+            steps=STEPS,
+            engine="eager",
+            callbacks=[Fault(fault, at)],
+            run_dir=folder,
+            progress=False,
+            **arguments,
+        ),
     )
 
 

@@ -54,17 +54,13 @@ def train(folder: Path) -> None:
         data,
         nn.functional.cross_entropy,
         optimizer=functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
-        lr_scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=40, gamma=0.5),
-        lr_interval="round",
+        scheduler=bow.PerRound(functools.partial(torch.optim.lr_scheduler.StepLR, step_size=40, gamma=0.5)),
         batch_size=4,
         steps=STEPS,
         learners=2,
         engine="eager",
         callbacks=[Tell()],
-        run_dir=folder,
-        checkpoint_every=EVERY,
-        resume="auto",
-        progress=False,
+        run=bow.Run(folder, checkpoint_every=EVERY, resume="auto", progress=False),
     )
 
 

@@ -52,8 +52,8 @@ def test_two_machines_train_together(machines: Machines, tmp_path: Path) -> None
     prefixes, address = machines
     folder = tmp_path / "run"
     launcher = ["launcher=torchrun", "launcher.nnodes=2", f"launcher.rdzv_endpoint={address}:29417"]
-    recipe = ["recipe=lenet", "sync=two_level", "sync.outer.every=6", f"run_dir={folder}"]
-    small = ["devices=1", "learners=2", "epochs=4", "engine=eager", "progress=false"]
+    recipe = ["recipe=lenet", "sync=two_level", "sync.outer.every=6", f"run={folder}"]
+    small = ["devices=1", "learners=2", "epochs=4", "engine=eager", "run.progress=false"]
     command = [sys.executable, "-m", "bow", "train", *recipe, *launcher, *small]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = [

@@ -32,6 +32,7 @@ from bow.sync import Timing
 from tests.cluster.killed import children
 from tests.cluster.test_train import CLASSES, FEATURES, SAMPLES, assert_same, data, train
 from tests.cluster.worlds import in_world
+from tests.grouped import grouped
 from tests.synchronisers import SYNCHRONISERS
 
 BATCH, SEED = 4, 5
@@ -140,16 +141,18 @@ class Diverging:
         return bow.train(
             nn.Linear(FEATURES, CLASSES).to(inputs.dtype),
             (inputs, targets, marks),
-            step=cross_entropy_and_marks,
-            optimizer=functools.partial(torch.optim.SGD, lr=2.0 if self.how == "overflow" else 0.1),
-            batch_size=BATCH,
-            sync=self.sync,
-            engine=self.engine,  # type: ignore[arg-type]
-            on_nan=self.on_nan,  # type: ignore[arg-type]
-            seed=SEED,
-            run_dir=folder,
-            progress=False,
-            **settings,
+            **grouped(
+                step=cross_entropy_and_marks,
+                optimizer=functools.partial(torch.optim.SGD, lr=2.0 if self.how == "overflow" else 0.1),
+                batch_size=BATCH,
+                sync=self.sync,
+                engine=self.engine,
+                on_nan=self.on_nan,
+                seed=SEED,
+                run_dir=folder,
+                progress=False,
+                **settings,
+            ),
         )
 
     @property
@@ -540,16 +543,18 @@ def learn_digits(folder: Path, seed: int = 0, epochs: int = EPOCHS, **settings: 
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)),
         splits.train,
         nn.functional.cross_entropy,
-        optimizer=functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9),
-        batch_size=8,
-        epochs=epochs,
-        checkpoint_every=20,
-        engine="eager",
-        validation=splits.validation,
-        seed=seed,
-        run_dir=folder,
-        progress=False,
-        **settings,
+        **grouped(
+            optimizer=functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+            batch_size=8,
+            epochs=epochs,
+            checkpoint_every=20,
+            engine="eager",
+            validation=splits.validation,
+            seed=seed,
+            run_dir=folder,
+            progress=False,
+            **settings,
+        ),
     )
     return [record["accuracy"] for record in result.history]
 

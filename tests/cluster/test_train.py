@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import bow
+from tests.grouped import grouped
 
 FEATURES, CLASSES, SAMPLES = 6, 3, 103
 
@@ -39,7 +40,7 @@ def train(folder: Path, **settings: Any) -> bow.Result:
     torch.manual_seed(1)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    return bow.train(model, data(), nn.functional.cross_entropy, run_dir=folder, **arguments)
+    return bow.train(model, data(), nn.functional.cross_entropy, **grouped(run_dir=folder, **arguments))
 
 
 def assert_same(first: bow.Result, second: bow.Result) -> None:

@@ -24,6 +24,7 @@ from bow.seeds import derive_seed
 from bow.training.given import check_step
 from bow.training.tiles import Placed, TileLearners, captured_step
 from tests.engines.random_steps import Case, Program
+from tests.grouped import of_replicas
 from tests.training.blueprints import blueprint
 
 PLACED = "tiles"
@@ -122,14 +123,16 @@ def by_bow(case: Case, engine: str, **settings: Any) -> tuple[Course, str]:
     replicas = bow.Replicas(
         program.model,
         program.loss,
-        step=program.step,
-        optimizer=case.optimizer_over,
-        learners=case.learners,
-        engine=engine,  # type: ignore[arg-type]
-        sync=sync,
-        device="cpu",
-        clip_norm=case.clip_norm,
-        **settings,
+        **of_replicas(
+            step=program.step,
+            optimizer=case.optimizer_over,
+            learners=case.learners,
+            engine=engine,
+            sync=sync,
+            device="cpu",
+            clip_norm=case.clip_norm,
+            **settings,
+        ),
     )
     with contextlib.closing(replicas):
         losses = []

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 import bow
 from bow.engines import ENGINES, STREAM_ENGINES
 from bow.testing import FakeDevice
+from tests.grouped import of_replicas
 
 TOLERANCE = 1e-10
 SEED = 0
@@ -67,14 +68,16 @@ class Pair:
             bow.Replicas(
                 model,
                 loss,
-                optimizer=OPTIMIZERS[optimizer],
-                learners=learners,
-                engine=name,
-                sync=sync(),
-                device=devices[index],
-                seed=SEED,
-                compile=compile and index == 1,
-                **settings,
+                **of_replicas(
+                    optimizer=OPTIMIZERS[optimizer],
+                    learners=learners,
+                    engine=name,
+                    sync=sync(),
+                    device=devices[index],
+                    seed=SEED,
+                    compile=compile and index == 1,
+                    **settings,
+                ),
             )
             for index, name in enumerate(("eager", other))
         ]

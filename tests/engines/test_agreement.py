@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 
 import bow
 from tests.engines.pairs import FAKE, OPTIMIZERS, OTHERS, Pair
+from tests.grouped import of_replicas
 from tests.synchronisers import SYNCHRONISERS
 
 # The compiler, when it is first imported, uses what torch itself has deprecated.
@@ -194,11 +195,7 @@ def linear(engine: str, learners: int, sync: str, **settings: Any) -> bow.Replic
     arguments = {"optimizer": functools.partial(torch.optim.SGD, lr=1e10, momentum=0.5), "device": "cpu", **settings}
     return bow.Replicas(
         nn.Linear(3, 1, bias=False).double(),
-        step=step,
-        learners=learners,
-        engine=engine,  # type: ignore[arg-type]
-        sync=SYNCHRONISERS[sync](),
-        **arguments,
+        **of_replicas(step=step, learners=learners, engine=engine, sync=SYNCHRONISERS[sync](), **arguments),
     )
 
 

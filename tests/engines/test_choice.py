@@ -30,7 +30,7 @@ def test_what_runs_on_gpus_alone_is_refused_on_a_cpu(engine: str) -> None:
     if engine != "whole_round":
         check_device(engine, streams=False)
         return
-    with pytest.raises(SettingError, match=r'engine="whole_round" runs on GPUs, .* use engine="graph"'):
+    with pytest.raises(SettingError, match=r'capture="round" is for GPUs, .* leave it out'):
         check_device(engine, streams=False)
 
 

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from bow import SMA, SSGD, LocalSGD, Replicas
 from bow.errors import DataError, DivergenceError, LossError, ModelError
+from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -20,7 +21,7 @@ def replicas(model: nn.Module | None = None, learners: int = 2, **settings) -> R
     torch.manual_seed(0)
     model = model or nn.Linear(6, 3)
     settings = {"optimizer": SGD, "engine": "eager", "device": "cpu", **settings}
-    return Replicas(model, None if "step" in settings else cross_entropy, learners=learners, **settings)
+    return Replicas(model, None if "step" in settings else cross_entropy, **of_replicas(learners=learners, **settings))
 
 
 def test_a_step_may_take_any_pytree_and_return_metrics() -> None:

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 import bow
 from bow.engines.frozen import MAX_PLACES, FrozenValues
 from bow.testing import FakeDevice
+from tests.grouped import of_replicas
 
 BETA = 0.0
 LEARNERS = 2
@@ -185,7 +186,9 @@ def test_a_value_that_changes_is_captured_anew_wherever_it_lies(name: str, engin
     engine, _, fake = engine.partition("@")
     still = functools.partial(torch.optim.SGD, lr=0.0)
     device = FakeDevice() if fake else "cpu"
-    replicas = bow.Replicas(nn.Linear(6, 3), loss, learners=LEARNERS, engine=engine, device=device, optimizer=still)
+    replicas = bow.Replicas(
+        nn.Linear(6, 3), loss, **of_replicas(learners=LEARNERS, engine=engine, device=device, optimizer=still)
+    )
     given = [batch(j) for j in range(LEARNERS)]
     try:
         before = replicas.round(given).clone()

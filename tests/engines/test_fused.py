@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from bow import SMA, LocalSGD, Replicas
 from bow.engines.sgd_state import fits
 from bow.errors import DataError
+from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 
@@ -31,7 +32,7 @@ def model() -> nn.Module:
 
 def replicas(engine: str, learners: int = 3, template: nn.Module | None = None, **settings) -> Replicas:
     settings = {"optimizer": SGD, "device": "cpu", **settings}
-    return Replicas(template or model(), cross_entropy, learners=learners, engine=engine, **settings)
+    return Replicas(template or model(), cross_entropy, **of_replicas(learners=learners, engine=engine, **settings))
 
 
 def assert_same(a: Replicas, b: Replicas) -> None:

@@ -23,6 +23,7 @@ from bow.devices import available_cores
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
 from bow.errors import GraphError, RuntimeUnavailableError
 from tests.engines.pairs import TOLERANCE, Pair
+from tests.grouped import of_replicas
 
 CLASSES, FEATURES = 3, 6
 
@@ -47,7 +48,7 @@ def replicas(model: nn.Module | None = None, **settings: Any) -> Iterator[bow.Re
     settings = {"learners": 2, "engine": "graph", "device": "cpu", "seed": 3, **settings}
     if "step" not in settings:
         settings["loss"] = cross_entropy
-    made = bow.Replicas(model or classifier().double(), **settings)
+    made = bow.Replicas(model or classifier().double(), **of_replicas(**settings))
     try:
         yield made
     finally:

@@ -13,6 +13,7 @@ import bow
 from bow.engines import ENGINES
 from bow.errors import DataError
 from tests.engines.pairs import Pair
+from tests.grouped import of_replicas
 
 # The compiler, when it is first imported, uses what torch itself has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
@@ -59,7 +60,7 @@ def test_a_token_out_of_range_in_a_compiled_region_does_not_end_the_process() ->
     torch.manual_seed(0)
     settings = {"learners": 2, "device": "cpu"}
     with torch._inductor.config.patch(compile_threads=1):  # no pool of threads that outlives the test
-        fused = bow.Replicas(classifier(), nn.functional.cross_entropy, engine="fused", **settings)
+        fused = bow.Replicas(classifier(), nn.functional.cross_entropy, **of_replicas(engine="fused", **settings))
         fused.round([batch(0), batch(1)])
         assert fused.engine == "fused"
         with pytest.raises(DataError, match="out of range"):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 import bow
 from bow.engines.live_check import LiveCheck
 from bow.testing import FakeDevice
+from tests.grouped import of_replicas
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled")]
 
@@ -53,7 +54,7 @@ def round_of(t: int) -> list[Any]:
 def training(engine: str, build: Callable[[], nn.Module] = model, **settings: Any) -> bow.Replicas:
     name, _, fake = engine.partition("@")
     settings = {"optimizer": SGD, "learners": LEARNERS, **settings}
-    return bow.Replicas(build(), engine=name, device=FakeDevice() if fake else "cpu", **settings)  # type: ignore[arg-type]
+    return bow.Replicas(build(), **of_replicas(engine=name, device=FakeDevice() if fake else "cpu", **settings))  # type: ignore[arg-type]
 
 
 class Scale(torch.autograd.Function):

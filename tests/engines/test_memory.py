@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
 import bow
-from bow.engines import TaskSettings, make_engine, step_from_loss
+from bow.engines import LearningConfig, make_engine, step_from_loss
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.engines.saved_tensors import LEAVING, MIN_BYTES
 from bow.replicas import LearnerGroup
@@ -55,7 +55,7 @@ def test_what_is_predicted_is_what_learners_hold(sync: Any, optimizer: Any, lear
     model = normed()
     need = predict_memory(model, optimizer, sync, learners=learners, engine="eager", place=CPU)
     group = LearnerGroup(model, optimizer, learners=learners, device=CPU)
-    engine = make_engine("eager", group, sync, TaskSettings(step_from_loss(mse_loss)))
+    engine = make_engine("eager", group, sync, LearningConfig(step_from_loss(mse_loss)))
     for _ in range(2):
         engine.round([(torch.randn(8, 10), torch.randn(8, 5))] * learners)
     next_value = need.row_bytes  # made anew in every round

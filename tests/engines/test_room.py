@@ -13,6 +13,7 @@ from bow.devices import memory as device_memory
 from bow.engines.room import Room, out_of_memory_explained
 from bow.errors import DeviceMemoryError, SettingError
 from bow.testing import FakeDevice
+from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 GIB = 2**30
@@ -69,7 +70,7 @@ def test_where_not_even_one_fits_the_remedies_are_named(gpu: Any) -> None:
     batch = torch.zeros(100_000, 16)
     room = gpu(0, batch=batch)
     one = room.need(1)
-    sentence = r"learners=2 needs .* and one alone .* MiB, cuda:0 has .* MiB free; use a smaller batch_size or memory="
+    sentence = r"learners=2 needs .* and one alone .* MiB, cuda:0 has .* MiB free; use a smaller batch_size or offload="
     with pytest.raises(SettingError, match=sentence):
         gpu(one.total_bytes - 1, batch=batch).check(2)
     with pytest.raises(SettingError, match=r"learners=1 needs .* free; use a smaller batch_size$"):
@@ -81,7 +82,7 @@ def test_where_not_even_one_fits_the_remedies_are_named(gpu: Any) -> None:
 def test_swapping_lets_a_model_fit_that_would_not(gpu: Any) -> None:
     settings = {"batch": torch.zeros(100_000, 16), "engine": "eager", "model": wide(layers=12)}
     free = gpu(0, **settings).need(1).total_bytes - 1
-    with pytest.raises(SettingError, match='memory="swap"'):
+    with pytest.raises(SettingError, match="offload=True"):
         gpu(free, **settings).check(1)
     gpu(free, **settings, memory="swap").check(1)
 
@@ -208,7 +209,7 @@ def test_memory_of_the_host_counts_as_well() -> None:
         torch.empty(2**60)
 
 
-@pytest.mark.parametrize(("memory", "remedy"), [("device", 'batch_size or memory="swap"'), ("swap", "batch_size")])
+@pytest.mark.parametrize(("memory", "remedy"), [("device", "batch_size or offload=True"), ("swap", "batch_size")])
 def test_swapping_is_a_remedy_where_it_is_not_used(monkeypatch: pytest.MonkeyPatch, memory: Any, remedy: str) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     with pytest.raises(DeviceMemoryError, match=f"on cuda:0; .*{remedy}$"), out_of_memory_explained(4, CUDA, memory):
@@ -219,9 +220,9 @@ def test_replicas_are_refused_before_anything_is_reserved() -> None:
     rows = Room(FakeDevice(), wide(), SGD, bow.SMA(), "eager").need(3).total_bytes
     settings: dict[str, Any] = {"optimizer": SGD, "engine": "eager", "device": FakeDevice(memory_bytes=rows)}
     with pytest.raises(SettingError, match=r"learners=4 needs .*, cpu has .* free, enough for 3; use learners=3 or"):
-        bow.Replicas(wide(), mse_loss, learners=4, **settings)
-    assert bow.Replicas(wide(), mse_loss, learners=3, **settings).learners == 3
-    assert bow.Replicas(wide(), mse_loss, learners="auto", **settings).learners == 3
+        bow.Replicas(wide(), mse_loss, **of_replicas(learners=4, **settings))
+    assert bow.Replicas(wide(), mse_loss, **of_replicas(learners=3, **settings)).learners == 3
+    assert bow.Replicas(wide(), mse_loss, **of_replicas(learners="auto", **settings)).learners == 3
 
 
 def test_an_example_adds_its_activations() -> None:
@@ -229,9 +230,9 @@ def test_an_example_adds_its_activations() -> None:
     settings: dict[str, Any] = {"optimizer": SGD, "engine": "eager", "learners": 2}
     device = FakeDevice(memory_bytes=rows)
     batch = (torch.zeros(1000, 16), torch.zeros(1000, 16))
-    bow.Replicas(wide(), mse_loss, device=device, **settings)
+    bow.Replicas(wide(), mse_loss, **of_replicas(device=device, **settings))
     with pytest.raises(SettingError, match=r"learners=2 needs .* use a smaller batch_size"):
-        bow.Replicas(wide(), mse_loss, device=device, example=batch, **settings)
+        bow.Replicas(wide(), mse_loss, **of_replicas(device=device, example=batch, **settings))
 
 
 def test_adding_a_learner_without_room_changes_nothing() -> None:

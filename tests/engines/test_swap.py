@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from bow.engines import Eager, RoundLoop, TaskSettings, step_from_loss
+from bow.engines import Eager, Engine, LearningConfig, RoundLoop, step_from_loss
 from bow.engines.eager import LearningTasks
 from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap, view_of
 from bow.engines.swap import SwappedTasks, check_swap
@@ -103,7 +103,7 @@ class Training:
         template = build()
         optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
         self.group = LearnerGroup(template, optimizer, learners=learners, device=torch.device("cpu"))
-        self.settings = TaskSettings(step_from_loss(loss))
+        self.settings = LearningConfig(step_from_loss(loss))
         self.swapped = SwappedTasks(self.group, self.device, at_once=learners > 1, min_bytes=MIN_BYTES)
         self.tasks = LearningTasks(self.group, self.settings, self.swapped)
 
@@ -181,7 +181,7 @@ def bytes_at_the_end_of_forward(swap: bool) -> int:
         seen.append(training.device.used_bytes() - pinned)
         return mse_loss(outputs, targets)
 
-    training.settings = TaskSettings(step_from_loss(loss))
+    training.settings = LearningConfig(step_from_loss(loss))
     training.tasks = LearningTasks(training.group, training.settings, training.swapped if swap else None)
     training.run()
     return seen[0]
@@ -379,7 +379,7 @@ def test_a_graph_that_is_kept_is_an_error_when_it_is_used() -> None:
     weight = torch.ones(400, requires_grad=True)
     with swapping():
         kept = (weight * torch.ones(400).exp()).sum()
-    with pytest.raises(RuntimeError, match=r"not kept behind its end with memory=\"swap\""):
+    with pytest.raises(RuntimeError, match=r"not kept behind its end with offload=True"):
         kept.backward()
 
 
@@ -445,7 +445,7 @@ def test_a_failing_task_leaves_everything_usable() -> None:
     def fail(outputs: Tensor, targets: Tensor) -> Tensor:
         raise ValueError("no loss")
 
-    training.tasks = LearningTasks(training.group, TaskSettings(step_from_loss(fail)), training.swapped)
+    training.tasks = LearningTasks(training.group, LearningConfig(step_from_loss(fail)), training.swapped)
     with pytest.raises(ValueError, match="no loss"):
         training.run()
     training.tasks = LearningTasks(training.group, settings, training.swapped)
@@ -470,7 +470,7 @@ def test_learners_at_once_swap_on_streams_of_their_own() -> None:
 def test_engine_eager_trains_alike_with_one_pool_for_all_learners() -> None:
     def trained(memory: str, device: FakeDevice) -> Tensor:
         training = Training("residual")
-        settings = TaskSettings(training.settings.step, memory=memory)  # type: ignore[arg-type]
+        settings = LearningConfig(training.settings.step, engine=Engine(offload=memory == "swap"))
         group = LearnerGroup(training.group.template, torch.optim.AdamW, learners=3, device=torch.device("cpu"))
         engine = RoundLoop(Eager, group, SMA(), settings, device)
         if (swapped := engine.runner.swapped) is not None:  # type: ignore[attr-defined]
@@ -489,7 +489,7 @@ def test_engine_eager_trains_alike_with_one_pool_for_all_learners() -> None:
 
 def test_functions_that_hooks_do_not_see_through_are_refused() -> None:
     weight = torch.ones(400)
-    message = r'memory="swap" does not go with this learning task .* use memory="device"'
+    message = r"offload=True does not go with this learning task .* leave it out"
     with pytest.raises(SettingError, match=message), swapping():
         torch.func.grad(lambda w: w.tanh().sum())(weight)
 
@@ -512,7 +512,7 @@ def test_engines_whose_tasks_save_nothing_refuse_to_swap(engine: str) -> None:
 
 
 def test_swapping_on_a_cpu_is_warned_about() -> None:
-    with pytest.warns(UserWarning, match='memory="swap" has no effect on a CPU'):
+    with pytest.warns(UserWarning, match="offload=True has no effect on a CPU"):
         check_swap("swap", "eager", streams=False)
 
 
@@ -522,8 +522,7 @@ def test_what_does_not_swap_is_let_through() -> None:
 
 
 def test_settings_that_do_not_go_with_swapping() -> None:
-    step = step_from_loss(mse_loss)
-    with pytest.raises(SettingError, match='memory must be "device" or "swap", got \'disk\''):
-        TaskSettings(step, memory="disk")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="offload must be True or False, got 'disk'"):
+        Engine(offload="disk")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=r"which a compiled learning task \(compile=True\) does not show"):
-        TaskSettings(step, compile=True, memory="swap")
+        Engine(compile=True, offload=True)

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 import bow
 from benchmarks.gpu.machine import Machine
 from bow.models import MLP, LeNet, LogisticRegression, LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
+from tests.grouped import of_replicas
 
 ENGINES = ("graph", "whole_round", "streams", "fused")
 
@@ -111,7 +112,7 @@ def made(
     settings = {"optimizer": OPTIMIZERS["momentum"], "learners": 2, "loss": trained.loss, **settings}
     if "step" in settings:
         del settings["loss"]
-    return bow.Replicas(trained.build().to(dtype), engine=engine, device=machine.device, **settings)  # type: ignore[arg-type]
+    return bow.Replicas(trained.build().to(dtype), **of_replicas(engine=engine, device=machine.device, **settings))  # type: ignore[arg-type]
 
 
 def batches(

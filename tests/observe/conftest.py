@@ -122,7 +122,9 @@ def run(tmp_path: Path) -> Callable[..., RunDirectory]:
 
     def make(name: str = "run", **options: Any) -> RunDirectory:
         directory = RunDirectory.create(tmp_path / name, name)
-        directory.write_config({"optimizer": {"lr": 0.1}, "target": {"accuracy": 0.6}, "clip_norm": None})
+        directory.write_config(
+            {"optimizer": {"lr": 0.1}, "validation": {"target": {"accuracy": 0.6}}, "clip_norm": None}
+        )
         logger = JsonLinesLogger(directory.metrics_path)
         for record in training(**options):
             logger.log(record)

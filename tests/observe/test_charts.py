@@ -96,7 +96,7 @@ def test_nothing_is_drawn_of_a_run_that_has_just_begun(records):
 
 
 def test_the_target_is_drawn_where_it_belongs(records):
-    drawn = charts(records(), {"target.accuracy": "0.6", "target.loss": "none"})
+    drawn = charts(records(), {"validation.target.accuracy": "0.6", "validation.target.loss": "none"})
     assert [chart.target for chart in drawn] == [0.6, 0.6, None, None, None, None]
 
 

@@ -85,7 +85,15 @@ def test_the_page_is_self_contained(run):
 
 def test_settings_events_and_epochs_are_there(run):
     words = page(run()).words
-    for text in ("optimizer.lr", "0.1", "target.accuracy", "clip_norm", "none", "SMA(alpha=None)", "431,080"):
+    for text in (
+        "optimizer.lr",
+        "0.1",
+        "validation.target.accuracy",
+        "clip_norm",
+        "none",
+        "SMA(alpha=None)",
+        "431,080",
+    ):
         assert text in words
     assert "3 learners: throughput grew" in words
     assert words.count("75.00 %") == 1

@@ -42,7 +42,7 @@ def test_a_named_directory_is_taken_as_it_is(tmp_path):
 
 def test_another_run_is_not_overwritten(run):
     directory = run()
-    with pytest.raises(RunDirectoryError, match=r'already holds a run.*resume="auto".*another run_dir'):
+    with pytest.raises(RunDirectoryError, match=r'already holds a run.*resume="auto".*another one'):
         RunDirectory.create(directory.path, "run")
 
 
@@ -56,7 +56,7 @@ def test_a_run_is_resumed_in_its_directory(run):
 @pytest.mark.parametrize("path", ["file/run", "file"])
 def test_a_directory_that_cannot_be_made_is_an_error_in_one_sentence(tmp_path, path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=rf"{path} cannot be written \(.+\); name a run_dir") as caught:
+    with pytest.raises(RunDirectoryError, match=rf"{path} cannot be written \(.+\); name one") as caught:
         RunDirectory.create(tmp_path / path, "run")
     assert "\n" not in str(caught.value)
 
@@ -123,9 +123,7 @@ def test_files_have_the_names_that_the_documentation_gives(tmp_path):
 @pytest.mark.parametrize("name", ["config.yaml", "report.html", "model.safetensors"])
 def test_a_file_that_the_run_would_overwrite_is_refused_by_name(tmp_path, name):
     (tmp_path / name).write_text("mine")
-    with pytest.raises(
-        RunDirectoryError, match=rf"already has a file {name}, .*; move it away, or name another run_dir"
-    ):
+    with pytest.raises(RunDirectoryError, match=rf"already has a file {name}, .*; move it away, or name another one"):
         RunDirectory.create(tmp_path, "run")
     assert (tmp_path / name).read_text() == "mine"
 

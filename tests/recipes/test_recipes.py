@@ -27,7 +27,7 @@ def test_every_recipe_of_the_configuration_has_a_script_and_a_twin() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run(name, [*SMALL, "learners=2", "progress=false"], monkeypatch)
+    run(name, [*SMALL, "learners=2", "run.progress=false"], monkeypatch)
     assert capsys.readouterr().out.startswith("accuracy ")
     assert len(list(Path("runs").iterdir())) == 1
 

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import bow
 from bow.data import Deal, open_stream
 from tests import oracle
+from tests.grouped import grouped
 
 FEATURES, CLASSES, HIDDEN, BATCH, ROUNDS = 6, 3, 5, 4, 50
 LR = 0.1
@@ -374,19 +375,21 @@ class TrainingPair:
             model,
             as_tensors(self.samples),
             torch.nn.functional.cross_entropy,
-            optimizer=OPTIMIZERS[case.optimizer][0],
-            lr_scheduler=lambda optimizer: LambdaLR(optimizer, self.factor),
-            lr_interval=interval,
-            batch_size=BATCH,
-            learners=case.learners,
-            engine="eager",
-            sync=case.of_bow(),
-            devices="cpu",
-            callbacks=[self.recorder],
-            run_dir=run_dir,
-            seed=5,
-            progress=False,
-            **settings,
+            **grouped(
+                optimizer=OPTIMIZERS[case.optimizer][0],
+                scheduler=lambda optimizer: LambdaLR(optimizer, self.factor),
+                per_round=interval == "round",
+                batch_size=BATCH,
+                learners=case.learners,
+                engine="eager",
+                sync=case.of_bow(),
+                devices="cpu",
+                callbacks=[self.recorder],
+                run_dir=run_dir,
+                seed=5,
+                progress=False,
+                **settings,
+            ),
         )
 
     def factor(self, step: int) -> float:

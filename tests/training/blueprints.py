@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.engines import step_from_loss
+from bow.engines import LearningConfig, step_from_loss
 from bow.training.blueprint import Blueprint
 from bow.training.lanes import Request
 from bow.training.opened import Opened
+from tests.grouped import grouped
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -34,19 +36,16 @@ def linear() -> nn.Module:
 
 
 def blueprint(**settings: Any) -> Blueprint:
+    own = {each.name for each in dataclasses.fields(Blueprint)}
+    of_task = {name: settings.pop(name) for name in [*settings] if name not in own}
+    task = LearningConfig(of_task.pop("step", step_from_loss(cross_entropy)), **grouped(**of_task))
     given: dict[str, Any] = {
         "model": linear(),
-        "step": step_from_loss(cross_entropy),
+        "task": task,
         "optimizer": SGD,
         "sync": bow.SMA(),
         "device": torch.device("cpu"),
-        "dispatch": "fixed",
-        "precision": None,
-        "clip_norm": None,
-        "memory": "device",
-        "on_nan": "restart",
         "buffers": "average",
-        "seed": 0,
         "example": None,
     }
     return Blueprint(**{**given, **settings})

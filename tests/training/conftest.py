@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bow
+from tests.grouped import grouped
 
 TINY = {"learners": 2, "batch_size": 4, "engine": "eager", "devices": "cpu", "progress": False}
 
@@ -35,6 +36,6 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bow.
     def run(model: Any, data: Any, loss: Any = ..., **settings: Any) -> bow.Result:
         if loss is ...:
             loss = None if "step" in settings else nn.functional.cross_entropy
-        return bow.train(model, data, loss, **{"run_dir": tmp_path / "run", **TINY, **settings})
+        return bow.train(model, data, loss, **grouped(**{"run_dir": tmp_path / "run", **TINY, **settings}))
 
     return run

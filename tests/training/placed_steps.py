@@ -23,6 +23,7 @@ import bow
 from bow.cluster import World
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import capture_operators
+from bow.training.placed import train_by
 from tests.cluster.worlds import in_world
 from tests.engines.many_steps import ALPHA, MU, UNSEEN, VALUES, course_and_bound
 from tests.engines.random_steps import BATCH, Case
@@ -87,19 +88,18 @@ def train(world: World, cases: Sequence[tuple[Case, Partition]], folder: Path) -
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             try:
-                result = bow.train(
+                result = train_by(
+                    strategy,
                     program.model,
                     DataLoader(data, batch_size=BATCH),
-                    program.loss,
+                    loss=program.loss,
                     step=program.step,
                     optimizer=case.optimizer_over,
                     sync=bow.SMA() if case.learners == 1 else bow.SMA(alpha=ALPHA, mu=MU),
                     batch_size=BATCH,
-                    strategy=strategy,
-                    strategy_check=False,
+                    check=False,
                     callbacks=[Between(program.write)],
-                    run_dir=folder / str(number),
-                    progress=False,
+                    run=bow.Run(folder / str(number), progress=False),
                 )
                 made.append((result.model.state_dict(), [str(each.message) for each in told]))
             except bow.BowError as error:

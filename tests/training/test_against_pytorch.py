@@ -103,7 +103,7 @@ def test_one_learner_is_plain_pytorch_bit_for_bit(
         data,
         nn.functional.cross_entropy,
         optimizer=OPTIMIZERS[optimizer],
-        lr_scheduler=scheduler,
+        scheduler=scheduler,
         batch_size=BATCH,
         epochs=EPOCHS,
         learners=1,
@@ -111,9 +111,8 @@ def test_one_learner_is_plain_pytorch_bit_for_bit(
         sync=sync(),
         devices="cpu",
         validation=data,
-        run_dir=tmp_path / "run",
+        run=bow.Run(tmp_path / "run", progress=False),
         seed=7,
-        progress=False,
     )
     torch.manual_seed(0)
     expected = plain_pytorch(conv_net().to(dtype), OPTIMIZERS[optimizer], data)

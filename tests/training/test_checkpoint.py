@@ -54,11 +54,11 @@ class StopAfter:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "momentum": {"optimizer": MOMENTUM, "lr_scheduler": functools.partial(StepLR, step_size=1, gamma=0.3)},
-    "momentum, warm-up per round": {"optimizer": MOMENTUM, "lr_scheduler": warm_up, "lr_interval": "round"},
+    "momentum": {"optimizer": MOMENTUM, "scheduler": functools.partial(StepLR, step_size=1, gamma=0.3)},
+    "momentum, warm-up per round": {"optimizer": MOMENTUM, "scheduler": warm_up, "per_round": True},
     "plateau of the training loss": {
         "optimizer": MOMENTUM,
-        "lr_scheduler": functools.partial(ReduceLROnPlateau, patience=0, threshold=0.5),
+        "scheduler": functools.partial(ReduceLROnPlateau, patience=0, threshold=0.5),
     },
     "AdamW": {"optimizer": ADAMW, "sync": bow.EASGD(every=3)},
     "SSGD": {"optimizer": ADAMW, "sync": bow.SSGD(), "clip_norm": 0.5},
@@ -191,7 +191,7 @@ def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ende
     with pytest.raises(KeyboardInterrupt) as caught:
         train(net(), data, epochs=3, callbacks=[StopAfter(8)])
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
-    assert "checkpoint of round 7; go on with bow train ... run_dir=" in caught.value.__notes__[0]
+    assert "checkpoint of round 7; go on with bow train ... run.path=" in caught.value.__notes__[0]
     train(net(), data, epochs=1, resume="auto")  # over before it has begun: nothing was trained
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
     resumed = train(net(), data, epochs=3, resume="auto")
@@ -458,10 +458,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clipping": ({"clip_norm": 1.0}, "clip_norm=None, got clip_norm=1.0; it goes on with the new one"),
     "decay": (
-        {"lr_scheduler": functools.partial(StepLR, step_size=2)},
-        r"lr_scheduler='StepLR\(step_size=1\)', got .*; it goes on with that of its checkpoint",
+        {"scheduler": functools.partial(StepLR, step_size=2)},
+        r"scheduler='StepLR\(step_size=1\)', got .*; it goes on with that of its checkpoint",
     ),
-    "no decay": ({"lr_scheduler": None}, "got lr_scheduler=None; it goes on with the new one"),
+    "no decay": ({"scheduler": None}, "got scheduler=None; it goes on with the new one"),
     "data": ({}, "is given other data than it was started with"),
 }
 
@@ -471,7 +471,7 @@ def test_what_changes_the_weights_does_not_change_in_silence(
     train: Train, data: tuple[Tensor, Tensor], change: str
 ) -> None:
     settings: dict[str, Any] = {
-        "lr_scheduler": functools.partial(StepLR, step_size=1),
+        "scheduler": functools.partial(StepLR, step_size=1),
         "loss": nn.functional.cross_entropy,
     }
     train(net(), data, checkpoint_every=6, **settings)
@@ -484,16 +484,16 @@ def test_what_changes_the_weights_does_not_change_in_silence(
 
 
 def test_a_scheduler_of_another_kind_is_refused(train: Train, data: tuple[Tensor, Tensor]) -> None:
-    train(net(), data, checkpoint_every=6, lr_scheduler=functools.partial(StepLR, step_size=1))
+    train(net(), data, checkpoint_every=6, scheduler=functools.partial(StepLR, step_size=1))
     cosine = functools.partial(CosineAnnealingLR, T_max=4)
-    with pytest.raises(SettingError, match="with lr_scheduler StepLR, got CosineAnnealingLR; resume with the same one"):
-        train(net(), data, epochs=2, resume="auto", lr_scheduler=cosine)
+    with pytest.raises(SettingError, match="with scheduler StepLR, got CosineAnnealingLR; resume with the same one"):
+        train(net(), data, epochs=2, resume="auto", scheduler=cosine)
 
 
 def test_resuming_from_nowhere_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no checkpoint; give a run directory or a checkpoint"):
         train(net(), data, resume=tmp_path / "absent")
-    with pytest.raises(SettingError, match="got run_dir=None; name the run directory"):
+    with pytest.raises(SettingError, match="got none; name it"):
         train(net(), data, resume="auto", run_dir=None)
     assert not (tmp_path / "run").exists()
 
@@ -501,7 +501,7 @@ def test_resuming_from_nowhere_is_refused(train: Train, data: tuple[Tensor, Tens
 def test_a_second_run_in_a_directory_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     train(net(), data)
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(RunDirectoryError, match="already holds a run; name another run_dir"):
+    with pytest.raises(RunDirectoryError, match="already holds a run; name another one"):
         train(net(), data)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == records
 
@@ -548,7 +548,7 @@ class NumpyShare(bow.Metric):
 def test_numpys_numbers_do_not_make_a_checkpoint_unreadable(train: Train, data: tuple[Tensor, Tensor]) -> None:
     settings: dict[str, Any] = {
         "optimizer": functools.partial(torch.optim.SGD, lr=np.logspace(-2, -1, 3)[1]),
-        "lr_scheduler": functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=np.array([1, 2])),
+        "scheduler": functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=np.array([1, 2])),
         "metrics": [NumpyShare()],
         "validation": data,
     }
@@ -621,7 +621,7 @@ def test_the_first_throughput_after_resuming_counts_new_samples_only(
 def test_other_optimizer_settings_on_resuming_are_the_checkpoints_and_a_warning_says_so(
     train: Train, data: tuple[Tensor, Tensor], scheduler: Any
 ) -> None:
-    settings = {"lr_scheduler": scheduler, "lr_interval": "round"}
+    settings = {"scheduler": scheduler, "per_round": True}
     train(net(), data, checkpoint_every=6, optimizer=MOMENTUM, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

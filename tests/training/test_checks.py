@@ -54,10 +54,12 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"loss": nn.CrossEntropyLoss}, SettingError, r"loss must be .* the class CrossEntropyLoss; write CrossEnt.*\(\)"),
     ({"loss": None, "step": nn.Module}, SettingError, "step must be a function, got the class Module"),
     ({"loss": "mse"}, SettingError, "loss must be a function, got str"),
-    ({"lr_interval": "step"}, SettingError, 'lr_interval must be "epoch" or "round", got \'step\''),
-    ({"dispatch": "any"}, SettingError, 'dispatch must be "fixed" or "first_come", got \'any\''),
-    ({"tuner": 1}, SettingError, "must be a bow.Tuner"),
-    ({"strategy": 3}, SettingError, "strategy must be a bow.Schedule, a file of one"),
+    ({"dispatch": "any"}, SettingError, "dispatch must be one of fixed, first_come, got 'any'"),
+    ({"capture": "all", "engine": "graph"}, SettingError, "capture must be one of auto, learner, round, got 'all'"),
+    ({"capture": "round"}, SettingError, "capture=.round. is a setting of engine .graph., got engine 'eager'"),
+    ({"offload": "disk"}, SettingError, "offload must be True or False, got 'disk'"),
+    ({"engine": 3}, SettingError, "engine must be a name such as .graph., or a bow.Engine, got 3"),
+    ({"schedule": 3, "engine": "graph"}, SettingError, "schedule must be a bow.Schedule, a file of one"),
     ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be .*at least 1, or .*None .*, got 0"),
     (
         {"target": {"accuracy": 2}, "validation": (X, Y)},
@@ -79,8 +81,8 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"learners": "4"}, SettingError, "must be a whole number .*got '4' of type str"),
     ({"steps": "10"}, SettingError, "steps must be a whole number .* of type str"),
     ({"epochs": math.inf}, SettingError, "epochs must be a whole number .*got inf"),
-    ({"eval_batch_size": 10**20, "validation": (X, Y)}, SettingError, "eval_batch_size must be .* from 1 to 2"),
-    ({"evaluate_every": math.nan}, SettingError, "evaluate_every must be a finite number above 0"),
+    ({"eval_batch_size": 10**20, "validation": (X, Y)}, SettingError, "validation.batch_size must be .* from 1 to 2"),
+    ({"evaluate_every": math.nan}, SettingError, "validation.every must be a finite number above 0"),
     ({"clip_norm": math.nan}, SettingError, "clip_norm must be a finite number above 0"),
     ({"clip_norm": "1"}, SettingError, "clip_norm must be a finite number above 0, or None .* of type str"),
     ({"bucket_mb": math.inf}, SettingError, "bucket_mb must be a finite number above 0"),
@@ -94,15 +96,15 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"batch_size": 10**9}, DataError, "48 samples and one round of 1 learner with batch_size=1000000000"),
     ({"devices": 1.5}, SettingError, "devices must be a whole number .*got 1.5"),
     ({"target": {"accuracy": math.nan}, "validation": (X, Y)}, SettingError, "accuracy must be a finite number"),
-    ({"run_dir": 7}, SettingError, "run_dir must be a path .*got 7"),
-    ({"run_dir": ["a"]}, SettingError, "run_dir must be a path"),
-    ({"run_dir": ""}, SettingError, "run_dir must be a path, got an empty one"),
-    ({"run_dir": "x" * 300}, SettingError, "run_dir must be a path of at most"),
-    ({"run_dir": "a\0b"}, SettingError, "run_dir must be a path without NUL"),
-    ({"run_dir": os.fsdecode(b"a\xff")}, SettingError, "run_dir must be a path in UTF-8"),
+    ({"run_dir": 7}, SettingError, "run must be a path .*got 7"),
+    ({"run_dir": ["a"]}, SettingError, "run must be a path"),
+    ({"run_dir": ""}, SettingError, "run must be a path, got an empty one"),
+    ({"run_dir": "x" * 300}, SettingError, "run must be a path of at most"),
+    ({"run_dir": "a\0b"}, SettingError, "run must be a path without NUL"),
+    ({"run_dir": os.fsdecode(b"a\xff")}, SettingError, "run must be a path in UTF-8"),
     ({"resume": True}, SettingError, "resume must be a path .*got True"),
     ({"resume": "x" * 300}, SettingError, "resume must be a path of at most"),
-    ({"strategy": "a\0b"}, SettingError, "strategy must be a path without NUL"),
+    ({"schedule": "a\0b", "engine": "graph"}, SettingError, "schedule must be a path without NUL"),
     ({"batch_size": -4}, SettingError, "batch_size must be a whole number of at least 1, got -4"),
     ({"epochs": 0}, SettingError, "epochs must be a whole number of at least 1, got 0"),
     ({"steps": 0}, SettingError, "steps must be a whole number of at least 1, got 0"),
@@ -137,14 +139,14 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
         OptimizerError,
         "lr=.*inf.* not finite",
     ),
-    ({"lr_scheduler": StepLR}, SettingError, "lr_scheduler must be a function that makes a scheduler .*step_size"),
+    ({"scheduler": StepLR}, SettingError, "scheduler must be a function that makes a scheduler .*step_size"),
     (
-        {"lr_scheduler": functools.partial(StepLR, step_size=0)},
+        {"scheduler": functools.partial(StepLR, step_size=0)},
         SettingError,
-        "lr_scheduler StepLR fails at its first step .ZeroDivisionError",
+        "scheduler StepLR fails at its first step .ZeroDivisionError",
     ),
-    ({"lr_scheduler": 0.9}, SettingError, "lr_scheduler must be a function .* got 0.9"),
-    ({"lr_scheduler": lambda optimizer: optimizer}, SettingError, "it returned SGD"),
+    ({"scheduler": 0.9}, SettingError, "scheduler must be a function .* got 0.9"),
+    ({"scheduler": lambda optimizer: optimizer}, SettingError, "it returned SGD"),
     ({"metrics": bow.Accuracy()}, SettingError, "metrics must be a list of Metric objects"),
     ({"metrics": [bow.Accuracy]}, SettingError, "metrics must be a list of Metric objects"),
     ({"metrics": "accuracy"}, SettingError, "metrics must be a list of Metric objects, got 'accuracy'"),
@@ -173,7 +175,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
         ModelError,
         r"fails on the first batch of validation, of shapes \(48, 4\), \(48,\)",
     ),
-    ({"validation": (X, Y), "eval_batch_size": 0}, SettingError, "eval_batch_size must be .*at least 1, got 0"),
+    ({"validation": (X, Y), "eval_batch_size": 0}, SettingError, "validation.batch_size must be .*at least 1, got 0"),
     ({"step": with_metrics({"a": 0.5})}, LossError, "the step's 'a' must be a scalar tensor, got float"),
     ({"step": with_metrics({"a": torch.zeros(2)})}, LossError, r"'a' must be a scalar tensor, got one of shape \(2,\)"),
     ({"step": with_metrics(torch.zeros(()))}, LossError, r"\(loss, \{name: scalar\}\), got Tensor"),
@@ -279,7 +281,7 @@ class Limited(torch.optim.SGD):
         {"validation": (X, Y), "metrics": [InPercent()], "target": {"percent": 95}},
         {"optimizer": functools.partial(Limited, lr=0.1)},
         *(
-            {"optimizer": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), "lr_scheduler": factory}
+            {"optimizer": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), "scheduler": factory}
             for factory in (
                 Trusting,
                 functools.partial(SCHEDULER.OneCycleLR, max_lr=0.1, total_steps=9),
@@ -344,7 +346,7 @@ def test_models_that_cannot_be_replicated_are_refused(train: Train, tmp_path: Pa
 
 def test_an_unwritable_run_directory_is_refused(train: Train, model: nn.Module, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"run_dir .* cannot be written .*; name a run_dir that can be"):
+    with pytest.raises(RunDirectoryError, match=r"run directory .* cannot be written .*; name one that can be"):
         train(model, (X, Y), run_dir=tmp_path / "file" / "run")
 
 
@@ -419,5 +421,5 @@ def test_a_model_that_writes_to_its_parameters_is_refused(tmp_path: Path) -> Non
     model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Flatten(), nn.Linear(8, 3))
     data = torch.randint(10, (64, 2)), torch.randint(3, (64,))
     with pytest.raises(ModelError, match=r"'0\.weight' in place"):
-        bow.train(model, data, nn.functional.cross_entropy, progress=False, run_dir=tmp_path / "run")
+        bow.train(model, data, nn.functional.cross_entropy, run=bow.Run(tmp_path / "run", progress=False))
     assert not (tmp_path / "run").exists()

@@ -13,13 +13,14 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 import bow
 from bow.errors import DataError, SettingError
 from bow.training.evaluation import Evaluator, batch_length, recalibrate_central
+from tests.grouped import of_replicas
 
 Train = Callable[..., bow.Result]
 
 
 def replicas(model: nn.Module, **settings: Any) -> bow.Replicas:
     loss = None if "step" in settings else cross_entropy
-    return bow.Replicas(model, loss, learners=2, engine="eager", device="cpu", **settings)
+    return bow.Replicas(model, loss, **of_replicas(learners=2, engine="eager", device="cpu", **settings))
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 7, 48])
@@ -54,7 +55,7 @@ def test_a_loader_keeps_its_batch_size(model: nn.Module, data: tuple[Tensor, Ten
 
     Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], None)(replicas(model, step=step))
     assert sizes == [20, 20, 8]
-    with pytest.raises(SettingError, match="eval_batch_size=4 contradicts the DataLoader's own batch_size=20"):
+    with pytest.raises(SettingError, match=r"validation.batch_size=4 contradicts the DataLoader's own batch_size=20"):
         Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], 4)
 
 

@@ -110,7 +110,7 @@ def test_a_scheduler_is_stepped_once_per_round(train: Train, model: nn.Module, d
             rates.append(run.replicas.optimizer.param_groups[0]["lr"])
 
     halve = functools.partial(StepLR, step_size=1, gamma=0.5)
-    train(model, data, lr_scheduler=halve, lr_interval="round", sync=bow.LocalSGD(every=4), callbacks=[Rates()], **FREE)
+    train(model, data, scheduler=halve, per_round=True, sync=bow.LocalSGD(every=4), callbacks=[Rates()], **FREE)
     assert rates == [pytest.approx(0.1 * 0.5**6)]
 
 

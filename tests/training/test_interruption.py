@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import bow
+from tests.grouped import grouped
 
 Train = Callable[..., bow.Result]
 
@@ -45,7 +46,9 @@ def train(tmp_path: Path) -> Train:
     def run(name: str = "run", **settings: Any) -> bow.Result:
         torch.manual_seed(0)
         arguments = {"learners": 2, "engine": "eager", "progress": False, "run_dir": tmp_path / name, **settings}
-        return bow.train(nn.Linear(5, 3), data, nn.functional.cross_entropy, batch_size=4, epochs=2, **arguments)
+        return bow.train(
+            nn.Linear(5, 3), data, nn.functional.cross_entropy, **grouped(batch_size=4, epochs=2, **arguments)
+        )
 
     return run
 
@@ -73,7 +76,7 @@ def test_a_training_that_is_asked_to_end_goes_on_later(
     whole = train("whole")
     with pytest.raises(outcome) as caught:
         train(callbacks=[Ask(number, at=5, times=2 if number == signal.SIGHUP else 1)])
-    assert "round 5; go on with bow train ... run_dir=" in caught.value.__notes__[0]
+    assert "round 5; go on with bow train ... run.path=" in caught.value.__notes__[0]
     assert caught.type is KeyboardInterrupt or caught.value.code == 128 + number
     assert signal.getsignal(number) is before
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round_00000005.pt"]

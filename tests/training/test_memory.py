@@ -76,10 +76,5 @@ def test_a_gpu_that_is_too_small_is_an_error_before_it_is_used(
 
 
 def test_swapping_has_no_effect_on_a_cpu_and_says_so(train: Train, model: nn.Module, data: Data) -> None:
-    with pytest.warns(UserWarning, match='memory="swap" has no effect on a CPU'):
-        assert train(model, data, memory="swap").learners == 2
-
-
-def test_other_places_for_memory_are_refused(train: Train, model: nn.Module, data: Data) -> None:
-    with pytest.raises(SettingError, match='memory must be "device" or "swap", got \'disk\''):
-        train(model, data, memory="disk")
+    with pytest.warns(UserWarning, match="offload=True has no effect on a CPU"):
+        assert train(model, data, offload=True).learners == 2

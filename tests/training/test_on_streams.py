@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -26,8 +27,13 @@ def _uncompiled() -> Any:
         yield
 
 
+FALLS = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5)
+
+
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("settings", [{}, {"sync": bow.LocalSGD(every=3)}, {"lr_interval": "round"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"sync": bow.LocalSGD(every=3)}, {"scheduler": FALLS, "per_round": True}], ids=str
+)
 @pytest.mark.parametrize("engine", STREAM_ENGINES)
 def test_a_training_is_that_of_eager(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str, settings: dict[str, Any]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.errors import LossError
+from tests.grouped import of_replicas
 
 X, Y = torch.randn(48, 5, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
 
@@ -108,7 +109,7 @@ def test_a_training_refuses_what_nobody_would_train(
 @pytest.mark.parametrize("case", [case for case in REFUSED if case != "hidden"])
 def test_replicas_refuse_it_in_every_engine(model: nn.Module, case: str, engine: Any) -> None:
     make, message = REFUSED[case]
-    replicas = bow.Replicas(model, learners=2, engine=engine, device="cpu", **make())
+    replicas = bow.Replicas(model, **of_replicas(learners=2, engine=engine, device="cpu", **make()))
     before = replicas.W.clone()
     with pytest.raises(LossError, match=message):
         replicas.round([(X[:8], Y[:8]), (X[8:16], Y[8:16])])
@@ -130,7 +131,7 @@ def test_what_nothing_has_to_train_is_taken(model: nn.Module, settings: dict[str
     inner = settings.get("step")
     if inner is penalised:
         settings = {"step": lambda model, batch: calls.append(1) or inner(model, batch)}
-    replicas = bow.Replicas(model, learners=2, engine="eager", device="cpu", **settings)
+    replicas = bow.Replicas(model, **of_replicas(learners=2, engine="eager", device="cpu", **settings))
     assert replicas.round([(X[:8], Y[:8]), (X[8:16], Y[8:16])]).isfinite().all()
     assert len(calls) in (0, 2)  # a step that depends on nothing else is not called but to learn
 
@@ -180,7 +181,7 @@ class KeepingInADictionary(Keeping):
 )
 def test_a_model_may_keep_what_it_has_made(build: type[nn.Module], loss: Any, engine: str, tmp_path: Path) -> None:
     result = bow.train(
-        build(), (X, Y), loss, epochs=1, learners=2, batch_size=8, engine=engine, run_dir=tmp_path, progress=False
+        build(), (X, Y), loss, epochs=1, learners=2, batch_size=8, engine=engine, run=bow.Run(tmp_path, progress=False)
     )
     assert result.engine == engine
     assert math.isfinite(result.history[-1]["train_loss"])
@@ -201,7 +202,13 @@ class Force(nn.Module):
 
 def test_a_model_may_take_a_gradient_of_its_own(tmp_path: Path) -> None:
     result = bow.train(
-        Force(), (X, X), F.mse_loss, epochs=1, learners=2, batch_size=8, engine="eager", run_dir=tmp_path,
-        progress=False,
-    )  # fmt: skip
+        Force(),
+        (X, X),
+        F.mse_loss,
+        epochs=1,
+        learners=2,
+        batch_size=8,
+        engine="eager",
+        run=bow.Run(tmp_path, progress=False),
+    )
     assert math.isfinite(result.history[-1]["train_loss"])

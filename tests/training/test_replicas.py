@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.errors import CheckpointError, DataError, ModelError, SettingError
+from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -24,7 +25,9 @@ def replicas(learners: Any = 2, model: nn.Module | None = None, **settings: Any)
     torch.manual_seed(0)
     model = model or net()
     return bow.Replicas(
-        model, cross_entropy, **{"optimizer": SGD, "learners": learners, "engine": "eager", "device": "cpu", **settings}
+        model,
+        cross_entropy,
+        **of_replicas(**{"optimizer": SGD, "learners": learners, "engine": "eager", "device": "cpu", **settings}),
     )
 
 

@@ -143,7 +143,9 @@ def test_the_scheduler_is_stepped_per_epoch_or_round(
 ) -> None:
     rates = Rates()
     halved = functools.partial(StepLR, step_size=1, gamma=0.5)
-    result = train(model, data, epochs=2, optimizer=SGD, lr_scheduler=halved, lr_interval=interval, callbacks=[rates])
+    result = train(
+        model, data, epochs=2, optimizer=SGD, scheduler=halved, per_round=interval == "round", callbacks=[rates]
+    )
     assert rates.lrs[: len(expected)] == expected
     assert len(rates.lrs) == 12
     assert result.history[0]["lr"] == (0.1 if interval == "epoch" else pytest.approx(0.1 / 2**6))
@@ -161,7 +163,7 @@ def test_reduce_on_plateau_follows_the_validation_loss(
             super().step(metrics, epoch)
 
     result = train(
-        model, data, epochs=4, lr_scheduler=lambda o: Plateau(o, threshold=10.0, threshold_mode="abs", patience=0),
+        model, data, epochs=4, scheduler=lambda o: Plateau(o, threshold=10.0, threshold_mode="abs", patience=0),
         validation=data if validated else None,
     )  # fmt: skip
     assert seen == [record["loss" if validated else "train_loss"] for record in result.history]
@@ -173,7 +175,7 @@ def test_reduce_on_plateau_per_round_follows_the_training_loss(
 ) -> None:
     rates = Rates()
     plateau = functools.partial(ReduceLROnPlateau, threshold=10.0, threshold_mode="abs", patience=2)
-    train(model, data, lr_scheduler=plateau, lr_interval="round", callbacks=[rates])
+    train(model, data, scheduler=plateau, per_round=True, callbacks=[rates])
     assert rates.lrs == [0.1, 0.1, 0.1, 0.1, 0.01, 0.01]
 
 
@@ -188,7 +190,7 @@ def test_a_learning_rate_drop_restarts_the_learners_and_says_so(
 
     recorder = Recorder()
     drop = functools.partial(LambdaLR, lr_lambda=lambda epoch: 0.1 if epoch == 2 else 1.0)
-    settings = {"epochs": 3, "lr_scheduler": drop, "batch_size": 8, "callbacks": [Compare()], "loggers": [recorder]}
+    settings = {"epochs": 3, "scheduler": drop, "batch_size": 8, "callbacks": [Compare()], "loggers": [recorder]}
     train(model, data, **settings)
     assert apart == [True] * 6 + [False] + [True] * 2, "in the first round of the third epoch"
     (event,) = recorder.of_kind("event")
@@ -200,7 +202,7 @@ def test_without_restart_a_drop_changes_nothing(train: Train, model: nn.Module, 
     recorder = Recorder()
     train(
         model, data, epochs=3, sync=bow.SMA(restart=None), loggers=[recorder],
-        lr_scheduler=functools.partial(StepLR, step_size=1, gamma=0.1),
+        scheduler=functools.partial(StepLR, step_size=1, gamma=0.1),
     )  # fmt: skip
     assert recorder.of_kind("event") == []
 
@@ -274,9 +276,18 @@ def test_the_run_directory_holds_settings_records_report_and_model(
     model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
     result = bow.train(
-        model, data, cross_entropy, learners=2, engine="eager", batch_size=4, epochs=2, seed=5, validation=data,
-        run_dir=tmp_path / "a" / "run", progress=False, devices="cpu",
-    )  # fmt: skip
+        model,
+        data,
+        cross_entropy,
+        learners=2,
+        engine="eager",
+        batch_size=4,
+        epochs=2,
+        seed=5,
+        validation=data,
+        run=bow.Run(tmp_path / "a" / "run", progress=False),
+        devices="cpu",
+    )
     assert result.run_dir == tmp_path / "a" / "run"
     assert {path.name for path in result.run_dir.iterdir()} == {
         "config.yaml", "metrics.jsonl", "report.html", "model.safetensors",
@@ -527,7 +538,7 @@ def test_a_training_resumed_within_an_epoch_is_evaluated_at_the_same_rounds(
 
 @pytest.mark.parametrize(
     ("every", "message"),
-    [(0, "evaluate_every must be above 0, got 0"), ("often", "must be a finite number above 0, got 'often'")],
+    [(0, "validation.every must be above 0, got 0"), ("often", "must be a finite number above 0, got 'often'")],
 )
 def test_evaluations_that_cannot_be_are_refused(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], every: Any, message: str
@@ -543,7 +554,7 @@ def test_data_of_unknown_length_have_no_evaluations_within_epochs(
         def __iter__(self) -> Any:
             return iter([(torch.ones(5), 0)] * 400)
 
-    with pytest.raises(SettingError, match=r"evaluate_every=0\.5 needs data whose length is known"):
+    with pytest.raises(SettingError, match=r"validation\.every=0\.5 needs data whose length is known"):
         train(model, Endless(), steps=3, validation=data, evaluate_every=0.5)
 
 

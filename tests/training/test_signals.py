@@ -16,6 +16,7 @@ from bow.engines import STREAM_ENGINES
 from bow.errors import SettingError
 from bow.testing import FakeDevice
 from bow.training.signals import Signals
+from tests.grouped import of_replicas
 
 BATCH = 4
 SGD = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.5)
@@ -36,7 +37,7 @@ def made() -> Iterator[list[bow.Replicas]]:
 
 def replicas(made: list[bow.Replicas], **settings: Any) -> bow.Replicas:
     given = {"learners": 4, "engine": "eager", "device": "cpu", "optimizer": SGD}
-    made.append(bow.Replicas(linear(), cross_entropy, **{**given, **settings}))
+    made.append(bow.Replicas(linear(), cross_entropy, **of_replicas(**{**given, **settings})))
     return made[-1]
 
 

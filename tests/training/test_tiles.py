@@ -29,8 +29,11 @@ from bow.planning.tiles import capture_operators, link_benchmark, measurement_ca
 from bow.planning.tiles.link_benchmark import SHAPES
 from bow.schedule import Timeline
 from bow.training import tiles_check
+from bow.training.config import TrainConfig
+from bow.training.placed import train_by
 from bow.training.tiles import LEFT_OUT
 from tests.cluster.worlds import in_world
+from tests.grouped import grouped
 
 BATCH, STEPS = 4, 6
 SGD = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
@@ -41,6 +44,10 @@ COMMON: dict[str, Any] = {"batch_size": BATCH, "steps": STEPS, "optimizer": SGD,
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def by(partition: Partition, model: nn.Module, data: Any, loss: Any = None, **settings: Any) -> bow.Result:
+    return train_by(partition, model, data, loss=loss, **grouped(**{"check": True, **settings}))
 
 
 def data(count: int = 16) -> tuple[Tensor, Tensor]:
@@ -108,8 +115,8 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     """Everything that two processes are needed for, in one go: they take longer to start than to train."""
 
     def train(name: str, placed: Partition, given: Any = None, **settings: Any) -> bow.Result:
-        options = {"strategy_check": False, "run_dir": folder / name, **COMMON, **settings}
-        return bow.train(model(), data() if given is None else given, cross_entropy, strategy=placed, **options)
+        options = {"check": False, "run_dir": folder / name, **COMMON, **settings}
+        return by(placed, model(), data() if given is None else given, cross_entropy, **options)
 
     def refused(train: Callable[[], object]) -> str:
         with pytest.raises((SettingError, CheckpointError)) as caught:
@@ -122,7 +129,7 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     for name, rank in (("even", 0), ("uneven", world.rank)):
         batches = DataLoader(Batches(rank), batch_size=None)
         found[name] = Outcome.of(train(name, one, batches, batch_size=None))
-    drops = {"lr_scheduler": DROPS, "lr_interval": "round"}
+    drops = {"scheduler": DROPS, "per_round": True}
     for name, placed in (("one", one), ("two", two)):
         train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Stop()], **drops)
         found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
@@ -130,10 +137,10 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     tiles_check.MARGIN, margin = math.inf, tiles_check.MARGIN
     measurement_cache.cache_folder = lambda: folder
     predicting.cached_busy_links = functools.partial(link_benchmark.cached_busy_links, shapes=SHAPES[:2], turns=1)
-    train("checked", one, strategy_check=True)
+    train("checked", one, check=True)
     tiles_check.MARGIN, tiles_check._take_turns = margin, lambda *_: (0.03, 0.02)
-    found["slow"] = refused(lambda: train("slow", one, strategy_check=True))
-    found["slow for two"] = Outcome.of(train("slow for two", two, strategy_check=True))
+    found["slow"] = refused(lambda: train("slow", one, check=True))
+    found["slow for two"] = Outcome.of(train("slow for two", two, check=True))
     return found
 
 
@@ -146,8 +153,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bow.training.run.write_report", lambda run_dir: None)
-        patched = (tiles_check, "_take_turns"), (measurement_cache, "cache_folder"), (predicting, "cached_busy_links")
-        for module, name in patched:
+        for module, name in (
+            (tiles_check, "_take_turns"),
+            (measurement_cache, "cache_folder"),
+            (predicting, "cached_busy_links"),
+        ):
             patch.setattr(module, name, getattr(module, name))  # put back behind the trainings
         return in_world(2, functools.partial(trainings, folder=folder))[0]
 
@@ -155,7 +165,7 @@ def found(folder: Path) -> dict[str, Any]:
 def by_replicas(folder: Path, learners: int, **settings: Any) -> Outcome:
     """The same training by learners on one device."""
     options = {**COMMON, "engine": "eager", "devices": "cpu", "learners": learners, **settings}
-    return Outcome.of(bow.train(model(), data(), cross_entropy, run_dir=folder, **options))
+    return Outcome.of(bow.train(model(), data(), cross_entropy, **grouped(run_dir=folder, **options)))
 
 
 def assert_alike(one: Outcome, other: Outcome) -> None:
@@ -186,7 +196,7 @@ def test_a_training_goes_on_from_its_checkpoint(
     found: dict[str, Any], tmp_path: Path, name: str, learners: int
 ) -> None:
     """Learning rates fall meanwhile, so that learners start again from the central model."""
-    whole = by_replicas(tmp_path, learners, lr_scheduler=DROPS, lr_interval="round")
+    whole = by_replicas(tmp_path, learners, scheduler=DROPS, per_round=True)
     assert_alike(found[f"{name} resumed"], dataclasses.replace(whole, losses=found[f"{name} resumed"].losses))
 
 
@@ -196,7 +206,7 @@ def test_a_checkpoint_of_another_strategy_is_refused(found: dict[str, Any]) -> N
 
 def test_a_strategy_slower_than_data_parallelism_is_refused(found: dict[str, Any], folder: Path) -> None:
     assert "slower than data parallelism here: 30.0 ms a batch, data parallelism 20.0 ms" in found["slow"]
-    assert "strategy_check=False" in found["slow"]
+    assert "check=False" in found["slow"]
     assert not (folder / "slow").exists()
 
 
@@ -212,8 +222,8 @@ def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[st
         ran = [event for event in events if event["pid"] == pid and event["ph"] == "X"]
         assert {event["cat"] for event in ran} >= {"forward", "backward", "update"}
     records = [json.loads(line) for line in (folder / "checked" / "metrics.jsonl").read_text().splitlines()]
-    (event,) = [record for record in records if record.get("event") == "strategy"]
-    assert re.fullmatch(r"strategy: [\d.]+ ms a batch, data parallelism [\d.]+ ms", event["message"])
+    (event,) = [record for record in records if record.get("event") == "partition"]
+    assert re.fullmatch(r"partition: [\d.]+ ms a batch, data parallelism [\d.]+ ms", event["message"])
 
 
 @pytest.mark.usefixtures("found")
@@ -237,7 +247,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def run(given: Any = None, samples: Any = 16, **settings: Any) -> bow.Result:
         options = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON, **settings}
         samples = data(samples) if isinstance(samples, int) else samples
-        return bow.train(model(), samples, cross_entropy, strategy=given or strategy(1), **options)
+        if isinstance(given, bow.Found):
+            return given.train(samples, cross_entropy, model=model(), **grouped(**options))
+        return by(given or strategy(1), model(), samples, cross_entropy, **options)
 
     return run
 
@@ -245,7 +257,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 def test_a_strategy_is_read_from_a_file(train: Callable[..., bow.Result], tmp_path: Path) -> None:
     file = tmp_path / "strategy.json"
     file.write_text(strategy(1).to_json())
-    result = train(str(file))
+    result = train(bow.Found.load(file))
     assert (result.engine, result.learners) == ("tiles", 1)
     assert_alike(Outcome.of(result), by_replicas(tmp_path / "other", learners=1))
 
@@ -294,10 +306,10 @@ def test_a_strategy_goes_on_only_with_the_values_that_it_has_captured(name: str,
 
     graph = capture_operators(model(), tuple(each[:BATCH] for each in data()), step=step).graph
     train = functools.partial(
-        bow.train,
+        by,
+        Partition(graph.hash, everything_on(graph)),
         *(model(), data()),
         step=step,
-        strategy=Partition(graph.hash, everything_on(graph)),
         callbacks=[Changes(values, name)],
         **{"devices": "cpu", "run_dir": tmp_path / "run", **COMMON},
     )
@@ -316,16 +328,16 @@ def test_a_strategy_refuses_a_step_that_changes_values() -> None:
         return cross_entropy(model(batch[0]), batch[1]) * counts[0]
 
     with pytest.raises(CaptureError, match=r"changes .*counts.* in Python.*, or train without a partition"):
-        bow.train(model(), data(), step=step, strategy=strategy(1), devices="cpu", **COMMON)
+        by(strategy(1), model(), data(), step=step, devices="cpu", **COMMON)
 
 
 def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Callable[..., bow.Result], tmp_path: Path) -> None:
     plain = {**COMMON, "learners": 1, "engine": "eager", "devices": "cpu"}
     train(checkpoint_every=STEPS)
-    with pytest.raises(CheckpointError, match="of a training by a placed strategy; resume with the strategy that it"):
-        bow.train(model(), data(), cross_entropy, resume=tmp_path / "run", **plain)
-    bow.train(model(), data(), cross_entropy, run_dir=tmp_path / "plain", checkpoint_every=STEPS, **plain)
-    with pytest.raises(CheckpointError, match="of a training without this strategy; resume without strategy="):
+    with pytest.raises(CheckpointError, match=r"of a training by a partition of bow.plan; resume with that partition"):
+        bow.train(model(), data(), cross_entropy, **grouped(resume=tmp_path / "run", **plain))
+    bow.train(model(), data(), cross_entropy, **grouped(run_dir=tmp_path / "plain", checkpoint_every=STEPS, **plain))
+    with pytest.raises(CheckpointError, match=r"of a training without this strategy; resume with bow.train"):
         train(resume=tmp_path / "plain", run_dir=None)
 
 
@@ -353,14 +365,14 @@ def test_a_training_that_diverges_has_no_hope() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"engine": "eager"}, SettingError, "engine='eager' does not go with a placed strategy"),
-        ({"dispatch": "first_come"}, SettingError, "dispatch='first_come' does not go with a placed strategy"),
-        ({"precision": "bfloat16"}, SettingError, "precision='bfloat16' does not go with a placed strategy"),
+        ({"engine": "eager"}, SettingError, "engine=Engine.name='eager'.* does not go with a partition"),
+        ({"dispatch": "first_come"}, SettingError, "engine=.*dispatch='first_come'.* does not go with a partition"),
+        ({"precision": "bfloat16"}, SettingError, "precision='bfloat16' does not go with a partition"),
         ({"clip_norm": 1.0}, SettingError, "clip_norm=1.0 does not go .*no device sees a whole gradient"),
-        ({"compile": True}, SettingError, "compile=True does not go with a placed strategy"),
-        ({"buffers": "first"}, SettingError, "buffers='first' does not go with a placed strategy"),
-        ({"tuner": bow.Tuner()}, SettingError, "tuner=.* does not go with a placed strategy"),
-        ({"learners": 2}, SettingError, "learners=2 contradicts the strategy, which has 1"),
+        ({"compile": True}, SettingError, "engine=.*compile=True.* does not go with a partition"),
+        ({"buffers": "first"}, SettingError, "buffers='first' does not go with a partition"),
+        ({"tuner": bow.Tuner()}, SettingError, "learners=Tuner.* does not go with a partition"),
+        ({"learners": 2}, SettingError, "learners=2 contradicts the partition, which has 1"),
         ({"batch_size": 8}, ScheduleError, "the partition is for graph .*, this model's is .*; plan again"),
         ({"optimizer": torch.optim.Adafactor}, OptimizerError, "does not treat every element of a weight alike"),
         ({"given": strategy(2), "devices": 1}, ScheduleError, "has a tile on device 1, and there are 1"),
@@ -389,16 +401,17 @@ def test_a_file_of_another_version_is_refused(train: Callable[..., bow.Result], 
     file = tmp_path / "strategy.json"
     file.write_text(strategy(1).to_json().replace('"version": 1', '"version": 7'))
     with pytest.raises(ScheduleError, match="has version 7"):
-        train(str(file))
+        train(bow.Found.load(file))
 
 
 def test_other_processes_get_the_rules_that_were_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("bow.training.train")
     taken: list[object] = []
-    monkeypatch.setattr(module, "registered_rules", lambda: "rules")
-    monkeypatch.setattr(module, "take_over_rules", taken.append)
-    monkeypatch.setattr(module, "train", lambda **settings: taken.append(settings["seed"]))
+    monkeypatch.setattr("bow.planning.tiles.registered_rules", lambda: "rules")
+    monkeypatch.setattr("bow.planning.tiles.take_over_rules", taken.append)
+    monkeypatch.setattr(module, "run_training", lambda config: taken.append(config.seed))
     monkeypatch.setattr(module, "WorkerJob", lambda job: job)
-    job: Any = module._packed(2, {"seed": 5})
+    config = TrainConfig(model=model(), data=data(), loss=cross_entropy, partition=strategy(1), seed=5)
+    job: Any = module._packed(config, 2)
     job()
     assert taken == ["rules", 5]

@@ -14,7 +14,7 @@ from bow.engines.cuda.results import Results
 from bow.engines.cuda.step import SgdStep
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
-from bow.engines.outcome import TaskSettings
+from bow.engines.outcome import LearningConfig
 from bow.engines.sgd_state import fits
 from bow.engines.swap import swapped_tasks
 from bow.replicas import LearnerGroup
@@ -72,7 +72,7 @@ class StreamContext(RoundContext):
 
     device: StreamDevice
 
-    def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: TaskSettings, device: StreamDevice) -> None:
+    def __init__(self, group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, device: StreamDevice) -> None:
         self.kernels = kernels_for(device.torch_device)
         self.order = StreamOrder(device)
         stream = self.order.sync_stream

@@ -17,7 +17,7 @@ from bow.engines.cuda.results import LOSS, METRICS
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
 from bow.engines.live_check import Expected
 from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
-from bow.engines.outcome import Outcome, TaskSettings
+from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.room import out_of_memory_explained
 from bow.replicas import LearnerGroup
 from bow.sync import Synchroniser, Timing
@@ -49,7 +49,7 @@ class DeviceRoundLoop(Loop):
         kind: type[DeviceRunner],
         group: LearnerGroup,
         sync: Synchroniser,
-        settings: TaskSettings,
+        settings: LearningConfig,
         device: StreamDevice | None = None,
     ) -> None:
         context = StreamContext(group, sync, settings, cuda_device(group.device) if device is None else device)

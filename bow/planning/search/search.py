@@ -42,6 +42,7 @@ class Found:
         problem: what was planned for; None: it was read from a file.
         chains: all walks of the search.
         seconds: that the search took.
+        subject: model, and loss or step, that were planned for.
 
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018.
@@ -54,6 +55,39 @@ class Found:
     problem: Problem | None = field(default=None, repr=False, compare=False)
     chains: tuple[Chain, ...] = field(default=(), repr=False, compare=False)
     seconds: float = field(default=0.0, compare=False)
+    subject: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def train(self, data: Any, loss: Any = None, *, model: Any = None, check: bool = True, **settings: Any) -> Any:
+        """Train by the partition: operators are split and placed on devices, each of which is a process.
+
+        Learners that the partition has are averaged once a step. The batch of a learner is as large as one device's
+        would be, all its devices see the same one, and what is trained is what one device would train, to rounding.
+        Batches of another size, as the last one may be, are left out. The step is captured once, before the training:
+        Python code in it does not run again.
+
+        Args:
+            data: as in `bow.train`; batches of the size that was planned for.
+            loss: None: what was planned with.
+            model: None: the one that was planned for; of a partition from a file, it has to be given.
+            check: before the training, time the partition beside data parallelism for some steps, refuse it if it is
+                slower, and write when a step was expected to run what, and when it did, into `partition_timeline.json`
+                of the run directory.
+            **settings: those of `bow.train`.
+
+        Returns:
+            The `bow.Result`.
+
+        Raises:
+            BowError: as `bow.train`; or a setting that a partition does not carry out.
+        """
+        from bow.training.placed import train_by
+
+        planned = {"model": model, "loss": loss, "step": settings.pop("step", None)}
+        if loss is None and planned["step"] is None:
+            planned |= {name: self.subject.get(name) for name in ("loss", "step")}
+        if model is None:
+            planned["model"] = self.subject.get("model")
+        return train_by(self.partition, planned.pop("model"), data, check=check, **planned, **settings)
 
     def explain(self, keep: int = 3, budget_s: float | None = None) -> Explanation:
         """What was chosen for every operator, what that costs, and what else would cost; printed, it is a table.

@@ -79,7 +79,8 @@ def plan(
 
     Returns:
         The best one (`partition`), its simulated time (`makespan_ns`), and how it was found; `explain()` says what
-        was chosen and why, `timeline()` when what runs, and `save(path)` keeps the partition for `bow.train`.
+        was chosen and why, `timeline()` when what runs, `train(data, ...)` trains by it, and `save(path)` keeps it for
+        `bow.Found.load`.
 
     Raises:
         CaptureError, LossError, DataError: as `bow.capture` does.
@@ -114,10 +115,12 @@ def plan(
         with measuring(console) if shown else nullcontext() as tell:
             own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, tell=tell)
     problem = problem_of(captured.graph, devices, rules, own, optimizer)
-    if not shown:
-        return search(problem, chosen, None if isinstance(progress, bool) else progress)
-    with watched(chosen.budget_s, console) as tell:
-        return search(problem, chosen, tell)
+    if shown:
+        with watched(chosen.budget_s, console) as tell:
+            found = search(problem, chosen, tell)
+    else:
+        found = search(problem, chosen, None if isinstance(progress, bool) else progress)
+    return dataclasses.replace(found, subject={"model": model, "loss": loss, "step": step})
 
 
 def _settings(settings: SearchSettings | None, changes: Mapping[str, Any]) -> SearchSettings:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import bow
 from benchmarks.gpu.branches import branch_schedule
 from bow.data import open_stream
-from bow.engines import Stacked, TaskSettings, step_from_loss
+from bow.engines import Engine, LearningConfig, Stacked, step_from_loss
 from bow.engines.cuda import CudaGraphs, DeviceRoundLoop
 from bow.engines.cuda.learner import SpreadTask
 from bow.errors import CaptureError, DataError, DeviceMemoryError, GraphError, SettingError
@@ -30,6 +30,7 @@ from bow.testing import FakeDevice
 from tests.engines.cuda.trainings import ADAMW, LEARNERS, SGD, batch, model, round_of, training
 from tests.engines.pairs import TOLERANCE
 from tests.engines.test_agreement import MODELS, random_batch
+from tests.grouped import of_replicas
 from tests.synchronisers import SYNCHRONISERS
 
 
@@ -61,8 +62,10 @@ class Trainings:
         settings = {"learners": LEARNERS, "optimizer": SGD, **loss, **settings}
         torch.manual_seed(0)
         made = build().double()
-        self.eager = bow.Replicas(made, engine="eager", device="cpu", **settings)
-        self.graph = bow.Replicas(made, engine="graph", device=self.device, schedule=schedule, **settings)
+        self.eager = bow.Replicas(made, **of_replicas(engine="eager", device="cpu", **settings))
+        self.graph = bow.Replicas(
+            made, **of_replicas(engine="graph", device=self.device, schedule=schedule, **settings)
+        )
 
     def round(self, batches: list[Any]) -> None:
         expected, made = self.eager.round(batches), self.graph.round(batches)
@@ -196,7 +199,7 @@ def test_every_kind_of_schedule_is_carried_out(kind: str) -> None:
     }[kind]
     device, template = FakeDevice(), prepare_template(model(), 0)
     group = LearnerGroup(template, SGD, learners=2, device=device.torch_device)
-    settings = TaskSettings(step_from_loss(cross_entropy), schedule=schedule)
+    settings = LearningConfig(step_from_loss(cross_entropy), engine=Engine("graph", schedule=schedule))
     engine = DeviceRoundLoop(CudaGraphs, group, bow.SMA(), settings, device)
     eager = training("eager", "cpu")
     for t in range(4):

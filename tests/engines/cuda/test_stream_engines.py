@@ -19,6 +19,7 @@ from bow.engines.live_check import LiveCheck
 from bow.errors import DivergenceError, LossError
 from bow.testing import FakeDevice
 from tests.engines.cuda.trainings import ADAMW, ENGINES, LEARNERS, SGD, batch, model, round_of, training
+from tests.grouped import of_replicas
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled")]
 
@@ -235,7 +236,7 @@ def test_a_model_that_reads_values_runs_uncaptured(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_mistake_in_the_step_is_the_users(engine: str, device: FakeDevice) -> None:
-    replicas = bow.Replicas(model(), step=lambda m, b: m(b[0]), engine=engine, device=device, learners=2)
+    replicas = bow.Replicas(model(), **of_replicas(step=lambda m, b: m(b[0]), engine=engine, device=device, learners=2))
     with pytest.raises(LossError, match="scalar"):
         replicas.round(round_of(0))
     replicas.close()
@@ -249,7 +250,7 @@ def test_metrics_of_the_step_are_there(engine: str, device: FakeDevice) -> None:
         return nn.functional.cross_entropy(made, given[1]), {"largest": made.max(), "smallest": made.min()}
 
     trainings = [
-        bow.Replicas(model(), step=step, optimizer=SGD, engine=name, device=where, learners=2)
+        bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=name, device=where, learners=2))
         for name, where in (("eager", "cpu"), (engine, device))
     ]
     for t in range(3):
@@ -294,9 +295,17 @@ def test_learners_that_take_batches_as_they_come_take_each_once(
         return nn.functional.cross_entropy(learner(given[0]), given[1]), {"sum": given[0].sum()}
 
     replicas = bow.Replicas(
-        model(), step=step, optimizer=optimizer, engine=engine, device=device, learners=3,
-        sync=bow.LocalSGD(every=4), dispatch="first_come",
-    )  # fmt: skip
+        model(),
+        **of_replicas(
+            step=step,
+            optimizer=optimizer,
+            engine=engine,
+            device=device,
+            learners=3,
+            sync=bow.LocalSGD(every=4),
+            dispatch="first_come",
+        ),
+    )
     rounds = [round_of(t, 3) for t in range(12)]
     outcomes = [outcome for t in range(0, 12, 4) for outcome in replicas.rounds_at_once(rounds[t : t + 4])]
     for outcome in outcomes:
@@ -364,7 +373,7 @@ def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, 
             raise ValueError("three samples are a mistake")
         return nn.functional.cross_entropy(learner(given[0]), given[1])
 
-    replicas = bow.Replicas(model(), step=step, optimizer=SGD, engine=engine, device=device, learners=2)
+    replicas = bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=engine, device=device, learners=2))
     for t in range(3):
         replicas.round(round_of(t))
     for _ in range(3):  # the first learner has begun when the second one fails
@@ -387,7 +396,7 @@ def test_streams_swap_what_backward_needs(optimizer: Any, device: FakeDevice) ->
         return [batch(10 * t + j, 400) for j in range(LEARNERS)]
 
     plain = training("streams", FakeDevice(), build, optimizer=optimizer)
-    swapped = training("streams", device, build, optimizer=optimizer, memory="swap")
+    swapped = training("streams", device, build, optimizer=optimizer, offload=True)
     for t in range(3):
         for replicas in (plain, swapped):
             replicas.round(round_of_many(t))
@@ -471,7 +480,9 @@ def test_a_learning_task_that_fails_leaves_all_weights_as_they_were(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return nn.functional.cross_entropy(learner(given[0]), given[1])
 
-    replicas = bow.Replicas(model(), step=step, optimizer=optimizer, engine=engine, device=device, learners=2)
+    replicas = bow.Replicas(
+        model(), **of_replicas(step=step, optimizer=optimizer, engine=engine, device=device, learners=2)
+    )
     for t in range(3):
         replicas.round(round_of(t))
     before = replicas.W.clone(), replicas.z.clone()
@@ -496,7 +507,7 @@ def test_other_metrics_than_at_first_are_refused(engine: str, device: FakeDevice
         made = learner(given[0])
         return nn.functional.cross_entropy(made, given[1]), {"three" if len(given[0]) == 3 else "four": made.max()}
 
-    replicas = bow.Replicas(model(), step=step, optimizer=SGD, engine=engine, device=device, learners=2)
+    replicas = bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=engine, device=device, learners=2))
     replicas.round(round_of(0))
     with pytest.raises(LossError, match="returns metrics three and returned four before"):
         replicas.round([batch(0, 3), batch(1, 3)])
@@ -596,7 +607,7 @@ def test_a_mistake_in_one_batch_does_not_end_capturing(engine: str, device: Fake
             raise KeyError("oops")
         return nn.functional.cross_entropy(learner(given[0]), given[1])
 
-    replicas = bow.Replicas(model(), step=step, optimizer=SGD, engine=engine, device=device, learners=2)
+    replicas = bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=engine, device=device, learners=2))
     for t in range(2):
         replicas.round(round_of(t))
     with warnings.catch_warnings():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import bow
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
+from tests.grouped import of_replicas
 
 ENGINES = list(STREAM_ENGINES)
 LEARNERS, SIZE, CLASSES, BATCH = 2, 6, 3, 4
@@ -28,7 +29,7 @@ def model(dropout: float = 0.0) -> nn.Module:
 
 def training(engine: str, device: FakeDevice | str, build: Callable[[], nn.Module] = model, **settings: Any) -> Any:
     settings = {"learners": LEARNERS, "optimizer": SGD, **settings}
-    return bow.Replicas(build(), nn.functional.cross_entropy, engine=engine, device=device, **settings)
+    return bow.Replicas(build(), nn.functional.cross_entropy, **of_replicas(engine=engine, device=device, **settings))
 
 
 def batch(seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,8 @@ from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Comparison, make_policies
 from bow.schedule.profiler.measuring import measure
 from bow.schedule.scheduler import CriticalPath, critical_path
-from bow.training import strategy as module
+from bow.training import schedule as module
+from tests.grouped import grouped, of_replicas
 from tests.training.blueprints import blueprint
 
 SHARED = pytest.mark.skipif(len(available_cores()) < 2, reason="operators side by side need two cores")
@@ -54,7 +55,9 @@ def dealt(seed: int, executors: int, shared: bool) -> Schedule:
 
 def trained(schedule: Schedule | None, learners: int, **settings: Any) -> bow.Replicas:
     replicas = bow.Replicas(
-        model(), cross_entropy, learners=learners, engine="graph", device="cpu", schedule=schedule, **settings
+        model(),
+        cross_entropy,
+        **of_replicas(learners=learners, engine="graph", device="cpu", schedule=schedule, **settings),
     )
     for t in range(4):
         replicas.round([batch(10 * t + j) for j in range(learners)])
@@ -104,36 +107,38 @@ def test_optimizers_that_step_outside_the_executors_see_the_same_gradients() -> 
         ({"compile": True}, "a compiled learning task is one operator"),
     ],
 )
-def test_settings_that_cannot_carry_out_a_strategy_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_carry_out_a_schedule_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        bow.train(model(), batch(0), cross_entropy, strategy="auto", batch_size=1, progress=False, **settings)
+        bow.train(
+            model(), batch(0), cross_entropy, **grouped(schedule="auto", batch_size=1, progress=False, **settings)
+        )
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
         ("missing.json", SettingError, "cannot be read .*No such file"),
-        (3, SettingError, 'a bow.Schedule, a file of one, what bow.plan returns, "auto" or None, got 3'),
+        (3, SettingError, 'a bow.Schedule, a file of one, "auto" or None, got 3'),
         (FirstComeSchedule((1, 1)), ScheduleError, "needs an order for every executor"),
         (OrderedSchedule((), ()), ScheduleError, "needs at least 1 executor"),
         (OrderedSchedule((-1, 1), ((0,), ())), ScheduleError, "threads must be at least 1, got -1 for executor 0"),
     ],
 )
-def test_what_is_no_strategy_is_refused(given: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_what_is_no_schedule_is_refused(given: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message):
-        bow.train(model(), batch(0), cross_entropy, strategy=given, batch_size=1, progress=False)
+        bow.train(model(), batch(0), cross_entropy, engine=bow.Engine(schedule=given), batch_size=1)
 
 
-@pytest.mark.parametrize("text", ["", '{"format": "bow placed', "[]", "{}", '{"format": []}'])
+@pytest.mark.parametrize("text", ["", '{"format": "bow parti', "[]", "{}", '{"format": []}'])
 def test_a_damaged_file_is_not_called_a_schedule(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "strategy.json"
+    file = tmp_path / "schedule.json"
     file.write_text(text)
-    with pytest.raises(ScheduleError, match=r"strategy.json' is damaged, or neither .* bow schedule or bow plan"):
-        bow.train(model(), batch(0), cross_entropy, strategy=file, batch_size=1, progress=False)
+    with pytest.raises(ScheduleError, match=r"schedule.json' is damaged, or no schedule; write it again"):
+        bow.train(model(), batch(0), cross_entropy, engine=bow.Engine(schedule=file), batch_size=1)
 
 
 @SHARED
-def test_a_training_reads_its_strategy_from_a_file(tmp_path: Path) -> None:
+def test_a_training_reads_its_schedule_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "schedule.json"
     file.write_text(dealt(1, 2, shared=False).to_json())
     data = torch.cat([batch(j)[0] for j in range(4)]), torch.cat([batch(j)[1] for j in range(4)])
@@ -142,12 +147,10 @@ def test_a_training_reads_its_strategy_from_a_file(tmp_path: Path) -> None:
             model(),
             data,
             cross_entropy,
-            strategy=given,
-            engine="graph",
+            engine=bow.Engine("graph", schedule=given),
             learners=1,
             batch_size=4,
-            run_dir=tmp_path / name,
-            progress=False,
+            run=bow.Run(tmp_path / name, progress=False),
             seed=1,
         )
         for name, given in (("plain", None), ("scheduled", file))
@@ -174,10 +177,16 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     monkeypatch.setattr(module, "compare", timed)
     monkeypatch.setattr(
         "bow.training.blueprint.Replicas",
-        lambda *given, **settings: (seen.append(settings["schedule"]), real(*given, **settings))[1],
+        lambda *given, **settings: (seen.append(settings["engine"].schedule), real(*given, **settings))[1],
     )
     result = bow.train(
-        model(), batch(0), cross_entropy, strategy="auto", batch_size=1, learners=1, run_dir=tmp_path / "run"
+        model(),
+        batch(0),
+        cross_entropy,
+        engine=bow.Engine(schedule="auto"),
+        batch_size=1,
+        learners=1,
+        run=tmp_path / "run",
     )
     assert result.learners == 1
     assert all((schedule is not None) == wins for schedule in seen)
@@ -191,8 +200,8 @@ def test_auto_is_no_schedule_where_learners_have_a_core_each(
 ) -> None:
     monkeypatch.setattr(module, "available_cores", lambda: [0, 1])
     settings: dict[str, Any] = {"batch_size": 1, "learners": 2, "run_dir": tmp_path / "run"}
-    bow.train(model(), batch(0), cross_entropy, strategy="auto", **settings)
-    assert "strategy: none, because 2 learners leave no two cores to one of them" in "".join(capsys.readouterr())
+    bow.train(model(), batch(0), cross_entropy, **grouped(schedule="auto", **settings))
+    assert "schedule: none, because 2 learners leave no two cores to one of them" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(("learners", "most"), [(1, 4), (2, 2)])

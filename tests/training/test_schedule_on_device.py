@@ -15,14 +15,15 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.engines import step_from_loss
+from bow.engines.config import Engine
 from bow.errors import BowError, ScheduleError, SettingError
 from bow.runtime.issue import operators_of
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
-from bow.training import strategy_on_device as module
+from bow.training import schedule_on_device as module
 from bow.training.blueprint import Blueprint
-from bow.training.strategy import decide, engine_with
+from bow.training.schedule import decide, engine_with
 from tests.training.blueprints import blueprint
 
 Train = Callable[..., bow.Result]
@@ -95,8 +96,8 @@ def test_a_training_by_a_schedule_is_that_without(
     data = data[0].double(), data[1]
     results = [
         train(branches().double(), data, learners=learners, engine=engine, devices=where, run_dir=tmp_path / name,
-              epochs=2, strategy=strategy)
-        for name, engine, where, strategy in (("plain", "eager", "cpu", None), ("by", "graph", device, file))
+              epochs=2, schedule=schedule)
+        for name, engine, where, schedule in (("plain", "eager", "cpu", None), ("by", "graph", device, file))
     ]  # fmt: skip
     weights = [torch.cat([p.flatten() for p in result.model.parameters()]) for result in results]
     torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
@@ -105,31 +106,30 @@ def test_a_training_by_a_schedule_is_that_without(
 
 
 @pytest.mark.parametrize(
-    "strategy", ["auto", PrioritySchedule((1, 1), priority=(0,)), OrderedSchedule((1,), order=((0,),))], ids=str
+    "schedule", ["auto", PrioritySchedule((1, 1), priority=(0,)), OrderedSchedule((1,), order=((0,),))], ids=str
 )
-def test_a_gpu_carries_out_every_kind_of_strategy(strategy: Any) -> None:
+def test_a_gpu_carries_out_every_kind_of_schedule(schedule: Any) -> None:
     for device in (FakeDevice(), torch.device("cuda", 0)):
-        engine = engine_with(strategy, "auto", device, "fixed", compile=False)
-        assert engine == ("auto" if strategy == "auto" else "graph")
-    if isinstance(strategy, PrioritySchedule):
+        engine = engine_with(schedule, Engine(), device)
+        assert engine == ("auto" if schedule == "auto" else "graph")
+    if isinstance(schedule, PrioritySchedule):
         with pytest.raises(ScheduleError, match="needs an order for every executor"):
-            engine_with(strategy, "auto", torch.device("cpu"), "fixed", compile=False)
+            engine_with(schedule, Engine(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"engine": "whole_round"}, 'engine="graph", got engine=.whole_round'),
+        ({"name": "graph", "capture": "round"}, 'engine="graph", got engine=.whole_round'),
         ({"dispatch": "first_come"}, 'needs dispatch="fixed"'),
         ({"compile": True}, "a compiled learning task is one operator"),
     ],
 )
-def test_settings_that_cannot_carry_out_a_strategy_are_refused_there_too(
+def test_settings_that_cannot_carry_out_a_schedule_are_refused_there_too(
     settings: dict[str, Any], message: str
 ) -> None:
-    given = {"engine": "auto", "dispatch": "fixed", "compile": False, **settings}
     with pytest.raises(SettingError, match=message):
-        engine_with("auto", device=FakeDevice(), **given)
+        engine_with("auto", Engine(**settings), FakeDevice())
 
 
 @pytest.mark.sample(2)
@@ -166,7 +166,7 @@ def test_a_training_uses_what_auto_has_found(
 ) -> None:
     made_up(monkeypatch, lambda name: 2.0 if name == "one stream" else 1.0)
     device = FakeDevice()
-    result = train(branches(), data, devices=device, strategy="auto", learners="auto", engine="auto", epochs=1)
+    result = train(branches(), data, devices=device, schedule="auto", learners="auto", engine="auto", epochs=1)
     assert result.engine == "graph"
     assert result.learners == 1
     assert any("stream 1" in name for name in device.launches)
@@ -182,7 +182,7 @@ def test_turns_are_really_timed() -> None:
     assert comparison.path.parallelism > 1
 
 
-def test_what_cannot_be_captured_has_no_strategy() -> None:
+def test_what_cannot_be_captured_has_no_schedule() -> None:
     def reading(model: nn.Module, given: Any) -> Tensor:
         made = cross_entropy(model(given[0]), given[1])
         return made * 2 if made.item() > 0 else made

@@ -40,7 +40,7 @@ class Rounds:
 
     def __init__(self, blueprint: Blueprint, batch: Batch, schedule: Schedule | None) -> None:
         self._batch = batch
-        self._replicas = dataclasses.replace(blueprint, schedule=schedule).build("graph", 1)
+        self._replicas = blueprint.with_engine(schedule=schedule).build("graph", 1)
         for group in self._replicas.optimizer.param_groups:
             group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
         try:
@@ -73,7 +73,7 @@ def compare_on(device: StreamDevice, blueprint: Blueprint, batch: Batch) -> Comp
     caller's random numbers stay as they are.
     """
     with _quietly(device):
-        step = with_autocast(blueprint.step, device.torch_device, blueprint.precision)
+        step = with_autocast(blueprint.task.step, device.torch_device, blueprint.task.precision)
         bound = bind_on(device, blueprint.model, batch, step)
         profile = measure_on(device, bound)
         policies = device_policies(bound, profile)

@@ -1,0 +1,104 @@
+"""What a user can set about engines, and what the learning tasks of a training have in common."""
+
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from bow.errors import SettingError
+from bow.schedule import Schedule
+from bow.schedule.scheduler import Dispatch
+
+EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
+
+Capture: TypeAlias = Literal["auto", "learner", "round"]
+"""What a CUDA graph of engine `graph` holds: the learning task of one learner, or a whole round."""
+
+WHOLE_ROUND = "whole_round"
+"""What runs `Engine("graph", capture="round")`."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How learning tasks run on a device.
+
+    Args:
+        name: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on cores of
+            its own without Python's lock, or captured into CUDA graphs on a GPU), `"streams"` (the same with threads of
+            Python, for models that cannot be captured), or `"auto"`: `bow.train` measures, and otherwise a rule decides
+            that `bow.engines.choice` documents.
+        compile: compile the learning task with `torch.compile` (`fused` always does, `graph` for a long training).
+        capture: what a CUDA graph of engine `graph` holds: the task of one `"learner"`, or a whole `"round"` of all
+            learners with averaging. `"auto"`: with `name="auto"` what is measured to be faster, otherwise a learner.
+        dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
+            learner that is free takes the next batch, in engines whose learners do not keep step (`"graph"` and
+            `"streams"`); faster with stragglers, and what comes of it depends on the time that tasks take.
+        offload: keep what a backward pass needs in host memory until then (engines `"eager"` and `"streams"` on a GPU),
+            for models that do not fit otherwise.
+        schedule: which executors run the operators of a learning task side by side, for engine `graph`: a
+            `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: `bow.train` profiles operators, times
+            policies for some seconds, and uses the best one if it clearly beats running operators one after another.
+            None: one executor for each learner.
+
+    Raises:
+        SettingError: a value that does not exist, or settings that exclude each other.
+
+    Example:
+        >>> Engine("graph", compile=True).dispatch
+        'fixed'
+    """
+
+    name: EngineName = "auto"
+    _: KW_ONLY
+    compile: bool = False
+    capture: Capture = "auto"
+    dispatch: Dispatch = "fixed"
+    offload: bool = False
+    schedule: Schedule | str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.name == WHOLE_ROUND:
+            raise SettingError('engine="whole_round" is now bow.Engine("graph", capture="round")')
+        _check_choice("engine", self.name, EngineName)
+        _check_choice("capture", self.capture, Capture)
+        _check_choice("dispatch", self.dispatch, Dispatch)
+        for name in ("compile", "offload"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise SettingError(f"{name} must be True or False, got {value!r}")
+        if self.capture != "auto" and self.name != "graph":
+            raise SettingError(
+                f'capture="{self.capture}" is a setting of engine "graph", got engine {self.name!r}; name that engine'
+            )
+        if self.offload and self.compile:
+            raise SettingError(
+                "offload=True moves what autograd saves, which a compiled learning task (compile=True) does not show; "
+                "leave one of the two out"
+            )
+
+    @classmethod
+    def of(cls, given: Any) -> "Engine":
+        """An engine that may have been given by its name."""
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, str):
+            raise SettingError(f'engine must be a name such as "graph", or a bow.Engine, got {given!r}')
+        return cls(given)  # type: ignore[arg-type]
+
+    @property
+    def runner(self) -> str:
+        """The name of what runs the learning tasks: for a whole round in one CUDA graph it is one of its own."""
+        return WHOLE_ROUND if self.capture == "round" else self.name
+
+    def run_by(self, runner: str, compile: bool = False) -> "Engine":
+        """The same with what was found to run it, and whether that compiles."""
+        name = "graph" if runner == WHOLE_ROUND else runner
+        capture = "round" if runner == WHOLE_ROUND else "learner" if runner == "graph" else "auto"
+        return replace(self, name=name, capture=capture, compile=compile)  # type: ignore[arg-type]
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    options = get_args(choices)
+    if value not in options:
+        raise SettingError(f"{name} must be one of {', '.join(options)}, got {value!r}")
+
+
+DEFAULT_ENGINE = Engine()

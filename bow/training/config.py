@@ -1,0 +1,239 @@
+"""All settings of a training, in one object: what worker processes get and a run directory holds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bow.cluster.config import Devices
+from bow.engines import LearningConfig, Loss, OnNan, Step, check_clipping
+from bow.engines.config import DEFAULT_ENGINE, Engine
+from bow.errors import SettingError
+from bow.observe import Logger
+from bow.replicas import BufferPolicy, OptimizerFactory
+from bow.sync import Synchroniser
+from bow.training.callbacks import check_callbacks
+from bow.training.checks import check_objects, check_target
+from bow.training.given import check_learners, check_step, check_sync
+from bow.training.metrics import Accuracy, Metric, check_names
+from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
+from bow.tuner import Tuner
+from bow.values import given_path, number, whole, whole_seed
+
+if TYPE_CHECKING:
+    from bow.planning.problem.partition import Partition
+
+SchedulerFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
+
+DEFAULT_DEVICES = Devices()
+
+DEFAULT_METRICS = (Accuracy(),)
+
+
+@dataclass(frozen=True)
+class PerRound:
+    """A learning-rate scheduler that is stepped after every round, and not after every epoch.
+
+    Args:
+        factory: makes a `torch.optim.lr_scheduler` from the optimizer.
+
+    Example:
+        >>> import functools, torch
+        >>> warm_up = PerRound(functools.partial(torch.optim.lr_scheduler.LinearLR, total_iters=100))
+    """
+
+    factory: SchedulerFactory
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """How the central model is evaluated.
+
+    Args:
+        data: like the training data; None: it is not evaluated.
+        metrics: what the central model is measured by besides the loss; those that do not apply are left out.
+        every: epochs between evaluations; 0.25 evaluates four times an epoch, and 1 or more after every epoch.
+        batch_size: samples per evaluation batch; None: 256, or the `DataLoader`'s own.
+        target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
+        buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the `"first"`
+            learner, or measured anew before every evaluation on up to 50 shuffled batches of the training data
+            (`"recalibrate"`).
+
+    Raises:
+        SettingError: a value that cannot be carried out.
+
+    Example:
+        >>> Validation(target={"accuracy": 0.99}).every
+        1.0
+    """
+
+    data: Any = None
+    _: KW_ONLY
+    metrics: Sequence[Metric] = DEFAULT_METRICS
+    every: float = 1.0
+    batch_size: int | None = None
+    target: Mapping[str, float] | None = None
+    buffers: BufferPolicy = "average"
+
+    def __post_init__(self) -> None:
+        check_objects("metrics", self.metrics, Metric)
+        check_names("a metric", [getattr(metric, "name", None) for metric in self.metrics])
+        number("validation.every", self.every, above=0, remedy="0.25 evaluates four times an epoch")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a training leaves behind, and how it goes on.
+
+    Args:
+        path: the run directory; None is `runs/<date>_<time>_<model>`.
+        checkpoint_every: rounds between checkpoints, of which the last two are kept; None writes none. `"auto"` writes
+            them once a minute at most, in at most 1 % of the time, and deletes them when the training has ended.
+        resume: a checkpoint, a run directory, or `"auto"`: go on in `path` if there is something to go on from, as
+            processes do that torchrun has started again. The run directory is the checkpoint's own, where checkpoints
+            of later rounds are deleted, or one without a run. Settings of optimizer and scheduler are the
+            checkpoint's, all others those of this call; where one differs that the weights depend on, a warning says
+            so.
+        on_interrupt: what comes of Ctrl-C, SIGTERM or a closed terminal: the training ends behind the round, writes a
+            checkpoint, and raises `KeyboardInterrupt` or `SystemExit` (`"raise"`), or `"return"` returns the result so
+            far, with `interrupted_by`. A second Ctrl-C ends it at once.
+        loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written.
+        progress: show a progress bar, or plain lines away from a terminal.
+
+    Raises:
+        SettingError: a value that cannot be carried out.
+
+    Example:
+        >>> Run("runs/first", resume="auto").checkpoint_every
+        'auto'
+    """
+
+    path: str | Path | None = None
+    _: KW_ONLY
+    checkpoint_every: int | Literal["auto"] | None = "auto"
+    resume: str | Path | None = None
+    on_interrupt: Literal["raise", "return"] = "raise"
+    loggers: Sequence[Logger] = ()
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            object.__setattr__(self, "path", given_path("run", self.path))
+        if self.resume not in (None, "auto"):
+            object.__setattr__(self, "resume", given_path("resume", self.resume))
+        check_objects("loggers", self.loggers, Logger)
+        if self.on_interrupt not in ("raise", "return"):
+            raise SettingError(f'on_interrupt must be "raise" or "return", got {self.on_interrupt!r}')
+        if self.checkpoint_every not in (None, "auto"):
+            whole("checkpoint_every", self.checkpoint_every, also='"auto", or None for no checkpoints')
+
+    @classmethod
+    def of(cls, given: Any) -> "Run":
+        """A run that may have been given by its path."""
+        return given if isinstance(given, cls) else cls(given)
+
+
+DEFAULT_VALIDATION, DEFAULT_RUN = Validation(), Run()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainConfig:
+    """Everything that `bow.train` was told; short forms, such as an engine's name, become sections."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    data: Any
+    loss: Loss | None = None
+    step: Step | None = None
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER
+    scheduler: SchedulerFactory | PerRound | None = None
+    batch_size: int | None = None
+    epochs: int = 1
+    steps: int | None = None
+    learners: int | Literal["auto"] | Tuner = "auto"
+    sync: Synchroniser = DEFAULT_SYNC
+    engine: Engine = DEFAULT_ENGINE
+    devices: Devices = DEFAULT_DEVICES
+    precision: str | None = None
+    clip_norm: float | None = None
+    on_nan: OnNan = "restart"
+    validation: Validation = DEFAULT_VALIDATION
+    run: Run = DEFAULT_RUN
+    callbacks: Sequence[object] = ()
+    seed: int = 0
+    partition: "Partition | None" = None  # of found.train: operators are split among devices
+    check_partition: bool = True  # time it before the training, and refuse one that is slower than data parallelism
+    source: Mapping[str, Any] | None = None  # the settings of a command line that it was made of
+
+    def __post_init__(self) -> None:
+        validation = self.validation if isinstance(self.validation, Validation) else Validation(self.validation)
+        sections = {
+            "engine": Engine.of(self.engine),
+            "devices": Devices.of(self.devices),
+            "validation": validation,
+            "run": Run.of(self.run),
+            "seed": whole_seed(self.seed),
+        }
+        for name, value in sections.items():
+            object.__setattr__(self, name, value)
+        learners = self.num_learners
+        if learners != "auto":
+            check_learners(learners)
+        check_sync(self.sync)
+        check_clipping(self.clip_norm)
+        check_callbacks(self.callbacks)
+        check_target(validation.target, validation.data, validation.metrics if self.step is None else None)
+
+    @property
+    def num_learners(self) -> int | Literal["auto"]:
+        """The number of learners of a device, or `"auto"`."""
+        return self.learners.learners if isinstance(self.learners, Tuner) else self.learners
+
+    @property
+    def tuner(self) -> Tuner | None:
+        """What finds engine and number of learners, if it was given."""
+        return self.learners if isinstance(self.learners, Tuner) else None
+
+    @property
+    def is_per_round(self) -> bool:
+        """Whether the learning-rate scheduler is stepped after every round."""
+        return isinstance(self.scheduler, PerRound)
+
+    @property
+    def scheduler_factory(self) -> SchedulerFactory | None:
+        """Makes the learning-rate scheduler."""
+        return self.scheduler.factory if isinstance(self.scheduler, PerRound) else self.scheduler
+
+    @property
+    def step_or_loss(self) -> Step:
+        """What a learning task does with a batch."""
+        return check_step(self.loss, self.step)
+
+    @property
+    def task(self) -> LearningConfig:
+        """What learning tasks have in common."""
+        return LearningConfig(
+            self.step_or_loss,
+            precision=self.precision,
+            clip_norm=self.clip_norm,
+            on_nan=self.on_nan,
+            seed=self.seed,
+            engine=self.engine,
+        )
+
+    def as_settings(self) -> Mapping[str, Any]:
+        """For a run's `config.yaml`: the settings of the command line, or the same sections with objects as text."""
+        if self.source is not None:
+            return self.source
+        names = [each.name for each in fields(self) if each.name not in ("source", "tuner")]
+        return {name: _section(getattr(self, name)) for name in names}
+
+
+def _section(value: Any) -> Any:
+    """A section as a mapping; any other value as it is."""
+    if isinstance(value, Validation | Run | Engine | Devices):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    return value

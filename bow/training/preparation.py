@@ -1,0 +1,112 @@
+"""A training before anything is written: settings checked, data opened, the first batch tried."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from bow.cluster import WorkerJob, is_leader, is_member
+from bow.devices import StreamDevice
+from bow.engines import choose_learners
+from bow.observe import ProgressBar
+from bow.replicas import prepare_template
+from bow.training.blueprint import Blueprint
+from bow.training.checks import all_labels, check_evaluate_every, check_first_batch, choose_devices
+from bow.training.config import TrainConfig
+from bow.training.evaluation import Evaluator
+from bow.training.opened import Opened, check_round
+from bow.training.run import MOST_LOST
+from bow.training.schedule import decide, engine_with, read_schedule
+
+if TYPE_CHECKING:
+    from bow.training.tiles import Placed
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training that can begin."""
+
+    config: TrainConfig
+    place: torch.device
+    count: int | None  # devices in all; None: as many as there are processes
+    job: WorkerJob | None  # what other processes are to run; None where this one starts none
+    opened: Opened
+    evaluator: Evaluator | None
+    blueprint: Blueprint
+    engine: str
+    learners: int | Literal["auto"]
+    rule: int  # how many learners the rule of thumb gives
+    placed: "Placed | None"
+
+
+def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None]) -> Prepared:
+    """Check a config, open its data and try the first batch."""
+    step, learners = config.step_or_loss, config.num_learners
+    device, count = choose_devices(config.devices.count)
+    schedule, engine = read_schedule(config.engine.schedule), config.engine.runner
+    partition = config.partition
+    if partition is None:
+        engine = engine_with(schedule, config.engine, device)
+    else:
+        from bow.training.tiles_given import check_settings, devices_of, placed_step
+
+        check_settings(partition, config)
+        learners = partition.learners
+        assert isinstance(device, torch.device)  # a fake device with streams is refused
+        count = devices_of(partition, config.devices.count, count, device)
+    template = prepare_template(config.model, config.seed)
+    job = pack(count)  # before anything is read from the data
+    opened = Opened(
+        config.data, batch_size=config.batch_size, epochs=config.epochs, steps=config.steps, seed=config.seed
+    )
+    stream = opened.stream
+    check_evaluate_every(config.validation.every, stream)
+    rule = choose_learners(device, stream.samples_per_epoch, stream.batch_size) if learners == "auto" else learners
+    check_round(stream, rule)
+    most_bad = 1.0 if config.on_nan == "continue" else MOST_LOST
+    check_first_batch(template, opened.example, config.loss, step, all_labels(config.data), most_bad=most_bad)
+    evaluator = _evaluator(config)
+    if evaluator is not None:
+        batch, labels = evaluator.first_batch(), all_labels(config.validation.data)
+        check_first_batch(template, batch, config.loss, step, labels, data="validation", most_bad=MOST_LOST)
+    blueprint = Blueprint(
+        model=template,
+        task=config.task,
+        optimizer=config.optimizer,
+        sync=config.sync,
+        device=device,
+        buffers=config.validation.buffers,
+        example=None if config.loss is None else opened.example,
+    )
+    placed = None
+    if partition is not None:
+        placed = placed_step(partition, blueprint, opened, None if is_member() else count or 1)
+    say = ProgressBar(enabled=config.run.progress and is_leader()).say
+    decided = decide(schedule, blueprint, opened.example, say, 1 if learners == "auto" else learners)
+    blueprint = blueprint.with_engine(schedule=decided)
+    if decided is not None:
+        engine = "graph"
+        if learners == "auto":
+            learners = rule = 1
+    place = device.torch_device if isinstance(device, StreamDevice) else device
+    return Prepared(
+        config=config,
+        place=place,
+        count=count,
+        job=job,
+        opened=opened,
+        evaluator=evaluator,
+        blueprint=blueprint,
+        engine=engine,
+        learners=learners,
+        rule=rule,
+        placed=placed,
+    )
+
+
+def _evaluator(config: TrainConfig) -> Evaluator | None:
+    validation = config.validation
+    if validation.data is None:
+        return None
+    return Evaluator(validation.data, config.loss, validation.metrics, validation.batch_size)

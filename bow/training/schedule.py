@@ -1,0 +1,129 @@
+"""The schedule of a training: which executors or streams run the operators of a learning task."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bow.devices import StreamDevice, available_cores, cuda_device
+from bow.engines import Batch
+from bow.engines.captured import with_autocast
+from bow.engines.config import Engine
+from bow.engines.memory import is_cpu
+from bow.errors import BowError, ScheduleError, SettingError, reason
+from bow.schedule import DynamicSchedule, OrderedSchedule, Schedule
+from bow.schedule.profiler import BoundStep, Comparison, compare, make_policies
+from bow.schedule.profiler.measuring import measure, numbers_of_threads
+from bow.schedule.schedule import FORMAT
+from bow.training.blueprint import Blueprint
+from bow.training.schedule_on_device import compare_on
+from bow.values import given_path
+
+AUTO: Literal["auto"] = "auto"
+
+PARTITION_FORMAT = "bow partition"
+"""Of the files of `bow plan`."""
+
+
+def read_schedule(schedule: object) -> Schedule | Literal["auto"] | None:
+    """The schedule of `bow.Engine(schedule=...)`, which may be in a file."""
+    if schedule is None or schedule == AUTO:
+        return AUTO if schedule == AUTO else None
+    if isinstance(schedule, str | Path):
+        file = given_path("schedule", schedule)
+        try:
+            schedule = _parsed(file, file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise SettingError(
+                f'schedule={str(schedule)!r} cannot be read ({why}); give "auto", or a file that bow schedule wrote'
+            ) from error
+    if not isinstance(schedule, Schedule):
+        raise SettingError(
+            f'schedule must be a bow.Schedule, a file of one, "auto" or None, got {schedule!r}; of what bow.plan '
+            "returns, use found.train(data, ...)"
+        )
+    schedule.check_executors()
+    return schedule
+
+
+def _parsed(path: Path, text: str) -> Schedule:
+    try:
+        kind = json.loads(text)["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        kind = None
+    if kind == PARTITION_FORMAT:
+        raise ScheduleError(
+            f"schedule={str(path)!r} is a partition of bow plan, not a schedule; train with bow plan train {path}, or "
+            f"bow.Found.load({str(path)!r}).train(data, ...)"
+        )
+    if kind != FORMAT.name:
+        raise ScheduleError(f"schedule={str(path)!r} is damaged, or no schedule; write it again with bow schedule")
+    return Schedule.from_json(text)
+
+
+def engine_with(
+    schedule: Schedule | Literal["auto"] | None, engine: Engine, device: torch.device | StreamDevice
+) -> str:
+    """What carries a schedule out; what was asked for where there is none.
+
+    It is engine `graph` on every device: on a CPU executors are cores, on a GPU they are streams. A GPU is given its
+    operators beforehand, so that priorities become an order there.
+    """
+    if schedule is None:
+        return engine.runner
+    if isinstance(schedule, DynamicSchedule) and is_cpu(device):
+        raise ScheduleError(
+            "a training's schedule needs an order for every executor, got one that decides while it runs; "
+            "bow schedule compare writes one with an order"
+        )
+    if engine.runner not in ("auto", "graph"):
+        raise SettingError(
+            f'a schedule is carried out by engine="graph", got engine={engine.runner!r}; leave one of them out'
+        )
+    if engine.dispatch != "fixed":
+        raise SettingError(f'a schedule needs dispatch="fixed", got {engine.dispatch!r}; leave one of them out')
+    if engine.compile:
+        raise SettingError(
+            "a compiled learning task is one operator, so that no schedule applies; leave one of them out"
+        )
+    return "graph" if isinstance(schedule, Schedule) else engine.runner
+
+
+def decide(
+    schedule: Schedule | Literal["auto"] | None,
+    blueprint: Blueprint,
+    batch: Batch,
+    say: Callable[[str], None],
+    learners: int = 1,
+) -> Schedule | None:
+    """The schedule of a training: the one that was given, or the best that measuring finds if it clearly wins."""
+    if schedule != AUTO:
+        return schedule
+    cores = len(available_cores()) // learners
+    if is_cpu(blueprint.device) and learners > 1 and cores < 2:
+        say(f"schedule: none, because {learners} learners leave no two cores to one of them")
+        return None
+    began = time.perf_counter()
+    try:
+        comparison = _compared(blueprint, batch, cores)
+    except BowError as error:
+        say(f"schedule: none, because the step cannot be scheduled ({reason(error)})")
+        return None
+    say(f"schedule: {comparison.summary} ({time.perf_counter() - began:.1f} s)")
+    return None if comparison.choice.is_sequential else comparison.choice.schedule
+
+
+def _compared(blueprint: Blueprint, batch: Batch, cores: int) -> Comparison:
+    """Policies that a training can use, timed where it will run: on as many cores as a learner has."""
+    place = blueprint.device
+    if not is_cpu(place):
+        return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), blueprint, batch)
+    step = with_autocast(blueprint.task.step, torch.device("cpu"), blueprint.task.precision)
+    bound = BoundStep.of(blueprint.model, batch, step=step)
+    profile = measure(bound, threads=numbers_of_threads(cores))
+    policies = make_policies(bound, profile, cores)
+    return compare(bound, profile, policies=[each for each in policies if isinstance(each.schedule, OrderedSchedule)])
