@@ -19,7 +19,7 @@ from bow.seeds import derive_seed
 
 
 @dataclass(frozen=True)
-class DeviceContext:
+class TileContext:
     """One device of a group, ready to run steps."""
 
     graph: OperatorGraph  # the operators
@@ -63,7 +63,7 @@ class SavedTile:
 class ForwardPass:
     """Runs the tiles of one device, operator by operator, and sends what others need of them."""
 
-    def __init__(self, context: DeviceContext, batch: Mapping[int, Tensor], step: int) -> None:
+    def __init__(self, context: TileContext, batch: Mapping[int, Tensor], step: int) -> None:
         self.saved: dict[int, list[SavedTile]] = {}  # by operator: what its backward pass needs
         self.loss: Tensor | None = None  # on the device that computes it, else None
         self._context = context
@@ -191,7 +191,7 @@ class BackwardPass:
     # Gradients take the way of the values back: what a tile has read of another device's tile, it returns the gradient
     # of, once nobody else here adds to it.
 
-    def __init__(self, context: DeviceContext, saved: dict[int, list[SavedTile]]) -> None:
+    def __init__(self, context: TileContext, saved: dict[int, list[SavedTile]]) -> None:
         self._context = context
         self._saved = saved
         self._messages = PointToPoint(context.group, context.local.tags, context.recorder)

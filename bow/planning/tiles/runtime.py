@@ -17,7 +17,7 @@ from bow.planning.tiles.averaging import Averaging
 from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.communication import SpanRecorder, sum_devices
 from bow.planning.tiles.device_state import Cell, DeviceBuffers, DeviceWeights, cells_of
-from bow.planning.tiles.passes import BackwardPass, DeviceContext, ForwardPass
+from bow.planning.tiles.passes import BackwardPass, ForwardPass, TileContext
 from bow.planning.tiles.process_group import ProcessGroup, wait_for
 from bow.planning.tiles.program import local_program, tile_program
 from bow.planning.tiles.regions import region
@@ -126,7 +126,7 @@ class TileRuntime:
         self._skipped = 0
         self._shapes = {name: parameters[name].shape for name in values}
         self._counts = {name: int(buffers[name]) for name in captured.counters}
-        self._context = DeviceContext(
+        self._context = TileContext(
             graph,
             captured.dtypes,
             program,
