@@ -1,18 +1,21 @@
-"""LeNet on handwritten digits in plain PyTorch: one model, one loop.
+"""LeNet on handwritten digits of 8x8 pixels in plain PyTorch: one model, one loop.
 
     python recipes/lenet_pytorch.py
 
-The settings are those of lenet.py; what concerns several learners means nothing here.
+The settings are those of lenet.py.
 """
 
-import sys
 import time
 
 import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from bow import recipe
+from bow.data import digits
 
+<<<<<<< HEAD
 settings = recipe("lenet", *sys.argv[1:])
 torch.manual_seed(settings["seed"])
 model = settings["model"]()
@@ -20,13 +23,34 @@ optimizer = settings["optimizer"](model.parameters())
 scheduler = settings["scheduler"](optimizer)
 train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
 validation = DataLoader(TensorDataset(*settings["validation"].data), batch_size=256)
+=======
+EPOCHS, BATCH_SIZE = 15, 16
+>>>>>>> b94c974 (Recipes are read from top to bottom: model, data and settings stand in the script, and in its twin)
 
-for epoch in range(1, settings["epochs"] + 1):
+torch.manual_seed(0)
+data = digits()
+model = nn.Sequential(
+    nn.Conv2d(1, 20, kernel_size=5, padding=2),
+    nn.MaxPool2d(2),
+    nn.Conv2d(20, 50, kernel_size=5, padding=2),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(50 * 2 * 2, 500),
+    nn.ReLU(),
+    nn.Linear(500, 10),
+)
+
+train = DataLoader(TensorDataset(*data.train), batch_size=BATCH_SIZE, shuffle=True)
+validation = DataLoader(TensorDataset(*data.validation), batch_size=256)
+optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
+scheduler = CosineAnnealingLR(optimizer, T_max=EPOCHS)
+
+for epoch in range(1, EPOCHS + 1):
     start = time.perf_counter()
     model.train()
     for inputs, targets in train:
         optimizer.zero_grad()
-        settings["loss"](model(inputs), targets).backward()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
     scheduler.step()
     rate = len(train.dataset) / (time.perf_counter() - start)

@@ -1,31 +1,44 @@
-"""Logistic regression on handwritten digits in plain PyTorch: one model, one loop.
+"""Logistic regression on handwritten digits of 8x8 pixels in plain PyTorch: one model, one loop.
 
     python recipes/logistic_regression_pytorch.py
 
-The settings are those of logistic_regression.py; what concerns several learners means nothing here.
+The settings are those of logistic_regression.py.
 """
 
-import sys
 import time
 
 import torch
+from torch import nn
+from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from bow import recipe
+from bow.data import digits
 
+<<<<<<< HEAD
 settings = recipe("logistic_regression", *sys.argv[1:])
 torch.manual_seed(settings["seed"])
 model = settings["model"]()
 optimizer = settings["optimizer"](model.parameters())
 train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
 validation = DataLoader(TensorDataset(*settings["validation"].data), batch_size=256)
+=======
+EPOCHS, BATCH_SIZE = 20, 4
+>>>>>>> b94c974 (Recipes are read from top to bottom: model, data and settings stand in the script, and in its twin)
 
-for epoch in range(1, settings["epochs"] + 1):
+torch.manual_seed(0)
+data = digits()
+model = nn.Sequential(nn.Flatten(), nn.Linear(8 * 8, 10))
+
+train = DataLoader(TensorDataset(*data.train), batch_size=BATCH_SIZE, shuffle=True)
+validation = DataLoader(TensorDataset(*data.validation), batch_size=256)
+optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+for epoch in range(1, EPOCHS + 1):
     start = time.perf_counter()
     model.train()
     for inputs, targets in train:
         optimizer.zero_grad()
-        settings["loss"](model(inputs), targets).backward()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
     rate = len(train.dataset) / (time.perf_counter() - start)
 

@@ -2,32 +2,62 @@
 
     python recipes/lstm_pytorch.py
 
-The settings are those of lstm.py; what concerns several learners means nothing here.
+The settings are those of lstm.py.
 """
 
-import sys
 import time
 
 import torch
 from torch import nn
+from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 
-from bow import recipe
+from bow.data import text
 
+<<<<<<< HEAD
 settings = recipe("lstm", *sys.argv[1:])
 torch.manual_seed(settings["seed"])
 model = settings["model"]()
 optimizer = settings["optimizer"](model.parameters())
 train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
 validation = DataLoader(TensorDataset(*settings["validation"].data), batch_size=256)
+=======
+EPOCHS, BATCH_SIZE = 2, 16
+>>>>>>> b94c974 (Recipes are read from top to bottom: model, data and settings stand in the script, and in its twin)
 
-for epoch in range(1, settings["epochs"] + 1):
+torch.manual_seed(0)
+data = text(sequence_length=32)
+
+
+def loss(logits, targets):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Model(nn.Module):
+    def __init__(self, vocabulary, embedding=64, hidden=128):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
+        self.output = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens):  # [batch, length] -> logits [batch, length, vocabulary]
+        states, _ = self.lstm(self.embedding(tokens))
+        return self.output(states)
+
+
+model = Model(data.classes)
+
+train = DataLoader(TensorDataset(*data.train), batch_size=BATCH_SIZE, shuffle=True)
+validation = DataLoader(TensorDataset(*data.validation), batch_size=256)
+optimizer = Adam(model.parameters(), lr=0.003)
+
+for epoch in range(1, EPOCHS + 1):
     start = time.perf_counter()
     model.train()
     for inputs, targets in train:
         optimizer.zero_grad()
-        settings["loss"](model(inputs), targets).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"])
+        loss(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     rate = len(train.dataset) / (time.perf_counter() - start)
 

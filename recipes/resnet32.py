@@ -1,15 +1,71 @@
-"""ResNet-32 on pictures of CIFAR-10's shape: several learners side by side, kept together by model averaging.
+"""ResNet-32 on synthetic pictures of CIFAR-10's shape: two learners, kept together by model averaging.
 
     python recipes/resnet32.py
-    python recipes/resnet32.py data=cifar10 data.root=DIR epochs=100
 
-conf/recipe/resnet32.yaml holds the settings; resnet32_pytorch.py is the same without bow.
+resnet32_pytorch.py is the same in plain PyTorch; the difference between the two files is what bow adds.
+The settings are those of `bow train recipe=resnet32`.
 """
 
-import sys
+import functools
+
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import MultiStepLR
 
 import bow
+from bow.data import synthetic_images
 
-settings = bow.recipe("resnet32", *sys.argv[1:])
-result = bow.train(**settings)
+EPOCHS, BATCH_SIZE = 4, 32
+
+torch.manual_seed(0)
+data = synthetic_images(samples=2000)
+
+
+class Block(nn.Module):
+    def __init__(self, channels_in, channels_out, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels_out)
+        self.stride, self.new_channels = stride, channels_out - channels_in
+
+    def forward(self, inputs):
+        features = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(inputs)))))
+        shortcut = inputs[:, :, :: self.stride, :: self.stride]  # without parameters: option A of He et al., 2016
+        half = self.new_channels // 2
+        return torch.relu(features + nn.functional.pad(shortcut, (0, 0, 0, 0, half, half)))
+
+
+def stage(channels_in, channels_out, stride):
+    return [Block(channels_in, channels_out, stride), *(Block(channels_out, channels_out, 1) for _ in range(4))]
+
+
+model = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1, bias=False),
+    nn.BatchNorm2d(16),
+    nn.ReLU(),
+    *stage(16, 16, stride=1),
+    *stage(16, 32, stride=2),
+    *stage(32, 64, stride=2),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(64, 10),
+)
+for module in model.modules():
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+result = bow.train(
+    model,
+    data.train,
+    nn.functional.cross_entropy,
+    optimizer=functools.partial(SGD, lr=0.05, momentum=0.9, weight_decay=1e-4),
+    scheduler=functools.partial(MultiStepLR, milestones=[3]),
+    batch_size=BATCH_SIZE,
+    epochs=EPOCHS,
+    learners=2,
+    validation=data.validation,
+)
 print(f"accuracy {result.metrics['accuracy']:.2%}, {result.throughput:,.0f} samples/s with {result.learners} learners")
