@@ -1,6 +1,6 @@
-"""`python -m benchmarks readme`: the results that the README states, written from the committed JSON.
+"""`python -m benchmarks readme`: docs/results.md and its summary in the README, written from the committed JSON.
 
-A test fails where the README says something else than the files under `benchmarks/results`.
+A test fails where either says something else than the files under `benchmarks/results`.
 """
 
 import json
@@ -23,6 +23,8 @@ from bow.models import NETWORKS
 
 BEGIN, END = "<!-- results: written by `python -m benchmarks readme` -->", "<!-- end of results -->"
 
+SUMMARY_BATCH = 16
+
 # Left out where there are no results yet; so are the figures
 OPTIONAL = ("peers", "allreduce", "schedule", "planner", "predicted")
 
@@ -38,13 +40,14 @@ class Settings:
     """Settings of the command."""
 
     results: Path = setting(RESULTS, "folder with the results of all other benchmarks")  # noqa: RUF009
-    out: Path = setting(Path("README.md"), "file whose results are to be replaced")  # noqa: RUF009
+    out: Path = setting(Path("docs/results.md"), "file with all results")  # noqa: RUF009
+    summary: Path = setting(Path("README.md"), "file with a summary of them")  # noqa: RUF009
 
 
 def run(settings: Settings, command: str) -> int:
-    """Replace the results in the README."""
-    text = settings.out.read_text(encoding="utf-8")
-    write_text(settings.out, replaced(text, results_block(settings.results)))
+    """Replace the results and their summary."""
+    for path, block in ((settings.out, results_block), (settings.summary, summary_block)):
+        write_text(path, replaced(path.read_text(encoding="utf-8"), block(settings.results)))
     return 0
 
 
@@ -75,6 +78,27 @@ def results_block(folder: Path) -> str:
     return "\n".join(filter(None, [*texts, *_figures(folder / "figures")]))
 
 
+def summary_block(folder: Path) -> str:
+    """A small table: throughput at one batch size, and time to accuracy."""
+    result, peers = _read(folder / "engines.json"), _read(folder / "peers.json")
+    contests = [
+        each for each in result["contests"] if each["batch_size"] == SUMMARY_BATCH and each["ratio"] is not None
+    ]
+    titles = [WORKLOADS[each["model"]].title for each in contests]
+    ratios = [_interval(each["ratio"], 2) for each in contests]
+    table = Table(
+        [f"batch {SUMMARY_BATCH}", *titles], [["bow / best PyTorch", *ratios]], left=[f"batch {SUMMARY_BATCH}"]
+    )
+    verdict, settings = peers["verdict"], peers["settings"]
+    return (
+        f"Samples per second against the fastest of plain and compiled PyTorch ({_machine(result)}, "
+        f"{result['date'][:10]}, `{result['command']}`), median (lowest to highest):\n\n{table.markdown()}\n"
+        f"Time to {settings['target']:.0%} test accuracy, {settings['model']} on {settings['data'].replace('_', ' ')}, "
+        f"against the best setting of plain PyTorch ({peers['date'][:10]}): {_interval(verdict['ratio'], 2)}. "
+        "Above 1: bow was slower there. [All results](docs/results.md), with their commands.\n"
+    )
+
+
 def _read(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
@@ -99,7 +123,7 @@ def _engines(result: dict[str, Any]) -> str:
         f"{settings['repeats']} interleaved repeats of the two alone, after all had raced, "
         f"median (lowest to highest); a ratio below 1 means that bow is slower there. {overall}"
         "[All contestants, and what bounds each model]"
-        f"(benchmarks/results/engines.md).\n\n{table.markdown()}"
+        f"(../benchmarks/results/engines.md).\n\n{table.markdown()}"
     )
 
 
@@ -125,12 +149,13 @@ def _tuner(result: dict[str, Any]) -> str:
         f"learners and threads: the choice and the fastest run {settings['turns']} times in turn, median of the ratios "
         "(interval with 95% confidence); the cost is that of all trials, compilation included, and its share of the "
         "training. Undecided: the median is below 0.95, the interval is not. "
-        f"[All of it](benchmarks/results/tuner.md).\n\n{table.markdown()}"
+        f"[All of it](../benchmarks/results/tuner.md).\n\n{table.markdown()}"
     )
 
 
-def _interval(found: dict[str, Any]) -> str:
-    return f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+def _interval(found: dict[str, Any], digits: int = 3) -> str:
+    median, low, high = (f"{found[name]:.{digits}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
 
 
 def _peers(result: dict[str, Any]) -> str:
@@ -144,7 +169,7 @@ def _peers(result: dict[str, Any]) -> str:
         f"**Time to accuracy, beside the peers** (`{result['command']}`, {_machine(result)}). {settings['model']} on "
         f"{settings['data'].replace('_', ' ')}, to {settings['target']:.1%} test accuracy, "
         f"{settings['seeds']} seed(s), median (lowest to highest). Claimed is that {verdict['claim']}. "
-        f"{outcome}{over}{missed}. [All of it](benchmarks/results/peers.md).\n\n"
+        f"{outcome}{over}{missed}. [All of it](../benchmarks/results/peers.md).\n\n"
         f"{finals_table(finals, settings['target']).markdown()}"
     )
 
@@ -163,7 +188,7 @@ def _figures(folder: Path) -> list[str]:
         return []
     text = (
         f"**The figures of the TensorBow evaluation** (`python -m benchmarks figures`, form {values['form']}, "
-        f"{_machine(values)}): [all of them, the paper's numbers beside ours](benchmarks/results/figures/figures.md). "
+        f"{_machine(values)}): [all of them](../benchmarks/results/figures/figures.md), beside the paper's. "
         "Models and data are not the paper's in everything, and hardware and framework are others. "
         f"{'. '.join(quotes)}.\n"
     )
@@ -179,14 +204,14 @@ def _accuracy(result: dict[str, Any]) -> str:
         f"**Accuracy** (`{result['command']}`). LeNet on Fashion-MNIST, {settings['learners']} learners of batch "
         f"{settings['batch_size']}: the central model passes {settings['target']:.0%} test accuracy in epoch "
         f"{', '.join(map(str, reached))} and ends at {last} after {settings['epochs']} "
-        f"([all epochs](benchmarks/results/accuracy.md)).\n"
+        f"([all epochs](../benchmarks/results/accuracy.md)).\n"
     )
 
 
 def _sweep(result: dict[str, Any]) -> str:
     return (
         f"**Learning rate, mu and learners** (`{result['command']}`, {len(result['trials'])} trainings): "
-        "[table and picture](benchmarks/results/sweep.md). More learners bear, and need, a higher learning rate.\n"
+        "[table and picture](../benchmarks/results/sweep.md). More learners bear, and need, a higher learning rate.\n"
     )
 
 
@@ -201,7 +226,7 @@ def _allreduce(result: dict[str, Any]) -> str:
         f"**Averaging between devices** (`{result['command']}`, {_machine(result)}). {settings['devices']} processes "
         "on the cores of one machine, Gloo: a round over one without averaging, with one AllReduce, and with one that "
         f"arrives late by {result['late']:g} of a round, which is to cost at most {result['limit']:g}. {quoted}. "
-        "[All ways, buckets and the paper's among them](benchmarks/results/allreduce.md).\n"
+        "[All ways, buckets and the paper's among them](../benchmarks/results/allreduce.md).\n"
     )
 
 
@@ -213,7 +238,7 @@ def _schedule(result: dict[str, Any]) -> str:
         f"**Operators of one learner side by side** (`{result['command']}`, {_machine(result)}). A step under the "
         "schedule that `bow schedule compare` chooses, over the fastest that runs one operator after another, "
         f"PyTorch's too: median and quartiles of {2 * result['settings']['turns']} turns. {quoted}. "
-        "[All policies](benchmarks/results/schedule.md), [what they do](docs/scheduling.md).\n"
+        "[All policies](../benchmarks/results/schedule.md), [what they do](scheduling.md).\n"
     )
 
 
@@ -229,8 +254,8 @@ def _planner(result: dict[str, Any]) -> str:
         f"{made['settings']['cluster_s']:g} s of search find than by the faster one of data parallelism and the "
         f"expert's strategy: {'; '.join(clusters)}. "
         "Simulated links serve messages in order, which slows down most what sends from all to all, as the expert's "
-        "strategies for convolutional networks do. [All of it](benchmarks/results/planner.md), "
-        "[the paper's numbers beside it, and where this differs](docs/planning.md).\n"
+        "strategies for convolutional networks do. [All of it](../benchmarks/results/planner.md), "
+        "[the paper's numbers beside it, and where this differs](planning.md).\n"
     )
 
 
@@ -255,7 +280,7 @@ def _predicted(result: dict[str, Any]) -> str:
     """How well the simulator knows what a step takes."""
     return (
         f"**Predicted against measured steps** (`{result['command']}`, {_machine(result)}). {told(result)} "
-        "[Every strategy](benchmarks/results/predicted.md).\n"
+        "[Every strategy](../benchmarks/results/predicted.md).\n"
     )
 
 

@@ -15,17 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bow.data import digits
 
-<<<<<<< HEAD
-settings = recipe("lenet", *sys.argv[1:])
-torch.manual_seed(settings["seed"])
-model = settings["model"]()
-optimizer = settings["optimizer"](model.parameters())
-scheduler = settings["scheduler"](optimizer)
-train = DataLoader(TensorDataset(*settings["data"]), batch_size=settings["batch_size"], shuffle=True)
-validation = DataLoader(TensorDataset(*settings["validation"].data), batch_size=256)
-=======
 EPOCHS, BATCH_SIZE = 15, 16
->>>>>>> b94c974 (Recipes are read from top to bottom: model, data and settings stand in the script, and in its twin)
 
 torch.manual_seed(0)
 data = digits()

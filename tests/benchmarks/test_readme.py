@@ -2,15 +2,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.readme import BEGIN, END, replaced, results_block
+from benchmarks.readme import BEGIN, END, replaced, results_block, summary_block
 from bow.errors import SettingError
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_readme_states_what_the_committed_results_say() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text == replaced(text, results_block(ROOT / "benchmarks" / "results"))
+    for file, block in (("docs/results.md", results_block), ("README.md", summary_block)):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert text == replaced(text, block(ROOT / "benchmarks" / "results"))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_only_what_stands_between_the_marks_is_replaced() -> None:
