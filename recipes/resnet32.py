@@ -62,7 +62,7 @@ result = bow.train(
     data.train,
     nn.functional.cross_entropy,
     optimizer=functools.partial(SGD, lr=0.05, momentum=0.9, weight_decay=1e-4),
-    scheduler=functools.partial(MultiStepLR, milestones=[3]),
+    scheduler=functools.partial(MultiStepLR, milestones=(3,)),
     batch_size=BATCH_SIZE,
     epochs=EPOCHS,
     learners=2,

@@ -59,7 +59,7 @@ for module in model.modules():
 train = DataLoader(TensorDataset(*data.train), batch_size=BATCH_SIZE, shuffle=True)
 validation = DataLoader(TensorDataset(*data.validation), batch_size=256)
 optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-scheduler = MultiStepLR(optimizer, milestones=[3])
+scheduler = MultiStepLR(optimizer, milestones=(3,))
 
 for epoch in range(1, EPOCHS + 1):
     start = time.perf_counter()
