@@ -4,6 +4,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -58,6 +59,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (tuple, list)) and all(fits(element, arguments[0]) for element in value)
     if origin in (dict, Mapping):
         return isinstance(value, Mapping) and all(fits(element, arguments[1]) for element in value.values())
+    if is_dataclass(hint):
+        return False  # a section, which is no plain value
     return not isinstance(value, (str, bool)) if _is_tensor(hint) else True
 
 
@@ -72,7 +75,8 @@ def describe(hint: Any) -> str:
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        left = [each for each in arguments if not (_is_tensor(each) or (each is str and Path in arguments))]
+        left = [each for each in arguments if not (_is_tensor(each) or is_dataclass(each))]
+        left = [each for each in left if not (each is str and Path in arguments)]
         return " or ".join(dict.fromkeys(map(describe, left)))
     if origin is Literal:
         return " or ".join(shown(option) for option in arguments)

@@ -239,7 +239,8 @@ def test_autocast_is_captured_with_the_step() -> None:
     losses = []
     for schedule in (None, dealt(bow.capture(build(), batch(0), step=cast))):
         settings = {"optimizer": SGD, "learners": 2, "precision": "bfloat16", "schedule": schedule}
-        replicas = bow.Replicas(build(), step=step, engine="graph", device=FakeDevice(), **settings)
+        given = of_replicas(engine="graph", device=FakeDevice(), **settings)
+        replicas = bow.Replicas(build(), step=step, **given)
         losses.append(torch.stack([replicas.round(round_of(t)) for t in range(3)]))
         assert replicas.take_events() == []  # a graph of operators in float32 would not fit the schedule
         replicas.close()
