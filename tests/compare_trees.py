@@ -107,10 +107,9 @@ def _central_model(sync: Any, optimizer: str, engine: str, diverges: bool, **set
         optimizer=functools.partial(kinds[optimizer], **OPTIMIZERS[optimizer]),
         learners=LEARNERS,
         sync=sync,
-        engine=engine,
+        **_engine_settings(engine, **settings),
         device="cpu",
         seed=0,
-        **settings,
     )
     scheduler = torch.optim.lr_scheduler.StepLR(replicas.optimizer, 20, gamma=0.3)
     for t in range(ROUNDS):
@@ -196,13 +195,26 @@ def _spelling() -> dict[str, Any]:
         "OperatorTime": profiler.OperatorTime,
         "partition": lambda found: (getattr(found, "partition", None) or found.strategy).splits,
         "schedule": _schedule_fields,
-        "run": lambda folder, steps, resume: {
-            "steps": steps,
-            "progress": False,
-            **({"run_dir": folder, "checkpoint_every": 30} if folder else {}),
-            **({"resume": "auto"} if resume else {}),
-        },
+        "run": _run_settings,
     }
+
+
+def _engine_settings(engine: str, **settings: Any) -> dict[str, Any]:
+    import bow
+
+    section = getattr(bow, "Engine", None)
+    return {"engine": section(engine, **settings)} if section else {"engine": engine, **settings}
+
+
+def _run_settings(folder: Path | None, steps: int, resume: bool) -> dict[str, Any]:
+    import bow
+
+    own: dict[str, Any] = {"progress": False}
+    own |= {"checkpoint_every": 30} if folder else {}
+    own |= {"resume": "auto"} if resume else {}
+    if section := getattr(bow, "Run", None):
+        return {"steps": steps, "run": section(folder, **own)}
+    return {"steps": steps, **own, **({"run_dir": folder} if folder else {})}
 
 
 def _schedule_fields(schedule: Any) -> dict[str, Any]:
