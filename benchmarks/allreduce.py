@@ -149,14 +149,14 @@ def measure_model(world: World, config: Config, model: str) -> dict[str, Any]:
     runners = list(_runners(world, config, model))
     for runner in runners:
         runner.rounds(WARM_UP_ROUNDS)
-    base_s = world.leaders(runners[0].rounds(WARM_UP_ROUNDS))
+    base_s = world.broadcast(runners[0].rounds(WARM_UP_ROUNDS))
     counts = max(1, round(config.stint_s / base_s))
     for runner in runners:
         if isinstance(runner.world, Late):
-            runner.world.delay_s = LATE * world.leaders(runners[0].rounds(counts))
+            runner.world.delay_s = LATE * world.broadcast(runners[0].rounds(counts))
 
     def turn(runner: Runner) -> float:
-        world.add_up([0.0])  # all begin together
+        world.sum_numbers([0.0])  # all begin together
         return runner.rounds(counts)
 
     times = take_turns({each.way.name: functools.partial(turn, each) for each in runners}, config.turns)

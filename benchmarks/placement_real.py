@@ -70,7 +70,7 @@ def _measured(
         topology = topology_in_use(group, known)
         captured, model, batch = _captured()
         own = measure_tiles(captured, model, batch, OPTIMIZER, 1)
-        times = {topology.devices[0].kind.name: mean_times(group.everyone(own))}
+        times = {topology.devices[0].kind.name: mean_times(group.all_gather(own))}
         costs = MeasuredCosts(captured.graph, RULES, topology, times)
         problem = Problem(captured.graph, RULES, topology, costs, overlap=topology.overlap)
         evaluator = SimulatedEvaluator(problem, module_groups(captured.graph))
@@ -81,7 +81,7 @@ def _measured(
         else:
             found[REAL] = _learned(evaluator, real, updates, seed)
             real.close()
-        placements = group.everyone(found)[0]
+        placements = group.all_gather(found)[0]
         strategies = {name: evaluator.groups.splits(devices) for name, devices in placements.items()}
         timed = time_strategies(group, captured, model, batch, OPTIMIZER, strategies, turns)
     rows = [_row(name, placements[name], evaluator, timed[name]) for name in placements]

@@ -68,17 +68,17 @@ class RealSteps:
     def serve(self) -> None:
         """Take part in what the first process asks for, until it is closed there."""
         nothing: Devices | None = None
-        while (placement := self._group.everyone(nothing)[0]) is not None:
+        while (placement := self._group.all_gather(nothing)[0]) is not None:
             self._run(placement)
 
     def close(self) -> None:
         """Let the other processes go on."""
-        self._group.everyone(None)
+        self._group.all_gather(None)
 
     def _asked(self, placement: Devices) -> float | None:
         if self.evaluator.evaluation(placement).seconds is None:
             return None
-        self._group.everyone(placement)
+        self._group.all_gather(placement)
         return self._run(placement)
 
     def _run(self, placement: Devices) -> float:
@@ -90,4 +90,4 @@ class RealSteps:
             began = time.perf_counter()
             runtime.step(self._batch, step)
             times.append(time.perf_counter() - began)
-        return statistics.fmean(max(each) for each in list(zip(*self._group.everyone(times), strict=True))[1:])
+        return statistics.fmean(max(each) for each in list(zip(*self._group.all_gather(times), strict=True))[1:])

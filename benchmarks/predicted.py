@@ -100,9 +100,9 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
         return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
 
     at_first = topology_in_use(group, known, shapes=shapes, turns=config.turns)
-    problem = _problem(captured.graph, at_first, mean_times(group.everyone(tiles())))
+    problem = _problem(captured.graph, at_first, mean_times(group.all_gather(tiles())))
     drawn = draw_strategies(problem, config.random, config.mixed, config.proposals, config.seed)
-    strategies = group.everyone(drawn)[0]
+    strategies = group.all_gather(drawn)[0]
     messages, sums, times = MessageBenchmark(group, shapes), SumBenchmark(group), list[TileTimes]()
 
     def between(is_timed: bool) -> None:
@@ -113,7 +113,7 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
     timed = time_strategies(group, captured, model, batch, network.optimizer, strategies, config.turns, between)
     line = messages.link_model()
     topology = measured_topology(known, {(0, 1): line}, sums.beside_messages_us(line[0]))
-    of_tiles = mean_times(group.everyone(median_times(times)))
+    of_tiles = mean_times(group.all_gather(median_times(times)))
     problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
     return {

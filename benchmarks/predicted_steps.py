@@ -54,7 +54,7 @@ def time_strategies(
                 if is_timed and turn >= WARM_UP:
                     own[name].append(time.perf_counter() - began)
         between(turn >= WARM_UP)
-    of_all = group.everyone(dict(own))
+    of_all = group.all_gather(dict(own))
     return {
         name: Timed(
             tuple(max(times) for times in zip(*(of_device[name] for of_device in of_all), strict=True)),

@@ -95,7 +95,7 @@ class GraphedTraining:
         return self._batch_size
 
     def _step(self) -> None:
-        self._plain.learn(*self._plain.feed.gathered(self._indices))
+        self._plain.learn(*self._plain.feed.gather(self._indices))
 
     def close(self) -> None:
         """Give the graph's memory back."""

@@ -116,19 +116,19 @@ class Feed:
 
     def batch(self) -> Data:
         """A batch."""
-        return self.gathered(self.indices())
+        return self.gather(self.indices())
 
     def indices(self) -> Tensor:
         """Which samples are in the next batch."""
         return self._next(1)
 
-    def gathered(self, indices: Tensor) -> Data:
+    def gather(self, indices: Tensor) -> Data:
         """These samples."""
         return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
 
     def stacked(self, learners: int) -> Stacked:
         """A batch for each learner, `[learners, batch, ...]`."""
-        parts = self.gathered(self._next(learners))
+        parts = self.gather(self._next(learners))
         return Stacked(tuple(part.view(learners, self._batch_size, *part.shape[1:]) for part in parts))
 
     def into(self, inputs: Tensor, targets: Tensor) -> None:

@@ -19,8 +19,8 @@ from benchmarks.tuner.pairs import PAIRS, Pair
 from bow.compiling import CACHE
 from bow.engines import LearningConfig, step_from_loss
 from bow.sync import SMA
-from bow.training.blueprint import Blueprint
-from bow.training.opened import Opened
+from bow.training.data_source import DataSource
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import COMPILED, Trials
 from bow.training.tuning import Tuned, make_request, tune
 from bow.tuner import EngineSetting, Tuner
@@ -148,10 +148,10 @@ def compare(task: Task) -> Comparison:
     """Try everything, tune in a process of its own, and let the choice and the fastest take turns."""
     _begin(task)
     pair = PAIRS[task.pair]
-    blueprint, opened = _prepare(pair)
+    replicas_config, opened = _prepare(pair)
     request = make_request("auto", "auto", False, opened, 1, epochs=1, steps=1)
     settings = everything(min(task.most, request.most), task.threads)
-    trials = Trials(blueprint, opened.feed())
+    trials = Trials(replicas_config, opened.feed())
     try:
         tried = try_all(
             trials,
@@ -179,11 +179,11 @@ def calibrate(task: Task, steps: int) -> Calibrated:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(task.cache) / "inductor")
     _begin(task)
     pair = PAIRS[task.pair]
-    blueprint, opened = _prepare(pair)
+    replicas_config, opened = _prepare(pair)
     request = make_request("auto", "auto", False, opened, 1, epochs=1, steps=steps)
     request = replace(request, most=min(task.most, request.most))
     began = time.perf_counter()
-    tuned = tune(request, blueprint, opened, Tuner(cache=False), loss=pair.workload.loss, rule=1, say=_nothing)
+    tuned = tune(request, replicas_config, opened, Tuner(cache=False), loss=pair.workload.loss, rule=1, say=_nothing)
     return calibrated_from(tuned, time.perf_counter() - began)
 
 
@@ -200,14 +200,14 @@ def _begin(task: Task) -> None:
     torch.set_num_threads(task.threads)
     torch.manual_seed(0)
     valid_vec_isa_list()
-    blueprint, _ = _prepare(PAIRS[task.pair])
-    blueprint.build("eager", 1).close()
+    replicas_config, _ = _prepare(PAIRS[task.pair])
+    replicas_config.build("eager", 1).close()
 
 
-def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
+def _prepare(pair: Pair) -> tuple[ReplicasConfig, DataSource]:
     data = pair.make_data()
-    opened = Opened(data, batch_size=pair.batch_size, epochs=1, steps=1, seed=0)
-    blueprint = Blueprint(
+    opened = DataSource(data, batch_size=pair.batch_size, epochs=1, steps=1, seed=0)
+    replicas_config = ReplicasConfig(
         model=pair.workload.build(),
         task=LearningConfig(step_from_loss(pair.workload.loss)),
         optimizer=SGD,
@@ -216,7 +216,7 @@ def _prepare(pair: Pair) -> tuple[Blueprint, Opened]:
         buffers="average",
         example=opened.example,
     )
-    return blueprint, opened
+    return replicas_config, opened
 
 
 def _nothing(text: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks import harness
 from bow.devices import available_cores, share_cores
 from bow.errors import SettingError
-from bow.training.lanes import ENGINES_CPU
+from bow.training.candidates import ENGINES_CPU
 from bow.training.trials import COMPILED, Trials, split
 from bow.tuner import EngineSetting, Trial
 

@@ -51,9 +51,9 @@ def _recipe(words: Sequence[str]) -> Parts:
     from bow.cli.composition import compose
     from bow.engines import step_from_loss
     from bow.engines.captured import with_autocast
-    from bow.training.opened import Opened
+    from bow.training.data_source import DataSource
 
     given = build(compose(words))
-    opened = Opened(given["data"], batch_size=given["batch_size"], epochs=1, steps=None, seed=given["seed"])
+    opened = DataSource(given["data"], batch_size=given["batch_size"], epochs=1, steps=None, seed=given["seed"])
     step = with_autocast(given["step"] or step_from_loss(given["loss"]), torch.device("cpu"), given["precision"])
     return Parts(given["model"](), opened.example, step, given["optimizer"])

@@ -106,48 +106,48 @@ class Processes(World):
         works = [self._call(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
         return GlooSum(works, self._call)
 
-    def sums_before(self, tensor: Tensor) -> Tensor | None:  # noqa: D102
+    def sum_with_prefix(self, tensor: Tensor) -> Tensor | None:  # noqa: D102
         self.sums += 1
         all_of_them = tensor.new_empty(self.size, *tensor.shape)
         self._call(dist.all_gather, list(all_of_them), tensor, group=self._group)
         torch.sum(all_of_them, 0, out=tensor)
         return all_of_them[: self.rank].sum(0) if self.rank else None
 
-    def add_up(self, values: Sequence[float]) -> list[float]:  # noqa: D102
+    def sum_numbers(self, values: Sequence[float]) -> list[float]:  # noqa: D102
         tensor = torch.tensor(values, dtype=torch.float64)
         self._call(dist.all_reduce, tensor, group=self._group)
         return tensor.tolist()
 
-    def everyone(self, value: T) -> list[T]:  # noqa: D102
+    def all_gather(self, value: T) -> list[T]:  # noqa: D102
         values: list[Any] = [None] * self.size
         self._call(dist.all_gather_object, values, value, group=self._group)
         return values
 
-    def leaders(self, value: T) -> T:  # noqa: D102
+    def broadcast(self, value: T) -> T:  # noqa: D102
         values = [value]
         self._call(dist.broadcast_object_list, values, group=self._group, group_src=0, device=CPU)
         return values[0]
 
-    def gathered(self, value: T) -> list[T] | None:  # noqa: D102
+    def gather(self, value: T) -> list[T] | None:  # noqa: D102
         values: list[Any] | None = [None] * self.size if self.leads else None
         self._call(dist.gather_object, value, values, group=self._group, group_dst=0)
         return values
 
-    def handed_out(self, values: Sequence[T] | None) -> T:  # noqa: D102
+    def scatter(self, values: Sequence[T] | None) -> T:  # noqa: D102
         got: list[Any] = [None]
         given = None if values is None else list(values)
         self._call(dist.scatter_object_list, got, given, group=self._group, group_src=0)
         return got[0]  # type: ignore[no-any-return]
 
-    def copy_leaders(self, tensors: Sequence[Tensor]) -> None:  # noqa: D102
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:  # noqa: D102
         for tensor in tensors:
             self._call(dist.broadcast, tensor, group=self._group, group_src=0)
 
-    def near(self) -> World:  # noqa: D102
+    def node_world(self) -> World:  # noqa: D102
         if self.nodes == 1:
             return self
         own: World = World()
-        of_ranks = self.everyone(self.node)
+        of_ranks = self.all_gather(self.node)
         for node in sorted(set(of_ranks)):
             ranks = [rank for rank, of in enumerate(of_ranks) if of == node]
             group = self._call(dist.new_group, ranks, timeout=PATIENCE)  # by all, whether they are in it or not

@@ -48,35 +48,35 @@ class World:
         """Begin to add a tensor up over all processes, in place."""
         return DONE
 
-    def sums_before(self, tensor: Tensor) -> Tensor | None:
+    def sum_with_prefix(self, tensor: Tensor) -> Tensor | None:
         """Add a tensor up over all processes, in place."""
         return None
 
-    def add_up(self, values: Sequence[float]) -> list[float]:
+    def sum_numbers(self, values: Sequence[float]) -> list[float]:
         """Add numbers up over all processes."""
         return list(values)
 
-    def everyone(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The plain values of all processes, by rank."""
         return [value]
 
-    def leaders(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The plain value of rank 0, which all others get; theirs are not looked at."""
         return value
 
-    def gathered(self, value: T) -> list[T] | None:
+    def gather(self, value: T) -> list[T] | None:
         """At rank 0, the values of all processes, tensors included; None elsewhere."""
         return [value]
 
-    def handed_out(self, values: Sequence[T] | None) -> T:
+    def scatter(self, values: Sequence[T] | None) -> T:
         """What rank 0 has for this process; elsewhere nothing is given."""
         assert values is not None
         return values[0]
 
-    def copy_leaders(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
 
-    def near(self) -> "World":
+    def node_world(self) -> "World":
         """The processes of this machine as a world; all processes call this."""
         return self
 

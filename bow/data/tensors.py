@@ -86,7 +86,7 @@ class Indexed:
         self.samples = samples
         self.indices = indices
 
-    def gathered(self, gather: Gather) -> Any:
+    def gather(self, gather: Gather) -> Any:
         """The samples, as tensors `[*shape of the indices, ...]`."""
         numbers = self.indices.reshape(-1)
 

@@ -24,7 +24,7 @@ class ModelAveraging:
         self._group = group
         self._sync = sync
         self._kernels = kernels
-        self._near = group.world.near() if isinstance(sync, TwoLevel) else group.world
+        self._near = group.world.node_world() if isinstance(sync, TwoLevel) else group.world
         self.summing: PendingSum = DONE  # the sum over devices that is under way
 
     @property
@@ -108,7 +108,7 @@ class ModelAveraging:
         if world.is_one:
             return contributors
         if self._sync.in_order:
-            matrix.before = world.sums_before(matrix.total)
+            matrix.before = world.sum_with_prefix(matrix.total)
             return self._group.num_all
         if self._sync.timing is not Timing.BEFORE_STEP:
             world.sum(matrix.total).wait()

@@ -14,9 +14,9 @@ from bow.engines.batches import Batches
 from bow.engines.batches import batch_of as batch_of
 from bow.engines.context import RoundContext
 from bow.engines.loop import TaskRunner
+from bow.engines.offload import Around, swapped_tasks
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch, task_random
-from bow.engines.swap import Around, swapped_tasks
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
 from bow.errors import BowError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors

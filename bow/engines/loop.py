@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bow.devices import StreamDevice
 from bow.engines.context import RoundContext
+from bow.engines.memory_budget import out_of_memory_explained
 from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent
 from bow.engines.resizing import Resizing
-from bow.engines.room import out_of_memory_explained
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
 from bow.sync import DropRule, Synchroniser

@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.devices import StreamDevice
+from bow.engines.offload import Memory
 from bow.engines.saved_tensors import LEAVING, MIN_BYTES
-from bow.engines.swap import Memory
 from bow.engines.task import Batch
 from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, num_state_tensors
 from bow.replicas.layout import ALIGNMENT

@@ -11,7 +11,7 @@ from torch import Tensor
 from bow.engines.batches import Batches as Batches
 from bow.engines.batches import Stacked as Stacked
 from bow.engines.config import DEFAULT_ENGINE, Engine
-from bow.engines.swap import Memory
+from bow.engines.offload import Memory
 from bow.engines.task import Metrics, Step, check_precision
 from bow.errors import SettingError
 from bow.schedule import Schedule

@@ -19,7 +19,7 @@ class Resizing:
 
     def resize(self, learners: int) -> None:
         """Have so many learners; all devices do this behind the same round, each with a number of its own."""
-        wanted = self._group.world.everyone(learners)
+        wanted = self._group.world.all_gather(learners)
         self._averaging.check(wanted)
         if any(more > now for more, now in zip(wanted, self._group.by_device, strict=True)):
             self._catch_up()

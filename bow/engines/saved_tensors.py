@@ -159,7 +159,7 @@ class _Kept(NamedTuple):
     version: int
 
 
-class Swap:
+class Offload:
     """Swaps what one learning task at a time saves for its backward pass.
 
     Learners that learn at the same time need one each; learners in turn on the same stream share one, and with it the
@@ -168,7 +168,7 @@ class Swap:
     Example:
         >>> from bow.testing import FakeDevice
         >>> device, layer = FakeDevice(), nn.Linear(64, 64)
-        >>> swap = Swap(device, min_bytes=1024)
+        >>> swap = Offload(device, min_bytes=1024)
         >>> with device.issuing(), swap.task(stays=layer.parameters()):
         ...     layer(torch.ones(32, 64)).exp().sum().backward()
         >>> swap.pinned_bytes
@@ -183,7 +183,7 @@ class Swap:
         self._to_host = device.stream(f"{name} to the host")
         self._from_host = device.stream(f"{name} to the device")
         self._saved = device.event(f"{name}: saved")
-        self._room = device.event(f"{name}: there is room")
+        self._memory_budget = device.event(f"{name}: there is room")
         self._idle = device.event(f"{name}: idle")
         self._pool: dict[int, list[_PinnedSlot]] = {}
         self._stays: set[int] = set()
@@ -354,8 +354,8 @@ class Swap:
     def _fetch(self, parked: _Parked, slot: _PinnedSlot) -> None:
         """Copy back, into memory of the computation's stream: that is where it is used and given back."""
         flat = torch.empty(parked.count, dtype=parked.dtype, device=self._device.torch_device)
-        self._device.caller().record(self._room)  # what used this memory before is over by then
-        self._from_host.wait(self._room)
+        self._device.caller().record(self._memory_budget)  # what used this memory before is over by then
+        self._from_host.wait(self._memory_budget)
         with self._device.on(self._from_host):
             flat.copy_(_like(slot, parked.dtype, parked.count), non_blocking=True)
         self._from_host.record(slot.back)

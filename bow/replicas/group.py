@@ -119,7 +119,7 @@ class LearnerGroup:
 
     def count(self) -> None:
         """Learn how many learners each device has; all devices do so behind the same round."""
-        counted = self.world.everyone((len(self), self.world.node))
+        counted = self.world.all_gather((len(self), self.world.node))
         self.by_device = self.matrix.by_device = [learners for learners, _ in counted]
         self.nodes = [node for _, node in counted]
         self.first = sum(self.by_device[: self.world.rank])
@@ -157,19 +157,19 @@ class LearnerGroup:
         if averaged:  # the leader's values and the mean distance from them: equal values stay what they are
             origin = torch.cat([buffer.flatten() for buffer in averaged])
             mean = origin.clone()
-            self.world.copy_leaders([origin])
+            self.world.broadcast_tensors([origin])
             mean.sub_(origin).mul_(len(self) / self.num_all)
             self.world.sum(mean).wait()
             means = torch.split(mean.add_(origin), [buffer.numel() for buffer in averaged])
             for buffer, value in zip(averaged, means, strict=True):
                 buffer.copy_(value.view_as(buffer))
-        self.world.copy_leaders(others)
+        self.world.broadcast_tensors(others)
 
     def _share_beginning(self) -> None:
         """Have the weights, frozen parameters and buffers of rank 0: a model that was built with others counts not."""
         if not self.is_alone:
             frozen = [parameter.data for parameter in self._frozen.values()]
-            self.world.copy_leaders([self.matrix.z, *frozen, *self._central.buffers()])
+            self.world.broadcast_tensors([self.matrix.z, *frozen, *self._central.buffers()])
 
     def add(self) -> None:
         """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
@@ -227,7 +227,7 @@ class LearnerGroup:
         """
         learners = [self._state_of(index) for index in range(len(self))]
         kept = {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name in own}
-        gathered = self.world.gathered((learners, kept))
+        gathered = self.world.gather((learners, kept))
         if gathered is None:
             return None
         by_device, own_states = zip(*gathered, strict=True)
@@ -259,7 +259,7 @@ class LearnerGroup:
             as_before = state["nodes"] == self.nodes and len(state["devices"]) == len(pieces)
             devices = state["devices"] if as_before else [{}] * len(pieces)
             parts = [(shared, first, *each) for each in zip(pieces, devices, strict=True)]
-        shared, first, learners, kept = self.world.handed_out(parts)
+        shared, first, learners, kept = self.world.scatter(parts)
         self.matrix.z.copy_(shared["z"])
         for name, tensor in {**shared["synchroniser"], **kept}.items():
             if name in self.matrix.state:

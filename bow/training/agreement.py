@@ -57,12 +57,12 @@ class Agreement:
             wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
         leads = self._world.leads
         own = [stop, wanted, seconds * leads, hopeless, checkpoint and leads]
-        stops, rounds, leaders, without_hope, due = self._world.add_up(list(map(float, own)))
+        stops, rounds, leaders, without_hope, due = self._world.sum_numbers(list(map(float, own)))
         self._last = seconds, round_index
         self.next_round = round_index + max(1, int(rounds / self._world.size))
         return Decision(bool(stops), leaders, without_hope == self._world.size, bool(due))
 
     def signal_of(self, own: int | None) -> int | None:
         """The signal that any process was asked to end by, for all behind the last round; SIGTERM before SIGINT."""
-        asked = [number for number in self._world.everyone(own) if number is not None]
+        asked = [number for number in self._world.all_gather(own) if number is not None]
         return max(asked, default=None)

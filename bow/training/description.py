@@ -18,9 +18,9 @@ from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
 from bow.runtime import is_built
 from bow.runtime.loading import content_hash
-from bow.training.blueprint import Blueprint
-from bow.training.lanes import Request
-from bow.training.opened import Opened
+from bow.training.candidates import Request
+from bow.training.data_source import DataSource
+from bow.training.replicas_config import ReplicasConfig
 from bow.tuner import Tuner
 
 RECIPE = 3
@@ -29,23 +29,25 @@ RECIPE = 3
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def describe(request: Request, blueprint: Blueprint, opened: Opened, tuner: Tuner, loss: Callable[..., Any]) -> Any:
+def describe(
+    request: Request, replicas_config: ReplicasConfig, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]
+) -> Any:
     """Everything that a choice depends on."""
-    task = blueprint.task
+    task = replicas_config.task
     return {
         "recipe": RECIPE,
-        "model": [_text(blueprint.model), *_tensors(blueprint.model), *_forwards(blueprint.model)],
+        "model": [_text(replicas_config.model), *_tensors(replicas_config.model), *_forwards(replicas_config.model)],
         "task": _name(loss),
-        "optimizer": _optimizer(blueprint),
-        "sync": repr(blueprint.sync),
+        "optimizer": _optimizer(replicas_config),
+        "sync": repr(replicas_config.sync),
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
         "task settings": [task.precision, task.clip_norm, task.memory, task.engine.dispatch],
         "asked for": [request.engine, request.learners, request.compile, request.most],
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
         "tuner": [tuner.objective, tuner.threshold, tuner.share],
-        "machine": [processor(), len(available_cores()), torch.get_num_threads(), *_device(blueprint)],
-        "native runtime": is_built() if blueprint.on_cpu else None,
+        "machine": [processor(), len(available_cores()), torch.get_num_threads(), *_device(replicas_config)],
+        "native runtime": is_built() if replicas_config.on_cpu else None,
         "versions": [sys.modules["bow"].__version__, torch.__version__, platform.python_version()],
     }
 
@@ -65,11 +67,11 @@ def _tensor(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def _optimizer(blueprint: Blueprint) -> list[str]:
+def _optimizer(replicas_config: ReplicasConfig) -> list[str]:
     """Its kind and settings; the learning rate does not matter for how fast it runs."""
-    trainable = [parameter for parameter in blueprint.model.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in replicas_config.model.parameters() if parameter.requires_grad]
     check_trainable(trainable)
-    made = make_optimizer(blueprint.optimizer, trainable)
+    made = make_optimizer(replicas_config.optimizer, trainable)
     settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in made.param_groups]
     return [type(made).__qualname__, *map(_text, settings)]
 
@@ -102,7 +104,7 @@ def _text(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
 
 
-def _device(blueprint: Blueprint) -> list[str]:
-    device = blueprint.device
+def _device(replicas_config: ReplicasConfig) -> list[str]:
+    device = replicas_config.device
     place = device.torch_device if isinstance(device, StreamDevice) else device
     return [type(device).__name__, torch.cuda.get_device_name(place)] if place.type == "cuda" else [str(place)]

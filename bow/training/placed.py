@@ -10,12 +10,12 @@ from bow.engines import Batch
 from bow.errors import SettingError
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import ProcessGroup
-from bow.training.blueprint import Blueprint
 from bow.training.config import TrainConfig
 from bow.training.moved import refuses_moved
+from bow.training.partition_check import check_speed
+from bow.training.partition_learners import PartitionLearners, Placed
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.result import Result
-from bow.training.tiles import Placed, TileLearners
-from bow.training.tiles_check import check_speed
 from bow.training.train import run_training
 
 
@@ -31,11 +31,13 @@ def train_by(partition: Partition, model: Any, data: Any, *, check: bool, **sett
 
 
 def place_learners(
-    config: TrainConfig, blueprint: Blueprint, placed: Placed, batch: Batch, world: World, *, checks: bool
-) -> tuple[TileLearners, Callable[[Path], None] | None]:
+    config: TrainConfig, replicas_config: ReplicasConfig, placed: Placed, batch: Batch, world: World, *, checks: bool
+) -> tuple[PartitionLearners, Callable[[Path], None] | None]:
     """Make the learner of this process, and what writes the comparison with data parallelism, if one was made."""
-    device = blueprint.device
+    device = replicas_config.device
     group = ProcessGroup(device, placed.strategy.learners)  # type: ignore[arg-type]
-    checked = check_speed(blueprint, placed, batch, group, world) if checks and config.check_partition else None
+    checked = check_speed(replicas_config, placed, batch, group, world) if checks and config.check_partition else None
     note = f"partition: {checked.summary}" if checked is not None and world.leads else None
-    return TileLearners(blueprint, placed, group, world, note=note), None if checked is None else checked.save
+    return PartitionLearners(
+        replicas_config, placed, group, world, note=note
+    ), None if checked is None else checked.save

@@ -11,16 +11,16 @@ from bow.devices import StreamDevice
 from bow.engines import choose_learners
 from bow.observe import ProgressBar
 from bow.replicas import prepare_template
-from bow.training.blueprint import Blueprint
 from bow.training.checks import all_labels, check_evaluate_every, check_first_batch, choose_devices
 from bow.training.config import TrainConfig
+from bow.training.data_source import DataSource, check_round
 from bow.training.evaluation import Evaluator
-from bow.training.opened import Opened, check_round
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.run import MOST_LOST
 from bow.training.schedule import decide, engine_with, read_schedule
 
 if TYPE_CHECKING:
-    from bow.training.tiles import Placed
+    from bow.training.partition_learners import Placed
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Prepared:
     place: torch.device
     count: int | None  # devices in all; None: as many as there are processes
     job: WorkerJob | None  # what other processes are to run; None where this one starts none
-    opened: Opened
+    opened: DataSource
     evaluator: Evaluator | None
-    blueprint: Blueprint
+    replicas_config: ReplicasConfig
     engine: str
     learners: int | Literal["auto"]
     rule: int  # how many learners the rule of thumb gives
@@ -49,7 +49,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     if partition is None:
         engine = engine_with(schedule, config.engine, device)
     else:
-        from bow.training.tiles_given import check_settings, devices_of, placed_step
+        from bow.training.partition_settings import check_settings, devices_of, placed_step
 
         check_settings(partition, config)
         learners = partition.learners
@@ -57,7 +57,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         count = devices_of(partition, config.devices.count, count, device)
     template = prepare_template(config.model, config.seed)
     job = pack(count)  # before anything is read from the data
-    opened = Opened(
+    opened = DataSource(
         config.data, batch_size=config.batch_size, epochs=config.epochs, steps=config.steps, seed=config.seed
     )
     stream = opened.stream
@@ -70,7 +70,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     if evaluator is not None:
         batch, labels = evaluator.first_batch(), all_labels(config.validation.data)
         check_first_batch(template, batch, config.loss, step, labels, data="validation", most_bad=MOST_LOST)
-    blueprint = Blueprint(
+    replicas_config = ReplicasConfig(
         model=template,
         task=config.task,
         optimizer=config.optimizer,
@@ -81,10 +81,10 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     )
     placed = None
     if partition is not None:
-        placed = placed_step(partition, blueprint, opened, None if is_member() else count or 1)
+        placed = placed_step(partition, replicas_config, opened, None if is_member() else count or 1)
     say = ProgressBar(enabled=config.run.progress and is_leader()).say
-    decided = decide(schedule, blueprint, opened.example, say, 1 if learners == "auto" else learners)
-    blueprint = blueprint.with_engine(schedule=decided)
+    decided = decide(schedule, replicas_config, opened.example, say, 1 if learners == "auto" else learners)
+    replicas_config = replicas_config.with_engine(schedule=decided)
     if decided is not None:
         engine = "graph"
         if learners == "auto":
@@ -97,7 +97,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         job=job,
         opened=opened,
         evaluator=evaluator,
-        blueprint=blueprint,
+        replicas_config=replicas_config,
         engine=engine,
         learners=learners,
         rule=rule,

@@ -31,8 +31,8 @@ from bow.engines import (
 from bow.engines.config import Engine as EngineConfig
 from bow.engines.eager import batch_of
 from bow.engines.memory import bytes_text
-from bow.engines.room import Room
-from bow.engines.swap import check_swap
+from bow.engines.memory_budget import MemoryBudget
+from bow.engines.offload import check_swap
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import LearningStep
@@ -163,10 +163,12 @@ class Replicas(nn.Module):
         chosen = engine_for(engine, template, expected_rounds, place)
         check_device(chosen, streams is not None)
         check_swap(settings.memory, chosen, streams=streams is not None)
-        self._room = Room(place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.memory)
+        self._memory_budget = MemoryBudget(
+            place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.memory
+        )
         if is_auto:
-            count = max(1, self._room.most(count))
-        spare = self._room.check(count)
+            count = max(1, self._memory_budget.most(count))
+        spare = self._memory_budget.check(count)
         group = LearnerGroup(
             template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare, world=world
         )
@@ -378,7 +380,7 @@ class Replicas(nn.Module):
         """
         if self._streams is None:
             return None
-        held, need = self._streams.used_bytes(), self._room.need(self.learners)
+        held, need = self._streams.used_bytes(), self._memory_budget.need(self.learners)
         return (
             f"{self.learners} learners: {bytes_text(held)} in use on {self.device}, "
             f"{bytes_text(need.total_bytes)} predicted for learners and central model"
@@ -412,10 +414,10 @@ class Replicas(nn.Module):
         """
         refusal: str | None = None
         try:
-            self._room.check_one_more(self.learners)
+            self._memory_budget.check_one_more(self.learners)
         except SettingError as error:
             refusal = str(error)
-        refusals = [each for each in self.world.everyone(refusal) if each is not None]
+        refusals = [each for each in self.world.all_gather(refusal) if each is not None]
         if refusals:
             raise SettingError(refusals[0])
         self._engine.resize(self.learners + 1)
@@ -481,7 +483,7 @@ class Replicas(nn.Module):
         """
         engine = self._engine
         engine.catch_up()
-        restarts = int(self.world.add_up([engine.num_restarts])[0])
+        restarts = int(self.world.sum_numbers([engine.num_restarts])[0])
         group = self._group.state(self.sync.own_state)
         if group is None:
             return None
@@ -512,7 +514,7 @@ class Replicas(nn.Module):
         """
         world = self.world
         problem = None if state is None else self._mismatch(state)
-        told = world.leaders({} if state is None or problem else _outline(state))
+        told = world.broadcast({} if state is None or problem else _outline(state))
         if problem or not told:
             raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
         self._engine.catch_up()

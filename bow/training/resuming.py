@@ -18,8 +18,8 @@ from bow.errors import SettingError
 from bow.observe.records import plain
 from bow.training.checkpoint import refusing_damage
 from bow.training.config import TrainConfig
+from bow.training.data_source import DataSource
 from bow.training.learners import Learners
-from bow.training.opened import Opened
 from bow.training.replicas import part_of
 
 RENAMED = {
@@ -43,7 +43,7 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
     return part_of(by_device, world)
 
 
-def trajectory(config: TrainConfig, opened: Opened) -> dict[str, Any]:
+def trajectory(config: TrainConfig, opened: DataSource) -> dict[str, Any]:
     """What the weights of a training depend on, as plain values, as far as nothing else compares it.
 
     These may differ where a training goes on, but not in silence.

@@ -27,12 +27,12 @@ from bow.training.callbacks import Hooks
 from bow.training.checkpoint import delete_checkpoints, newest_round, save_checkpoint
 from bow.training.checkpoint_timer import CheckpointTimer
 from bow.training.config import TrainConfig
+from bow.training.data_source import dealt_again
 from bow.training.evaluation import Evaluator, recalibrate_central
 from bow.training.interruption import Interruption
 from bow.training.learners import Learners
 from bow.training.meter import Meter
 from bow.training.metrics import Metric, check_names, mean_of, reached
-from bow.training.opened import dealt_again
 from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
 from bow.training.result import Result
 from bow.training.resuming import scheduler_type
@@ -209,7 +209,7 @@ class TrainingLoop:
     def _follow_up(self, replicas: Replicas) -> None:
         """Let learners come and go while training, if they may."""
         plan = self._plan
-        most = self._world.everyone(plan.most_learners)
+        most = self._world.all_gather(plan.most_learners)
         if self._world.is_one and plan.most_learners:
             self._watch = Watch(replicas, plan.tuner, plan.most_learners, plan.tuned.signals)
         elif not self._world.is_one and all(most) and plan.tuner.objective == "throughput":
@@ -276,7 +276,7 @@ class TrainingLoop:
             )
         replicas = self.replicas.training_state()
         losses = torch.cat(self._epoch_losses).cpu() if self._epoch_losses else torch.empty(0)
-        by_device = self._world.gathered(losses)
+        by_device = self._world.gather(losses)
         if replicas is None or by_device is None:
             return None
         return {
@@ -531,7 +531,7 @@ class TrainingLoop:
         """End where most of what was computed since the last epoch came to nothing."""
         restarts = self.replicas.num_restarts
         own = [restarts - self._restarts_before_epoch, self._tasks_of_epoch]
-        lost, tasks = map(int, self._world.add_up(own))
+        lost, tasks = map(int, self._world.sum_numbers(own))
         self._restarts_before_epoch, self._tasks_of_epoch = restarts, 0
         if lost > MOST_LOST * tasks and self._plan.config.on_nan != "continue" and not self._stopped:
             raise DivergenceError(
@@ -564,7 +564,7 @@ class TrainingLoop:
         if evaluate is None:
             return {}
         own = (evaluate(self.replicas), evaluate.problem) if self._world.leads else ({}, None)
-        values, problem = self._world.leaders(own)
+        values, problem = self._world.broadcast(own)
         if problem is not None:
             self._event("not finite", problem.text)
             if self._world.leads:
@@ -579,12 +579,12 @@ class TrainingLoop:
             return mean_of(by_round)
         losses = torch.cat([loss.reshape(-1) for loss in by_round]) if by_round else torch.empty(0)
         there = losses[~losses.isnan()].double()
-        total, count = self._world.add_up([float(there.sum()), float(len(there))])
+        total, count = self._world.sum_numbers([float(there.sum()), float(len(there))])
         return total / count if count else float("nan")
 
     @property
     def _num_restarts(self) -> int:
-        return int(self._world.add_up([self.replicas.num_restarts])[0])
+        return int(self._world.sum_numbers([self.replicas.num_restarts])[0])
 
     def _share(self) -> int:
         """How many evaluations within epochs are due by now; 0 where they are at the ends of epochs only."""
@@ -643,7 +643,7 @@ class TrainingLoop:
     def _gather_events(self) -> None:
         """Record what has happened on all devices."""
         self._record_events()
-        by_device = self._world.gathered(self.replicas.take_events()) or []
+        by_device = self._world.gather(self.replicas.take_events()) or []
         for device, events in enumerate(by_device):
             for event in events:
                 self._event(event.event, f"device {device}: {event.message}", event.round)

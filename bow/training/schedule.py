@@ -18,7 +18,7 @@ from bow.schedule import DynamicSchedule, OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Comparison, compare, make_policies
 from bow.schedule.profiler.measuring import measure, numbers_of_threads
 from bow.schedule.schedule import FORMAT
-from bow.training.blueprint import Blueprint
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.schedule_on_device import compare_on
 from bow.values import given_path
 
@@ -95,7 +95,7 @@ def engine_with(
 
 def decide(
     schedule: Schedule | Literal["auto"] | None,
-    blueprint: Blueprint,
+    replicas_config: ReplicasConfig,
     batch: Batch,
     say: Callable[[str], None],
     learners: int = 1,
@@ -104,12 +104,12 @@ def decide(
     if schedule != AUTO:
         return schedule
     cores = len(available_cores()) // learners
-    if is_cpu(blueprint.device) and learners > 1 and cores < 2:
+    if is_cpu(replicas_config.device) and learners > 1 and cores < 2:
         say(f"schedule: none, because {learners} learners leave no two cores to one of them")
         return None
     began = time.perf_counter()
     try:
-        comparison = _compared(blueprint, batch, cores)
+        comparison = _compared(replicas_config, batch, cores)
     except BowError as error:
         say(f"schedule: none, because the step cannot be scheduled ({reason(error)})")
         return None
@@ -117,13 +117,13 @@ def decide(
     return None if comparison.choice.is_sequential else comparison.choice.schedule
 
 
-def _compared(blueprint: Blueprint, batch: Batch, cores: int) -> Comparison:
+def _compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Comparison:
     """Policies that a training can use, timed where it will run: on as many cores as a learner has."""
-    place = blueprint.device
+    place = replicas_config.device
     if not is_cpu(place):
-        return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), blueprint, batch)
-    step = with_autocast(blueprint.task.step, torch.device("cpu"), blueprint.task.precision)
-    bound = BoundStep.of(blueprint.model, batch, step=step)
+        return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), replicas_config, batch)
+    step = with_autocast(replicas_config.task.step, torch.device("cpu"), replicas_config.task.precision)
+    bound = BoundStep.of(replicas_config.model, batch, step=step)
     profile = measure(bound, threads=numbers_of_threads(cores))
     policies = make_policies(bound, profile, cores)
     return compare(bound, profile, policies=[each for each in policies if isinstance(each.schedule, OrderedSchedule)])

@@ -16,7 +16,7 @@ from bow.schedule.profiler import Comparison, Policy
 from bow.schedule.profiler.device import bind_on, device_policies, measure_on
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.timing import time_in_turns
-from bow.training.blueprint import Blueprint
+from bow.training.replicas_config import ReplicasConfig
 
 TURNS = 10
 WINDOW_S = 0.05
@@ -29,7 +29,7 @@ class Rounds:
     Learning rates are 0, so that nothing diverges that sees the same batch again and again.
 
     Args:
-        blueprint: of the learner.
+        replicas_config: of the learner.
         batch: what it learns from, on the device.
         schedule: of its operators; None: the learning task is captured as it is.
 
@@ -38,9 +38,9 @@ class Rounds:
         BowError: as `Replicas`.
     """
 
-    def __init__(self, blueprint: Blueprint, batch: Batch, schedule: Schedule | None) -> None:
+    def __init__(self, replicas_config: ReplicasConfig, batch: Batch, schedule: Schedule | None) -> None:
         self._batch = batch
-        self._replicas = blueprint.with_engine(schedule=schedule).build("graph", 1)
+        self._replicas = replicas_config.with_engine(schedule=schedule).build("graph", 1)
         for group in self._replicas.optimizer.param_groups:
             group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
         try:
@@ -65,7 +65,7 @@ class Rounds:
         self._replicas.close()
 
 
-def compare_on(device: StreamDevice, blueprint: Blueprint, batch: Batch) -> Comparison:
+def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Batch) -> Comparison:
     """Profile a learning task on a device, and time critical path first on several streams against one stream.
 
     Both run as they would in training, captured, with the learner's optimizer. On one stream that is the learning task
@@ -73,17 +73,17 @@ def compare_on(device: StreamDevice, blueprint: Blueprint, batch: Batch) -> Comp
     caller's random numbers stay as they are.
     """
     with _quietly(device):
-        step = with_autocast(blueprint.task.step, device.torch_device, blueprint.task.precision)
-        bound = bind_on(device, blueprint.model, batch, step)
+        step = with_autocast(replicas_config.task.step, device.torch_device, replicas_config.task.precision)
+        bound = bind_on(device, replicas_config.model, batch, step)
         profile = measure_on(device, bound)
         policies = device_policies(bound, profile)
         path = critical_path(bound.dependencies, profile.nanoseconds(1))
         own = bound.batch
         del bound  # its weights are memory that learners may need
-        return timed(blueprint, own, policies, path)
+        return timed(replicas_config, own, policies, path)
 
 
-def timed(blueprint: Blueprint, batch: Batch, policies: Sequence[Policy], path: CriticalPath) -> Comparison:
+def timed(replicas_config: ReplicasConfig, batch: Batch, policies: Sequence[Policy], path: CriticalPath) -> Comparison:
     """Time rounds by each policy in turns; the best one and the one on one stream have more turns of their own.
 
     Policies that a learner cannot run by are left out; there is nothing to compare them with if that is the one on one
@@ -93,7 +93,7 @@ def timed(blueprint: Blueprint, batch: Batch, policies: Sequence[Policy], path: 
         cases: dict[str, Rounds] = {}
         for policy in policies:
             try:
-                rounds = Rounds(blueprint, batch, None if policy.is_sequential else policy.schedule)
+                rounds = Rounds(replicas_config, batch, None if policy.is_sequential else policy.schedule)
             except BowError:
                 if policy.is_sequential:
                     raise

@@ -196,7 +196,7 @@ def run_training(config: TrainConfig) -> Result:
         if state is not None:
             restore(state, learned, replicas, prepared.opened.stream, scheduler, given_trajectory)
             started_with = state["started_with"]
-        name = type(prepared.blueprint.model).__name__.lower()
+        name = type(prepared.replicas_config.model).__name__.lower()
         directory, fresh = _made_directory(path, name, goes_on, config, world, lock)
         if made.save is not None and world.leads:
             made.save(directory.path)
@@ -243,7 +243,7 @@ class MadeLearners:
 
 def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: World, shown: ProgressBar) -> MadeLearners:
     """Make the learners of this process."""
-    config, blueprint, opened = prepared.config, prepared.blueprint, prepared.opened
+    config, replicas_config, opened = prepared.config, prepared.replicas_config, prepared.opened
     request = make_request(
         prepared.engine,
         prepared.learners,
@@ -255,27 +255,29 @@ def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: Worl
     )
     tuner = check_tuner(config.tuner, request)
     if not world.is_one:
-        blueprint = dataclasses.replace(blueprint, is_several=True)
+        replicas_config = dataclasses.replace(replicas_config, is_several=True)
         request = part_of_training(request, world.size)
     if prepared.placed is not None:
         from bow.training.placed import place_learners
 
-        learners, save = place_learners(config, blueprint, prepared.placed, opened.example, world, checks=state is None)
+        learners, save = place_learners(
+            config, replicas_config, prepared.placed, opened.example, world, checks=state is None
+        )
         tuned = Tuned("auto", learners.learners, None, False, "given")
         return MadeLearners(learners, tuned, tuner, 0, save)
     if state is None:
         named = config.loss or config.step_or_loss
-        tuned = tune(request, blueprint, opened, tuner, loss=named, rule=prepared.rule, say=shown.say)
+        tuned = tune(request, replicas_config, opened, tuner, loss=named, rule=prepared.rule, say=shown.say)
     else:
-        tuned = tuned_before(state, request, blueprint, tuner)
+        tuned = tuned_before(state, request, replicas_config, tuner)
     tuned = balanced(tuned, request, world)
     asked_for = None if prepared.learners == "auto" and tuned.source != "pinned" else tuned.learners
     own = tuned.learners if state is None else learners_to_resume(state, asked_for, world)
-    in_all = sum(world.everyone(own))
+    in_all = sum(world.all_gather(own))
     rounds = config.steps if config.steps is not None else opened.stream.rounds_left(in_all)
-    replicas = build(tuned, blueprint, rounds, world, learners=own)
+    replicas = build(tuned, replicas_config, rounds, world, learners=own)
     replicas.reside(opened.stream)
-    most = 0 if config.is_per_round else most_while_training(tuned, request, blueprint, tuner)
+    most = 0 if config.is_per_round else most_while_training(tuned, request, replicas_config, tuner)
     return MadeLearners(replicas, tuned, tuner, most)
 
 
@@ -320,7 +322,7 @@ def _divided(
     """A checkpoint's plain values, for all; the learners and their losses, which rank 0 keeps to hand them out."""
     parts = {} if state is None else dict(state)
     learned, losses = parts.pop("replicas", None), parts.pop("epoch_losses", None)
-    shared = world.leaders(parts or None)
+    shared = world.broadcast(parts or None)
     return (shared, learned, losses) if world.leads else (shared, None, None)
 
 
@@ -338,7 +340,7 @@ def _made_directory(
         directory.write_config(config.as_settings())
         if job := job_name():
             save_text("the name of torchrun's job", directory.path / JOB, job, RunDirectoryError)
-    where, fresh = world.leaders(made)
+    where, fresh = world.broadcast(made)
     return RunDirectory(Path(where)), fresh
 
 

@@ -11,9 +11,9 @@ from bow.devices import StreamDevice
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
 from bow.graph.side_effects import python_random_kept
 from bow.runtime import is_built
-from bow.training.blueprint import Blueprint
-from bow.training.opened import TrialFeed
+from bow.training.data_source import TrialFeed
 from bow.training.replicas import Replicas
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals
 from bow.tuner import EngineSetting, Trial, TrialResult
 
@@ -40,7 +40,7 @@ class Trials:
     scheduler would have begun more gently.
 
     Args:
-        blueprint: of the learners.
+        replicas_config: of the learners.
         feed: their batches.
         signals: watches gradients meanwhile; None: nobody does.
         clock: seconds that only go up.
@@ -48,12 +48,12 @@ class Trials:
 
     def __init__(
         self,
-        blueprint: Blueprint,
+        replicas_config: ReplicasConfig,
         feed: TrialFeed,
         signals: Signals | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._blueprint = blueprint
+        self._blueprint = replicas_config
         self._feed = feed
         self._signals = signals
         self._clock = clock

@@ -15,12 +15,12 @@ from bow.compiling import cache_folder
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
-from bow.training.blueprint import Blueprint
+from bow.training.candidates import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
+from bow.training.data_source import DataSource
 from bow.training.description import describe
 from bow.training.given import engine_for
-from bow.training.lanes import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
-from bow.training.opened import Opened
 from bow.training.replicas import Replicas
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals
 from bow.training.trials import COMPILED, Trials, split
 from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance, decision_text
@@ -87,8 +87,8 @@ class Tuned:
 
 def tune(
     request: Request,
-    blueprint: Blueprint,
-    opened: Opened,
+    replicas_config: ReplicasConfig,
+    opened: DataSource,
     tuner: Tuner,
     *,
     loss: Callable[..., Any],
@@ -99,22 +99,26 @@ def tune(
     if not request.is_open:
         assert request.learners != "auto"
         return Tuned(request.engine, request.learners, None, request.compile, "given")
-    signals = Signals(request.batch_size, blueprint.sync) if tuner.objective == "goodput" else None
+    signals = Signals(request.batch_size, replicas_config.sync) if tuner.objective == "goodput" else None
     if tuner.pinned is not None:
         return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
     cache = ChoiceCache(cache_folder() / "choices") if tuner.cache else None
-    description = describe(request, blueprint, opened, tuner, loss)
-    if cache is not None and (found := cache.find(description)) and (found.pinned or _fits(found.setting, blueprint)):
+    description = describe(request, replicas_config, opened, tuner, loss)
+    if (
+        cache is not None
+        and (found := cache.find(description))
+        and (found.pinned or _fits(found.setting, replicas_config))
+    ):
         if tuner.pin and not found.pinned:
             cache.pin(description, found.setting)
         return _from_choice(found, signals)
     if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
         why = f"{request.rounds} rounds are too few to measure anything"
-        return _by_rule(request, blueprint, rule, why, signals)
-    trials = Trials(blueprint, opened.feed(), signals)
+        return _by_rule(request, replicas_config, rule, why, signals)
+    trials = Trials(replicas_config, opened.feed(), signals)
     began = time.perf_counter()
     try:
-        tuned = _measured(request, blueprint, trials, tuner, rule, say, signals)
+        tuned = _measured(request, replicas_config, trials, tuner, rule, say, signals)
     finally:
         trials.close()
     tuned = dataclasses.replace(tuned, seconds=time.perf_counter() - began)
@@ -134,7 +138,7 @@ def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tune
 
 def _measured(
     request: Request,
-    blueprint: Blueprint,
+    replicas_config: ReplicasConfig,
     trials: Trials,
     tuner: Tuner,
     rule: int,
@@ -144,18 +148,18 @@ def _measured(
     began = time.perf_counter()
     first = request.engine if request.engine in ("graph", "whole_round") else "eager"
     count = 1 if request.learners == "auto" else request.learners
-    rate = trials.probe(EngineSetting(first, count, torch.get_num_threads() if blueprint.on_cpu else 1))
+    rate = trials.probe(EngineSetting(first, count, torch.get_num_threads() if replicas_config.on_cpu else 1))
     expected = None if request.samples is None else request.samples / rate
     budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, PLANNED * tuner.share * expected)
     if budget < LEAST_BUDGET_S and expected is not None:
         of_it = f"{tuner.share:.0%} of it"
         why = f"a training of about {duration_text(expected)} is too short to measure in {of_it}"
-        return _by_rule(request, blueprint, rule, why, signals)
-    possible = lanes(request, blueprint, trials, rule)
+        return _by_rule(request, replicas_config, rule, why, signals)
+    possible = lanes(request, replicas_config, trials, rule)
     if not possible:
-        has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), blueprint)
+        has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), replicas_config)
         why = "its learning task cannot be compiled" if has_room else "there is no room for any engine"
-        return _by_rule(request, blueprint, rule, why, signals)
+        return _by_rule(request, replicas_config, rule, why, signals)
     calibration = Calibration(
         possible,
         budget,
@@ -171,7 +175,7 @@ def _measured(
     if calibration.choice is None:
         tried = any(row.status == "failed" for row in calibration.rows)
         why = "no setting ran" if tried else f"no trial fits into {duration_text(budget)}"
-        by_rule = _by_rule(request, blueprint, rule, why, signals)
+        by_rule = _by_rule(request, replicas_config, rule, why, signals)
         return dataclasses.replace(by_rule, rows=list(map(dataclasses.asdict, calibration.rows)))
     rows = calibration.rows
     say(decision_text(rows))
@@ -191,16 +195,16 @@ def _from_choice(found: CachedChoice, signals: Signals | None) -> Tuned:
     return dataclasses.replace(_from_setting(found.setting, source, summary, signals), rows=found.rows)
 
 
-def _fits(setting: EngineSetting, blueprint: Blueprint) -> bool:
+def _fits(setting: EngineSetting, replicas_config: ReplicasConfig) -> bool:
     """Whether there is room for a choice of an earlier training, now that others may be using the device."""
     engine, _ = split(setting.engine)
-    return blueprint.most_learners(engine, setting.learners) == setting.learners
+    return replicas_config.most_learners(engine, setting.learners) == setting.learners
 
 
-def _by_rule(request: Request, blueprint: Blueprint, rule: int, why: str, signals: Signals | None) -> Tuned:
-    wanted = blueprint.task.engine.run_by(request.engine, request.compile)
-    engine = engine_for(wanted, blueprint.model, request.rounds, blueprint.device)
-    count = max(1, blueprint.most_learners(engine, rule)) if request.learners == "auto" else request.learners
+def _by_rule(request: Request, replicas_config: ReplicasConfig, rule: int, why: str, signals: Signals | None) -> Tuned:
+    wanted = replicas_config.task.engine.run_by(request.engine, request.compile)
+    engine = engine_for(wanted, replicas_config.model, request.rounds, replicas_config.device)
+    count = max(1, replicas_config.most_learners(engine, rule)) if request.learners == "auto" else request.learners
     chosen = "1 learner" if count == 1 else f"{count} learners"
     summary = f"{engine}, {chosen}, by rule of thumb: {why}"
     return Tuned(request.engine, count, None, request.compile, "rule", summary, signals=signals)
@@ -210,7 +214,7 @@ def make_request(
     engine: str,
     learners: int | Literal["auto"],
     compile: bool,
-    opened: Opened,
+    opened: DataSource,
     rule: int,
     *,
     epochs: int,
@@ -256,15 +260,15 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
     return tuner
 
 
-def tuned_before(state: Mapping[str, Any], request: Request, blueprint: Blueprint, tuner: Tuner) -> Tuned:
+def tuned_before(state: Mapping[str, Any], request: Request, replicas_config: ReplicasConfig, tuner: Tuner) -> Tuned:
     """What a training that is resumed had begun with, where the user asks for nothing else."""
     before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
-    if blueprint.on_cpu and before["engine"] not in ("auto", *ENGINES_CPU):  # it began on a GPU
+    if replicas_config.on_cpu and before["engine"] not in ("auto", *ENGINES_CPU):  # it began on a GPU
         before.update(engine="auto", threads=None, source="rule")
     learners = state["learners"] if request.learners == "auto" else request.learners
     if not request.is_open or request.engine not in ("auto", before["engine"]):
         return Tuned(request.engine, learners, None, request.compile, "given")
-    signals = Signals(request.batch_size, blueprint.sync) if tuner.objective == "goodput" else None
+    signals = Signals(request.batch_size, replicas_config.sync) if tuner.objective == "goodput" else None
     if tuner.pinned is not None:
         return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
     source: Source = before["source"] if before["source"] in ("rule", "pinned") else "checkpoint"
@@ -284,7 +288,7 @@ def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
     own = {
         row["learners"]: row["learners"] * batch / row["samples_per_s"] for row in tuned.rows if _is_like(row, tuned)
     }
-    round_s = world.everyone(own if request.learners == "auto" and tuned.source == "calibration" else {})
+    round_s = world.all_gather(own if request.learners == "auto" and tuned.source == "calibration" else {})
     if world.is_one or not all(round_s):
         return tuned
     learners = balance(round_s)
@@ -300,21 +304,21 @@ def _is_like(row: Mapping[str, Any], tuned: Tuned) -> bool:
     return bool(same and row["samples_per_s"])
 
 
-def build(tuned: Tuned, blueprint: Blueprint, rounds: int | None, world: World, learners: int) -> Replicas:
+def build(tuned: Tuned, replicas_config: ReplicasConfig, rounds: int | None, world: World, learners: int) -> Replicas:
     """The learners of a training, and torch's threads as they are to be."""
-    if tuned.threads is not None and blueprint.on_cpu:
+    if tuned.threads is not None and replicas_config.on_cpu:
         torch.set_num_threads(tuned.threads)
     expected = rounds if tuned.source in ("given", "rule") else None
-    return blueprint.build(tuned.engine, learners, compile=tuned.compile, expected_rounds=expected, world=world)
+    return replicas_config.build(tuned.engine, learners, compile=tuned.compile, expected_rounds=expected, world=world)
 
 
-def most_while_training(tuned: Tuned, request: Request, blueprint: Blueprint, tuner: Tuner) -> int:
+def most_while_training(tuned: Tuned, request: Request, replicas_config: ReplicasConfig, tuner: Tuner) -> int:
     """As many learners as may come while training; 0 where their number is to stay.
 
     It stays where it is given or pinned, where the training is too short for measurements, where a change would be
     compiled for, and where learners run in turn.
     """
     stays = request.learners != "auto" or not tuner.online or tuned.source not in ("calibration", "cache", "checkpoint")
-    if stays or tuned.engine == "fused" or (tuned.engine == "eager" and blueprint.on_cpu):
+    if stays or tuned.engine == "fused" or (tuned.engine == "eager" and replicas_config.on_cpu):
         return 0
-    return blueprint.most_learners(tuned.engine, most_tried(request, blueprint))
+    return replicas_config.most_learners(tuned.engine, most_tried(request, replicas_config))

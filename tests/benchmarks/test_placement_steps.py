@@ -45,7 +45,7 @@ class InThreads:
     def __init__(self, rank: int, barrier: threading.Barrier, values: list[Any]) -> None:
         self.rank, self._barrier, self._values = rank, barrier, values
 
-    def everyone(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         self._values[self.rank] = value
         self._barrier.wait()
         values = list(self._values)

@@ -30,7 +30,7 @@ class NotingWorld(TrialWorld):
         EVENTS.append(f"sum of {tensor.numel()} begun")
         return Noted()
 
-    def sums_before(self, tensor: Tensor) -> Tensor | None:
+    def sum_with_prefix(self, tensor: Tensor) -> Tensor | None:
         self.sums += 1
         return None
 

@@ -19,9 +19,9 @@ def in_world(size: int, function: Callable[[World], T], **options: Any) -> list[
 
     def elsewhere() -> None:
         with join(CPU, **options) as world:
-            world.gathered(function(world))
+            world.gather(function(world))
 
     with start(size, CPU, WorkerJob(elsewhere), **options) as world:
-        results = world.gathered(function(world))
+        results = world.gather(function(world))
     assert results is not None
     return results

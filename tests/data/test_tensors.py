@@ -108,7 +108,7 @@ def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
                 continue
             (numbers,) = tree_leaves(indexed)
             assert numbers.dtype == torch.int64
-            made = indexed.gathered(lambda source, indices, out: torch.index_select(source, 0, indices, out=out))
+            made = indexed.gather(lambda source, indices, out: torch.index_select(source, 0, indices, out=out))
             assert tree_structure(made) == tree_structure(expected)
             assert all(map(torch.equal, tree_leaves(made), tree_leaves(expected)))
 

@@ -22,10 +22,10 @@ from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import ProcessGroup
 from bow.seeds import derive_seed
 from bow.training.given import check_step
-from bow.training.tiles import Placed, TileLearners, captured_step
+from bow.training.partition_learners import PartitionLearners, Placed, captured_step
 from tests.engines.random_steps import Case, Program
 from tests.grouped import of_replicas
-from tests.training.blueprints import blueprint
+from tests.training.blueprints import replicas_config
 
 PLACED = "tiles"
 """A placed strategy, of one learner, in the place of an engine."""
@@ -148,11 +148,11 @@ def by_strategy(case: Case, program: Program) -> Course:
     """The training by the operators of a placed strategy, all of them whole and on one device."""
     dealt = [each[0] for each in case.batches(len(VALUES))]
     step = check_step(program.loss, program.step)
-    made = blueprint(model=program.model, step=step, optimizer=case.optimizer_over)
+    made = replicas_config(model=program.model, step=step, optimizer=case.optimizer_over)
     captured = captured_step(made, dealt[0])
     strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     group = ProcessGroup(made.device, is_alone=True)
-    learners = TileLearners(made, Placed(captured, strategy, True, dealt[0]), group, ALONE)
+    learners = PartitionLearners(made, Placed(captured, strategy, True, dealt[0]), group, ALONE)
     losses = []
     for value, batch in zip(VALUES, dealt, strict=True):
         program.write(value)

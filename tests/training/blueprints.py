@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.engines import LearningConfig, step_from_loss
-from bow.training.blueprint import Blueprint
-from bow.training.lanes import Request
-from bow.training.opened import Opened
+from bow.training.candidates import Request
+from bow.training.data_source import DataSource
+from bow.training.replicas_config import ReplicasConfig
 from tests.grouped import grouped
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -35,8 +35,8 @@ def linear() -> nn.Module:
     return nn.Linear(5, 3)
 
 
-def blueprint(**settings: Any) -> Blueprint:
-    own = {each.name for each in dataclasses.fields(Blueprint)}
+def replicas_config(**settings: Any) -> ReplicasConfig:
+    own = {each.name for each in dataclasses.fields(ReplicasConfig)}
     of_task = {name: settings.pop(name) for name in [*settings] if name not in own}
     task = LearningConfig(of_task.pop("step", step_from_loss(cross_entropy)), **grouped(**of_task))
     given: dict[str, Any] = {
@@ -48,12 +48,12 @@ def blueprint(**settings: Any) -> Blueprint:
         "buffers": "average",
         "example": None,
     }
-    return Blueprint(**{**given, **settings})
+    return ReplicasConfig(**{**given, **settings})
 
 
-def opened(data: Any = None, **settings: Any) -> Opened:
+def opened(data: Any = None, **settings: Any) -> DataSource:
     given = {"batch_size": 4, "epochs": 1, "steps": None, "seed": 0}
-    return Opened(samples() if data is None else data, **{**given, **settings})
+    return DataSource(samples() if data is None else data, **{**given, **settings})
 
 
 def request(**settings: Any) -> Request:

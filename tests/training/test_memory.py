@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
 from bow.devices import memory as device_memory
-from bow.engines.room import Room
+from bow.engines.memory_budget import MemoryBudget
 from bow.errors import SettingError
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 def room_for(learners: int, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with memory for so many learners and no more."""
-    need = Room(CPU, model, DEFAULT_OPTIMIZER, DEFAULT_SYNC, "eager").need(learners)
+    need = MemoryBudget(CPU, model, DEFAULT_OPTIMIZER, DEFAULT_SYNC, "eager").need(learners)
     monkeypatch.setattr(device_memory, "host_memory", lambda: (need.total_bytes, 0))
 
 

@@ -72,13 +72,13 @@ def test_learning_tasks_gather_data_that_reside_on_the_device(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered: list[torch.Size] = []
-    gather = Indexed.gathered
+    gather = Indexed.gather
 
     def noting(self: Indexed, by: Any) -> Any:
         gathered.append(self.indices.shape)
         return gather(self, by)
 
-    monkeypatch.setattr(Indexed, "gathered", noting)
+    monkeypatch.setattr(Indexed, "gather", noting)
     device = FakeDevice()
     train(model, data, engine="graph", devices=device, steps=20)
     assert set(gathered) == {torch.Size([4])}

@@ -22,7 +22,7 @@ from bow.schedule.profiler.measuring import measure
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.training import schedule as module
 from tests.grouped import grouped, of_replicas
-from tests.training.blueprints import blueprint
+from tests.training.blueprints import replicas_config
 
 SHARED = pytest.mark.skipif(len(available_cores()) < 2, reason="operators side by side need two cores")
 
@@ -176,7 +176,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
 
     monkeypatch.setattr(module, "compare", timed)
     monkeypatch.setattr(
-        "bow.training.blueprint.Replicas",
+        "bow.training.replicas_config.Replicas",
         lambda *given, **settings: (seen.append(settings["engine"].schedule), real(*given, **settings))[1],
     )
     result = bow.train(
@@ -220,7 +220,7 @@ def test_auto_asks_for_schedules_of_the_cores_that_a_learner_has(
     monkeypatch.setattr(module, "make_policies", noted)
     monkeypatch.setattr(module, "compare", lambda *given, **settings: found)
     assert (
-        module.decide("auto", blueprint(), (torch.ones(2, 5), torch.tensor([0, 1])), lambda text: None, learners)
+        module.decide("auto", replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), lambda text: None, learners)
         is None
     )
     assert asked == [(most, most)]

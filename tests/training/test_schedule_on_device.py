@@ -22,9 +22,9 @@ from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
 from bow.training import schedule_on_device as module
-from bow.training.blueprint import Blueprint
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.schedule import decide, engine_with
-from tests.training.blueprints import blueprint
+from tests.training.blueprints import replicas_config
 
 Train = Callable[..., bow.Result]
 
@@ -59,9 +59,9 @@ def turned(streams: int = 2) -> Schedule:
     )
 
 
-def on_fake(**settings: Any) -> tuple[FakeDevice, Blueprint]:
+def on_fake(**settings: Any) -> tuple[FakeDevice, ReplicasConfig]:
     device = FakeDevice()
-    return device, blueprint(**{"device": device, "model": branches(), **settings})
+    return device, replicas_config(**{"device": device, "model": branches(), **settings})
 
 
 @pytest.fixture(autouse=True)

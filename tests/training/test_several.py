@@ -26,7 +26,7 @@ class Two(TrialWorld):
         super().__init__()
         self.others = others
 
-    def add_up(self, values: Any) -> list[float]:
+    def sum_numbers(self, values: Any) -> list[float]:
         return [own + other for own, other in zip(values, self.others, strict=True)]
 
 
@@ -43,7 +43,7 @@ def test_one_that_wants_to_stop_is_enough() -> None:
 )
 def test_all_hear_of_a_signal(own: int | None, other: int | None, by: int | None) -> None:
     world = Two([])
-    world.everyone = lambda value: [value, other]  # type: ignore[method-assign]
+    world.all_gather = lambda value: [value, other]  # type: ignore[method-assign]
     assert Agreement(world).signal_of(own) == by
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-from training.blueprints import SGD, blueprint, linear, opened, samples, ticking
+from training.blueprints import SGD, linear, opened, replicas_config, samples, ticking
 
 import bow
 import bow.training.trials as module
@@ -40,7 +40,7 @@ def made() -> Iterator[list[Trials]]:
 
 def trials(made: list[Trials], data: Any = None, signals: Signals | None = None, **settings: Any) -> Trials:
     feed = opened(samples() if data is None else data).feed()
-    made.append(Trials(blueprint(**settings), feed, signals, clock=ticking()))
+    made.append(Trials(replicas_config(**settings), feed, signals, clock=ticking()))
     return made[-1]
 
 
@@ -148,7 +148,7 @@ def test_a_loader_is_not_read_by_trials(made: list[Trials]) -> None:
 
     data = opened(DataLoader(Noting(*samples()), batch_size=4))
     before = len(read)
-    made.append(Trials(blueprint(), data.feed(), clock=ticking()))
+    made.append(Trials(replicas_config(), data.feed(), clock=ticking()))
     assert measure(made[-1], learners=3).failure is None
     assert len(read) == before
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
-from training.blueprints import blueprint, linear, opened, request
+from training.blueprints import linear, opened, replicas_config, request
 
 import bow
-import bow.training.lanes as lanes_module
+import bow.training.candidates as lanes_module
 import bow.training.tuning as module
 from bow.cluster import ALONE
 from bow.errors import SettingError
-from bow.training.blueprint import Blueprint
+from bow.training.candidates import Request, lanes
 from bow.training.description import describe
-from bow.training.lanes import Request, lanes
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import Trials
 from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
@@ -77,9 +77,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "choices"
 
 
-def tuned(tuner: Tuner = ALWAYS, loss: Any = cross_entropy, plan: Blueprint | None = None, **settings: Any) -> Tuned:
+def tuned(
+    tuner: Tuner = ALWAYS, loss: Any = cross_entropy, plan: ReplicasConfig | None = None, **settings: Any
+) -> Tuned:
     said: list[str] = []
-    return tune(request(**settings), plan or blueprint(), opened(), tuner, loss=loss, rule=3, say=said.append)
+    return tune(request(**settings), plan or replicas_config(), opened(), tuner, loss=loss, rule=3, say=said.append)
 
 
 def test_the_fastest_setting_is_chosen(machine: Machine) -> None:
@@ -138,7 +140,7 @@ def test_the_rule_takes_over_where_nothing_runs(machine: Machine) -> None:
 def test_the_rule_takes_over_where_there_is_no_room_for_any_engine(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Blueprint, "most_learners", lambda self, engine, wanted: 0)
+    monkeypatch.setattr(ReplicasConfig, "most_learners", lambda self, engine, wanted: 0)
     assert tuned(engine="fused").summary.endswith("there is no room for any engine")
 
 
@@ -152,7 +154,13 @@ def test_an_engine_that_compiles_for_each_number_begins_with_the_rule(
 ) -> None:
     machine.rate = lambda setting: 1000.0 * setting.learners
     found = tune(
-        request(engine="fused"), blueprint(), opened(), ALWAYS, loss=cross_entropy, rule=rule, say=lambda text: None
+        request(engine="fused"),
+        replicas_config(),
+        opened(),
+        ALWAYS,
+        loss=cross_entropy,
+        rule=rule,
+        say=lambda text: None,
     )
     assert (found.engine, found.learners, found.source) == ("fused", learners, "calibration")
     assert len(set(machine.trials)) == 1
@@ -189,7 +197,7 @@ def test_the_probe_uses_all_threads(machine: Machine, monkeypatch: pytest.Monkey
 
 def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def names() -> list[tuple[str, float]]:
-        found = lanes(request(), blueprint(), Trials(blueprint(), opened().feed()))
+        found = lanes(request(), replicas_config(), Trials(replicas_config(), opened().feed()))
         return [(lane.engine, lane.compile_s) for lane in found if lane.engine.startswith("graph")]
 
     monkeypatch.setattr(lanes_module, "is_built", lambda: True)
@@ -207,9 +215,9 @@ def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: p
 
 def test_more_learners_than_the_synchroniser_is_stable_with_are_not_tried(machine: Machine) -> None:
     machine.rate = lambda setting: 1000.0 * setting.learners
-    found = tuned(plan=blueprint(sync=bow.SMA(alpha=0.7)))
+    found = tuned(plan=replicas_config(sync=bow.SMA(alpha=0.7)))
     assert max(setting.learners for setting in machine.trials) == found.learners == 2
-    assert tuned(plan=blueprint(sync=bow.SMA(alpha=0.7)), rounds=5).learners == 2
+    assert tuned(plan=replicas_config(sync=bow.SMA(alpha=0.7)), rounds=5).learners == 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
@@ -238,7 +246,7 @@ def test_a_choice_that_does_not_fit_any_more_is_measured_anew(
     machine: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned(Tuner())
-    monkeypatch.setattr(Blueprint, "most_learners", lambda self, engine, wanted: min(wanted, 1))
+    monkeypatch.setattr(ReplicasConfig, "most_learners", lambda self, engine, wanted: min(wanted, 1))
     found = tuned(Tuner())
     assert (found.source, found.learners) == ("calibration", 1)
 
@@ -291,8 +299,8 @@ def test_a_pinned_setting_is_taken_as_it_is(machine: Machine) -> None:
     assert (found.source, machine.trials) == ("pinned", [])
 
 
-def key(plan: Blueprint | None = None, loss: Any = cross_entropy, asked: Request | None = None) -> Any:
-    description = describe(asked or request(), plan or blueprint(), opened(), Tuner(), loss)
+def key(plan: ReplicasConfig | None = None, loss: Any = cross_entropy, asked: Request | None = None) -> Any:
+    description = describe(asked or request(), plan or replicas_config(), opened(), Tuner(), loss)
     json.dumps(description)  # plain values
     return description
 
@@ -323,26 +331,26 @@ def cubed() -> type[nn.Module]:
 
 
 SAME = {
-    "learning rate": lambda: key(blueprint(optimizer=functools.partial(torch.optim.SGD, lr=7.0, momentum=0.9))),
-    "optimizer as a lambda": lambda: key(blueprint(optimizer=lambda_sgd(0.2))),
-    "seed": lambda: key(blueprint(seed=5)),
-    "weights": lambda: key(blueprint(model=nn.Linear(5, 3))),
+    "learning rate": lambda: key(replicas_config(optimizer=functools.partial(torch.optim.SGD, lr=7.0, momentum=0.9))),
+    "optimizer as a lambda": lambda: key(replicas_config(optimizer=lambda_sgd(0.2))),
+    "seed": lambda: key(replicas_config(seed=5)),
+    "weights": lambda: key(replicas_config(model=nn.Linear(5, 3))),
 }
 
 OTHER = {
-    "model": lambda: key(blueprint(model=nn.Linear(5, 3, bias=False))),
-    "what its modules do": lambda: key(blueprint(model=Squared(5, 3))),
-    "what they do otherwise": lambda: key(blueprint(model=cubed()(5, 3))),
-    "dropout": lambda: key(blueprint(model=nn.Sequential(linear(), nn.Dropout(0.5)))),
-    "optimizer": lambda: key(blueprint(optimizer=torch.optim.Adam)),
-    "momentum": lambda: key(blueprint(optimizer=functools.partial(torch.optim.SGD, lr=0.1))),
+    "model": lambda: key(replicas_config(model=nn.Linear(5, 3, bias=False))),
+    "what its modules do": lambda: key(replicas_config(model=Squared(5, 3))),
+    "what they do otherwise": lambda: key(replicas_config(model=cubed()(5, 3))),
+    "dropout": lambda: key(replicas_config(model=nn.Sequential(linear(), nn.Dropout(0.5)))),
+    "optimizer": lambda: key(replicas_config(optimizer=torch.optim.Adam)),
+    "momentum": lambda: key(replicas_config(optimizer=functools.partial(torch.optim.SGD, lr=0.1))),
     "loss": lambda: key(loss=mse_loss),
     "bound": lambda: key(loss=weighted(0.1)),
     "a lambda": lambda: key(loss=lambda outputs, targets: cross_entropy(outputs, targets)),
     "another lambda": lambda: key(loss=lambda outputs, targets: cross_entropy(outputs, targets) * 2),
     "a loss that is a module": lambda: key(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
-    "synchroniser": lambda: key(blueprint(sync=bow.EASGD())),
-    "clipping": lambda: key(blueprint(clip_norm=1.0)),
+    "synchroniser": lambda: key(replicas_config(sync=bow.EASGD())),
+    "clipping": lambda: key(replicas_config(clip_norm=1.0)),
     "asked for": lambda: key(asked=request(learners=2)),
     "length": lambda: key(asked=request(samples=1e9)),
 }
@@ -394,7 +402,7 @@ RESUMED: list[tuple[dict[str, Any], dict[str, Any], Tuner, tuple[Any, ...]]] = [
 def test_a_training_goes_on_with_what_it_began_with(
     before: dict[str, Any], asked: dict[str, Any], tuner: Tuner, expected: tuple[Any, ...]
 ) -> None:
-    found = tuned_before(before, request(**asked), blueprint(), tuner)
+    found = tuned_before(before, request(**asked), replicas_config(), tuner)
     assert (found.engine, found.learners, found.threads, found.compile, found.source) == expected
 
 
@@ -416,7 +424,7 @@ def test_learners_come_and_go_only_where_that_was_measured(
     source: Any, asked: dict[str, Any], tuner: Tuner, engine: Any, most: int
 ) -> None:
     begun = Tuned(engine, 2, 1, False, source)
-    assert most_while_training(begun, request(**asked), blueprint(), tuner) == most
+    assert most_while_training(begun, request(**asked), replicas_config(), tuner) == most
 
 
 def test_a_tuner_with_nothing_to_tune_is_warned_of() -> None:
@@ -431,9 +439,9 @@ def test_a_pinned_setting_that_contradicts_is_refused() -> None:
 
 def test_lanes_have_different_names_and_fit_the_request() -> None:
     for settings in ({}, {"compile": True}, {"engine": "fused"}, {"learners": 2}):
-        trials = Trials(blueprint(), opened().feed())
+        trials = Trials(replicas_config(), opened().feed())
         trials.compile_s = lambda setting: 9.0  # type: ignore[method-assign]
-        found = lanes(request(**settings), blueprint(), trials)
+        found = lanes(request(**settings), replicas_config(), trials)
         names = [(lane.engine, lane.threads) for lane in found]
         assert len(set(names)) == len(names) > 0
         assert all(max(lane.counts) <= 4 for lane in found)
@@ -533,7 +541,9 @@ def test_checkpoints_are_gone_on_from(
 def test_builds_what_was_chosen() -> None:
     threads = torch.get_num_threads()
     try:
-        replicas = build(Tuned("eager", 2, threads + 1, False, "calibration"), blueprint(), 100, ALONE, learners=3)
+        replicas = build(
+            Tuned("eager", 2, threads + 1, False, "calibration"), replicas_config(), 100, ALONE, learners=3
+        )
         assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)

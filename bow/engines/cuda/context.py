@@ -14,9 +14,9 @@ from bow.engines.cuda.results import Results
 from bow.engines.cuda.step import SgdStep
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
+from bow.engines.offload import swapped_tasks
 from bow.engines.outcome import LearningConfig
 from bow.engines.sgd_state import fits
-from bow.engines.swap import swapped_tasks
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Synchroniser
 

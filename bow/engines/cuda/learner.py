@@ -287,7 +287,7 @@ def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[objec
 
 def gathered(batch: Batch, kernels: Kernels) -> Batch:
     """The batch itself, gathered on the current stream where it is known by the numbers of its samples."""
-    return batch.gathered(kernels.gather) if isinstance(batch, Indexed) else batch
+    return batch.gather(kernels.gather) if isinstance(batch, Indexed) else batch
 
 
 def state_of(generator: torch.Generator) -> bytes:

@@ -17,8 +17,8 @@ from bow.engines.cuda.results import LOSS, METRICS
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
 from bow.engines.live_check import Expected
 from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
+from bow.engines.memory_budget import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome
-from bow.engines.room import out_of_memory_explained
 from bow.replicas import LearnerGroup
 from bow.sync import Synchroniser, Timing
 

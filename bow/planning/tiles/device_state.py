@@ -121,7 +121,7 @@ class DeviceWeights:
             parameter.data = part.view_as(parameter)
         return row
 
-    def gathered(self, values: Mapping[Cell, Tensor] | None = None) -> dict[str, Tensor]:
+    def gather(self, values: Mapping[Cell, Tensor] | None = None) -> dict[str, Tensor]:
         """Whole weights by name, the same on every device; all devices ask for them."""
         own = {cell: parameter.detach() for cell, parameter in self.parameters.items()} if values is None else values
         found: dict[str, Tensor] = {}
@@ -138,7 +138,7 @@ class DeviceWeights:
 
     def gradients(self) -> dict[str, Tensor]:
         """Whole gradients by name, of what has one, the same on every device; all devices ask for them."""
-        return self.gathered({cell: each.grad for cell, each in self.parameters.items() if each.grad is not None})
+        return self.gather({cell: each.grad for cell, each in self.parameters.items() if each.grad is not None})
 
     def _cells_in(self, name: str, box: Box) -> list[Cell]:
         key = name, box
@@ -206,7 +206,7 @@ class DeviceBuffers:
                 tensor.mul_(of_others)
         return running
 
-    def gathered(self) -> dict[str, Tensor]:
+    def gather(self) -> dict[str, Tensor]:
         """The whole buffers by name; the same on every device, all of which ask for it."""
         found: dict[str, Tensor] = {}
         for (operator, box), device in self._first.items():

@@ -113,7 +113,7 @@ class _LinkBenchmark:
 
     def delays_ns(self) -> list[float]:
         """By case: by how much each message or sum delays, the median of all turns that were timed."""
-        of_all = self._group.everyone(self._longer_ns)
+        of_all = self._group.all_gather(self._longer_ns)
         return [
             max(1.0, statistics.median(map(max, zip(*of_devices, strict=True))) / case.count)
             for case, of_devices in zip(self._cases, zip(*of_all, strict=True), strict=True)
@@ -243,7 +243,7 @@ class DeviceInventory:
             make, gpu = torch.cuda.get_device_name(group.device), gpu_uuid(group.device)
         else:
             make, gpu = f"{processor()}, {len(available_cores())} cores", ""
-        hosts, makes, gpus = zip(*group.everyone((platform.node(), make, gpu)), strict=True)
+        hosts, makes, gpus = zip(*group.all_gather((platform.node(), make, gpu)), strict=True)
         return cls(tuple(map(hosts.index, hosts)), makes, gpus if all(gpus) else ())
 
 
@@ -259,7 +259,7 @@ def cached_busy_links(
     if group.size == 1:
         return {}, 0.0
     path = _file(inventory)
-    kept = group.everyone(None if group.rank else _load(path, group.size))[0]
+    kept = group.all_gather(None if group.rank else _load(path, group.size))[0]
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured

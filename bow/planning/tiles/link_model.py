@@ -32,9 +32,9 @@ def measure_idle_links(group: ProcessGroup) -> LinkModels:
     # All processes of the group call this; they get the same.
     own = {}
     for pair in itertools.combinations(range(group.size), 2):
-        group.everyone(None)  # no pair begins before the one in front of it is done
+        group.all_gather(None)  # no pair begins before the one in front of it is done
         own[pair] = _pair_model(group, *pair)
-    told = group.everyone({pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank})
+    told = group.all_gather({pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank})
     return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
 
 

@@ -142,7 +142,7 @@ class ProcessGroup:
         if self.size * self.learners > 1:
             _with_peers(dist.broadcast, tensor, src=0)
 
-    def everyone(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The plain values of all devices, by rank."""
         if self.size == 1:
             return [value]

@@ -190,9 +190,9 @@ class TileRuntime:
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         with torch.no_grad():
             central = None if self._averaging is None else self._averaging.central
-            for name, value in self._shaped(self._context.weights.gathered(central)).items():
+            for name, value in self._shaped(self._context.weights.gather(central)).items():
                 parameters[name].copy_(value)
-            for name, value in self._context.buffers.gathered().items():
+            for name, value in self._context.buffers.gather().items():
                 buffers[name].copy_(value)
             for name, each in self._captured.counters.items():
                 buffers[name].fill_(self._counts[name] + each * self._steps)
@@ -227,7 +227,7 @@ class TileRuntime:
     def timeline(self) -> Timeline:
         """What was noted on all devices, all of which ask for it; then it is forgotten."""
         recorder = self._context.recorder
-        spans = [span for of_device in self._group.everyone(recorder.spans) for span in of_device]
+        spans = [span for of_device in self._group.all_gather(recorder.spans) for span in of_device]
         recorder.spans = []
         return Timeline(spans)
 

@@ -47,7 +47,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
 
     def measure(group: ProcessGroup, *, shapes: Any, turns: int) -> tuple[LinkModels, float]:
         turns_of.append((group.rank, turns))
-        group.everyone(None)  # the threads have one source of random numbers: none draws before both know its state
+        group.all_gather(None)  # the threads have one source of random numbers: none draws before both know its state
         torch.rand(1)
         return LINES, 40.0
 

@@ -60,7 +60,7 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
 
         device = torch.device("cpu")
 
-        def everyone(self, value: list[list[int]]) -> list[list[list[int]]]:
+        def all_gather(self, value: list[list[int]]) -> list[list[list[int]]]:
             return [value, [[each - 1000 for each in of] for of in value]]  # the other one is ready sooner
 
     def step_ns(group: Any, runtime: str, case: Any) -> int:
@@ -94,7 +94,7 @@ def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
 
 
 def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    alike: Any = SimpleNamespace(everyone=lambda value: [value, value])
+    alike: Any = SimpleNamespace(all_gather=lambda value: [value, value])
     case = SimpleNamespace(straight=1_000_000, crossed=1_000_000 + 40 * 300_000, count=40)
     monkeypatch.setattr(link_benchmark, "_sum_case", lambda group: case)
     monkeypatch.setattr(link_benchmark, "_step_ns", lambda group, runtime, case: runtime)

@@ -34,7 +34,7 @@ class Clocked:
             self.now_ns += slower * 50_000 + tensor.numel()  # 1 GB/s
         return [], []
 
-    def everyone(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         teams = [Clocked(rank) for rank in range(self.size)]
         pairs = [(0, 1), (0, 2), (1, 2)]
         return [{pair: found_by(group, *pair) for pair in pairs if pair[0] == group.rank} for group in teams]

@@ -31,7 +31,7 @@ def test_messages_and_sums_take_what_they_take_in_use(
     )
     graph = perceptron()
     strategy = Partition(graph.hash, data_parallel(graph, RULES, 2))
-    group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, rank=0, everyone=lambda value: [value] * 2)
+    group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, rank=0, all_gather=lambda value: [value] * 2)
     spans = predicted_timeline(graph, strategy, group, "SGD").spans
     reductions = [span.duration_ns for span in spans if span.category == "reduction"]
     assert min(reductions) >= 1000 * (2 * latency_us + sum_us)

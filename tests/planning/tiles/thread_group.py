@@ -34,7 +34,7 @@ class ThreadRank:
     def size(self) -> int:
         return len(self.said)
 
-    def everyone(self, value: Any) -> Sequence[Any]:
+    def all_gather(self, value: Any) -> Sequence[Any]:
         self.asked += 1
         self.said[self.rank] = value
         self.barrier.wait(PATIENCE_S)

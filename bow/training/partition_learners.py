@@ -25,7 +25,7 @@ from bow.schedule import Timeline
 from bow.schedule.scheduler import Dispatch
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
-from bow.training.blueprint import Blueprint
+from bow.training.replicas_config import ReplicasConfig
 
 STATE_VERSION = "placed strategy 1"
 
@@ -58,13 +58,13 @@ class Placed:
     example: Batch
 
 
-def captured_step(blueprint: Blueprint, batch: Batch) -> CapturedOperators:
+def captured_step(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOperators:
     """The operators of the learners' step, compared with plain autograd."""
-    model, step = blueprint.model, blueprint.task.step
-    before = captured_again(blueprint, batch)
+    model, step = replicas_config.model, replicas_config.task.step
+    before = captured_again(replicas_config, batch)
     for _ in range(2):  # what is computed once and kept is there the second time
         frozen = FrozenValues(step, model)
-        captured = captured_again(blueprint, batch)
+        captured = captured_again(replicas_config, batch)
         name = frozen.changed()
         if name is None and captured.equals(before, model):
             with _training(model):
@@ -79,10 +79,10 @@ def _quoted(name: str | None) -> str:
     return "something" if name is None else repr(name)
 
 
-def captured_again(blueprint: Blueprint, batch: Batch) -> CapturedOperators:
+def captured_again(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOperators:
     """The operators of the learners' step as it is now."""
-    with _training(blueprint.model):
-        return capture_operators(blueprint.model, batch, step=blueprint.task.step)
+    with _training(replicas_config.model):
+        return capture_operators(replicas_config.model, batch, step=replicas_config.task.step)
 
 
 @contextlib.contextmanager
@@ -97,14 +97,14 @@ def _training(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class TileLearners:
+class PartitionLearners:
     """Learners that each have a group of devices: what a training asks of them.
 
     A batch of another size than the strategy's, as the last one of a training may be, is left out. Where devices read
     by themselves and may have read other batches, the first one's counts.
 
     Args:
-        blueprint: what they are made of.
+        replicas_config: what they are made of.
         placed: their step and its strategy.
         group: the devices of this process's learner.
         world: the processes of the training, one for each device, among which the teams are side by side.
@@ -125,28 +125,33 @@ class TileLearners:
     num_restarts = 0
 
     def __init__(
-        self, blueprint: Blueprint, placed: Placed, group: ProcessGroup, world: World, note: str | None = None
+        self,
+        replicas_config: ReplicasConfig,
+        placed: Placed,
+        group: ProcessGroup,
+        world: World,
+        note: str | None = None,
     ) -> None:
         self.device = group.device
         self.last: Outcome | None = None
         self.rounds = 0
-        self._blueprint = blueprint
+        self._blueprint = replicas_config
         self._placed = placed
         self._group = group
         self._world = world
-        self._frozen = FrozenValues(blueprint.task.step, blueprint.model)
+        self._frozen = FrozenValues(replicas_config.task.step, replicas_config.model)
         self._check_at = time.perf_counter() + FIRST_CHECK_S
         self._equal_until = 0
         self._events = [] if note is None else [RoundEvent(0, "partition", note)]
-        model = copy.deepcopy(blueprint.model).train()
+        model = copy.deepcopy(replicas_config.model).train()
         self._runtime = TileRuntime(
             placed.captured,
             placed.strategy,
             model,
-            blueprint.optimizer,
+            replicas_config.optimizer,
             group,
-            sync=blueprint.sync,
-            seed=derive_seed(blueprint.task.seed, group.learner) if group.learner else blueprint.task.seed,
+            sync=replicas_config.sync,
+            seed=derive_seed(replicas_config.task.seed, group.learner) if group.learner else replicas_config.task.seed,
         )
         self._central = model.eval()
 
@@ -251,7 +256,7 @@ class TileLearners:
     def training_state(self) -> dict[str, Any] | None:
         """What all devices need to go on exactly, with the same strategy; rank 0 gets it, and the others None."""
         on_cpu = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), self._runtime.state())
-        devices = self._world.gathered(on_cpu)
+        devices = self._world.gather(on_cpu)
         if devices is None:
             return None
         strategy = self._placed.strategy.to_json()
@@ -260,10 +265,10 @@ class TileLearners:
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
         """Continue from `training_state()`; what rank 0 is given counts."""
         problem = None if state is None else self._mismatch(state)
-        told = self._world.leaders((problem, None if state is None or problem else state["round"]))
+        told = self._world.broadcast((problem, None if state is None or problem else state["round"]))
         if told[1] is None:
             raise CheckpointError(told[0] or "there is no state to go on from; resume from a checkpoint")
-        own = self._world.handed_out(None if state is None else state["devices"])
+        own = self._world.scatter(None if state is None else state["devices"])
         self._runtime.load_state(own)
         self.rounds = told[1]
 

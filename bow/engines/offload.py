@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bow.devices import StreamDevice
-from bow.engines.saved_tensors import MIN_BYTES, Swap
+from bow.engines.saved_tensors import MIN_BYTES, Offload
 from bow.engines.task import Batch
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup
@@ -43,15 +43,15 @@ def check_swap(memory: Memory, engine: str, *, streams: bool) -> None:
         )
 
 
-class SwappedTasks:
-    """Puts every learning task of a group of learners into the context of a `Swap`."""
+class OffloadedTasks:
+    """Puts every learning task of a group of learners into the context of a `Offload`."""
 
     def __init__(self, group: LearnerGroup, device: StreamDevice, *, at_once: bool, min_bytes: int = MIN_BYTES) -> None:
         self._group = group
         self._device = device
         self._at_once = at_once
         self._min_bytes = min_bytes
-        self._swaps: dict[str, Swap] = {}
+        self._swaps: dict[str, Offload] = {}
         self._making = threading.Lock()
 
     def __call__(self, learner: int, batch: Batch) -> contextlib.AbstractContextManager[None]:
@@ -65,16 +65,16 @@ class SwappedTasks:
         for swap in self._swaps.values():
             swap.close()
 
-    def _of(self, learner: int) -> Swap:
+    def _of(self, learner: int) -> Offload:
         name = f"swap of learner {learner}" if self._at_once else "swap"
         with self._making:
             if name not in self._swaps:
-                self._swaps[name] = Swap(self._device, name, self._min_bytes)
+                self._swaps[name] = Offload(self._device, name, self._min_bytes)
             return self._swaps[name]
 
 
 def swapped_tasks(
     memory: Memory, group: LearnerGroup, device: StreamDevice | None, *, at_once: bool
-) -> SwappedTasks | None:
+) -> OffloadedTasks | None:
     """What swaps the learning tasks of a group; None where nothing is swapped."""
-    return SwappedTasks(group, device, at_once=at_once) if memory == "swap" and device is not None else None
+    return OffloadedTasks(group, device, at_once=at_once) if memory == "swap" and device is not None else None

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bow.engines import Eager, Engine, LearningConfig, RoundLoop, step_from_loss
 from bow.engines.eager import LearningTasks
-from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Swap, view_of
-from bow.engines.swap import SwappedTasks, check_swap
+from bow.engines.offload import OffloadedTasks, check_swap
+from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Offload, view_of
 from bow.errors import SettingError
 from bow.models import LeNet, Transformer
 from bow.replicas import LearnerGroup
@@ -104,11 +104,11 @@ class Training:
         optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
         self.group = LearnerGroup(template, optimizer, learners=learners, device=torch.device("cpu"))
         self.settings = LearningConfig(step_from_loss(loss))
-        self.swapped = SwappedTasks(self.group, self.device, at_once=learners > 1, min_bytes=MIN_BYTES)
+        self.swapped = OffloadedTasks(self.group, self.device, at_once=learners > 1, min_bytes=MIN_BYTES)
         self.tasks = LearningTasks(self.group, self.settings, self.swapped)
 
     @property
-    def swap(self) -> Swap:
+    def swap(self) -> Offload:
         (swap,) = self.swapped._swaps.values()
         return swap
 
@@ -271,7 +271,7 @@ def test_memory_that_others_hold_anyway_stays() -> None:
 
 def test_pinned_memory_that_was_only_written_to_can_be_given_back() -> None:
     device = FakeDevice()
-    swap = Swap(device, min_bytes=MIN_BYTES)
+    swap = Offload(device, min_bytes=MIN_BYTES)
     with device.issuing():
         with swap.task(stays=()):
             torch.ones(400, requires_grad=True).exp().sum().backward()
@@ -303,7 +303,7 @@ class _Strides(torch.autograd.Function):
 
 def test_saved_tensors_keep_their_strides() -> None:
     device = FakeDevice()
-    swap = Swap(device, min_bytes=MIN_BYTES)
+    swap = Offload(device, min_bytes=MIN_BYTES)
     with device.issuing(), swap.task(stays=()):
         x = torch.randn(12, 18, requires_grad=True) * 2
         total = _Strides.apply(x)
@@ -315,10 +315,10 @@ def test_saved_tensors_keep_their_strides() -> None:
 
 
 @contextlib.contextmanager
-def swapping() -> Iterator[Swap]:
+def swapping() -> Iterator[Offload]:
     """Around a learning task that swaps; the device then has a look at memory that was given back."""
     device = FakeDevice()
-    swap = Swap(device, min_bytes=MIN_BYTES)
+    swap = Offload(device, min_bytes=MIN_BYTES)
     with device.issuing():
         try:
             with swap.task(stays=()):
@@ -342,7 +342,7 @@ def swapping() -> Iterator[Swap]:
     ids=["small", "part", "gaps", "overlapping", "conjugated", "sparse"],
 )
 def test_what_cannot_or_need_not_leave_stays(kept: Tensor) -> None:
-    swap = Swap(FakeDevice(), min_bytes=MIN_BYTES)
+    swap = Offload(FakeDevice(), min_bytes=MIN_BYTES)
     with swap.task(stays=()):
         back = swap._unpack(swap._pack(kept))
     assert swap.pinned_bytes == 0

@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 import bow
 from bow.devices import memory as device_memory
-from bow.engines.room import Room, out_of_memory_explained
+from bow.engines.memory_budget import MemoryBudget, out_of_memory_explained
 from bow.errors import DeviceMemoryError, SettingError
 from bow.testing import FakeDevice
 from tests.grouped import of_replicas
@@ -29,9 +29,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a room on a GPU with so much free memory, as far as anybody asks."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
-    def room(free: int, **settings: Any) -> Room:
+    def room(free: int, **settings: Any) -> MemoryBudget:
         monkeypatch.setattr(device_memory, "free_bytes", lambda place: free)
-        return Room(
+        return MemoryBudget(
             **{"place": CUDA, "model": wide(), "optimizer": SGD, "sync": bow.SMA(), "engine": "graph", **settings}
         )
 
@@ -109,7 +109,7 @@ def test_what_is_left_is_shared_with_learners_that_may_come(gpu: Any) -> None:
 
 def test_on_a_cpu_only_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = torch.zeros(100_000, 16)  # activations that are not looked at
-    room = Room(torch.device("cpu"), wide(), SGD, bow.SMA(), "eager", batch)
+    room = MemoryBudget(torch.device("cpu"), wide(), SGD, bow.SMA(), "eager", batch)
     need = room.need(3).total_bytes
     monkeypatch.setattr(device_memory, "host_memory", lambda: (need, 0))
     room.check(3)
@@ -217,7 +217,7 @@ def test_swapping_is_a_remedy_where_it_is_not_used(monkeypatch: pytest.MonkeyPat
 
 
 def test_replicas_are_refused_before_anything_is_reserved() -> None:
-    rows = Room(FakeDevice(), wide(), SGD, bow.SMA(), "eager").need(3).total_bytes
+    rows = MemoryBudget(FakeDevice(), wide(), SGD, bow.SMA(), "eager").need(3).total_bytes
     settings: dict[str, Any] = {"optimizer": SGD, "engine": "eager", "device": FakeDevice(memory_bytes=rows)}
     with pytest.raises(SettingError, match=r"learners=4 needs .*, cpu has .* free, enough for 3; use learners=3 or"):
         bow.Replicas(wide(), mse_loss, **of_replicas(learners=4, **settings))
@@ -226,7 +226,7 @@ def test_replicas_are_refused_before_anything_is_reserved() -> None:
 
 
 def test_an_example_adds_its_activations() -> None:
-    rows = Room(FakeDevice(), wide(), SGD, bow.SMA(), "eager").need(2).total_bytes
+    rows = MemoryBudget(FakeDevice(), wide(), SGD, bow.SMA(), "eager").need(2).total_bytes
     settings: dict[str, Any] = {"optimizer": SGD, "engine": "eager", "learners": 2}
     device = FakeDevice(memory_bytes=rows)
     batch = (torch.zeros(1000, 16), torch.zeros(1000, 16))
@@ -236,7 +236,7 @@ def test_an_example_adds_its_activations() -> None:
 
 
 def test_adding_a_learner_without_room_changes_nothing() -> None:
-    rows = Room(FakeDevice(), wide(), torch.optim.AdamW, bow.SMA(), "eager").need(2)
+    rows = MemoryBudget(FakeDevice(), wide(), torch.optim.AdamW, bow.SMA(), "eager").need(2)
     device = FakeDevice(memory_bytes=rows.total_bytes)
     replicas = bow.Replicas(wide(), mse_loss, optimizer=torch.optim.AdamW, learners=2, engine="eager", device=device)
     replicas.add_learner()

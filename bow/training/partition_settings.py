@@ -11,10 +11,10 @@ from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.tiles.averaging import check_timing
 from bow.planning.tiles.runtime import tile_optimizer
-from bow.training.blueprint import Blueprint
 from bow.training.config import TrainConfig
-from bow.training.opened import Opened
-from bow.training.tiles import Placed, captured_step
+from bow.training.data_source import DataSource
+from bow.training.partition_learners import Placed, captured_step
+from bow.training.replicas_config import ReplicasConfig
 from bow.values import processes
 
 
@@ -60,11 +60,13 @@ def devices_of(strategy: Partition, asked: object, count: int | None, device: to
     return needed
 
 
-def placed_step(strategy: Partition, blueprint: Blueprint, opened: Opened, num_devices: int | None) -> Placed:
+def placed_step(
+    strategy: Partition, replicas_config: ReplicasConfig, opened: DataSource, num_devices: int | None
+) -> Placed:
     """A strategy with the step that it is for."""
-    model = blueprint.model
-    captured = captured_step(blueprint, opened.example)
+    model = replicas_config.model
+    captured = captured_step(replicas_config, opened.example)
     if num_devices is not None:
         strategy.check(captured.graph, num_devices, RULES)
-    tile_optimizer(blueprint.optimizer, model, {}, {})  # only to see whether it treats every element alike
+    tile_optimizer(replicas_config.optimizer, model, {}, {})  # only to see whether it treats every element alike
     return Placed(captured, strategy, isinstance(opened.stream, TensorStream), opened.example)

@@ -13,7 +13,7 @@ from torch import nn
 from bow.devices import StreamDevice
 from bow.devices import memory as device_memory
 from bow.engines.memory import MemoryNeed, Place, bytes_text, is_cpu, predict_memory, saved_bytes
-from bow.engines.swap import Memory
+from bow.engines.offload import Memory
 from bow.engines.task import Batch
 from bow.errors import DeviceMemoryError, SettingError
 from bow.replicas import OptimizerFactory, has_lazy_modules
@@ -29,7 +29,7 @@ _ASKED = re.compile(r"ried to allocate ([\d.]+ \w+)")
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBudget:
     """The memory of a device, and what learners would need of it.
 
     On a device with streams, what is needed must be free. On a CPU, others may give memory back, and what is not used

@@ -17,8 +17,8 @@ from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.planning.tiles.predicting import predicted_timeline, save_timelines
 from bow.schedule import Timeline
-from bow.training.blueprint import Blueprint
-from bow.training.tiles import Placed
+from bow.training.partition_learners import Placed
+from bow.training.replicas_config import ReplicasConfig
 
 WARM_UP = 2
 TURNS = 7
@@ -65,7 +65,7 @@ class Checked:
 
 
 def check_speed(
-    blueprint: Blueprint, placed: Placed, batch: Batch, group: ProcessGroup, world: World
+    replicas_config: ReplicasConfig, placed: Placed, batch: Batch, group: ProcessGroup, world: World
 ) -> Checked | None:
     """Time a strategy beside data parallelism, on copies that leave no trace in the training.
 
@@ -75,14 +75,14 @@ def check_speed(
     data = Partition(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
     if world.size == 1 or strategy == data:
         return None
-    batch = world.leaders(batch)  # the same for all, whatever their data have dealt
+    batch = world.broadcast(batch)  # the same for all, whatever their data have dealt
     all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
-    own = _runtime(captured, strategy, blueprint, group)
-    other = _runtime(captured, data, blueprint, all_devices)
+    own = _runtime(captured, strategy, replicas_config, group)
+    other = _runtime(captured, data, replicas_config, all_devices)
     own_s, data_s = _take_turns(own, other, batch, all_devices)
     measured = _recorded(own, batch)
     predicted = predicted_timeline(captured.graph, strategy, all_devices, type(own.optimizer).__name__)
-    checked = world.leaders(Checked(own_s / strategy.learners, data_s, predicted, measured))
+    checked = world.broadcast(Checked(own_s / strategy.learners, data_s, predicted, measured))
     if checked.batch_s > MARGIN * checked.data_s:
         raise SettingError(
             f"the strategy is slower than data parallelism here: {checked.summary}; plan again, or "
@@ -92,10 +92,12 @@ def check_speed(
 
 
 def _runtime(
-    captured: CapturedOperators, strategy: Partition, blueprint: Blueprint, group: ProcessGroup
+    captured: CapturedOperators, strategy: Partition, replicas_config: ReplicasConfig, group: ProcessGroup
 ) -> TileRuntime:
-    model, optimizer = blueprint.model, blueprint.optimizer
-    return TileRuntime(captured, strategy, model, optimizer, group, sync=blueprint.sync, seed=blueprint.task.seed)
+    model, optimizer = replicas_config.model, replicas_config.optimizer
+    return TileRuntime(
+        captured, strategy, model, optimizer, group, sync=replicas_config.sync, seed=replicas_config.task.seed
+    )
 
 
 def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: ProcessGroup) -> tuple[float, float]:
@@ -105,13 +107,13 @@ def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: Proce
         _stint(runtime, batch, WARM_UP, group)
     for _ in range(TURNS):
         for runtime, taken in seconds.items():
-            taken.append(max(group.everyone(_stint(runtime, batch, STEPS, group))) / STEPS)
+            taken.append(max(group.all_gather(_stint(runtime, batch, STEPS, group))) / STEPS)
     return statistics.median(seconds[own]), statistics.median(seconds[other])
 
 
 def _stint(runtime: TileRuntime, batch: Batch, steps: int, group: ProcessGroup) -> float:
     """Seconds that some steps take here, begun by all together."""
-    group.everyone(None)
+    group.all_gather(None)
     start = time.perf_counter()
     for index in range(steps):
         runtime.step(batch, index)

@@ -9,10 +9,10 @@ from torch import nn
 
 from bow.devices import available_cores, share_cores
 from bow.engines.choice import FUSED_PARAMETERS
-from bow.engines.swap import SWAPPING
+from bow.engines.offload import SWAPPING
 from bow.replicas import num_trainable
 from bow.runtime import is_built
-from bow.training.blueprint import Blueprint
+from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import COMPILED, Trials
 from bow.tuner import Candidate, EngineSetting, doubling
 
@@ -68,34 +68,38 @@ class Request:
         return self.engine == "auto" or self.learners == "auto"
 
 
-def lanes(request: Request, blueprint: Blueprint, trials: Trials, rule: int | None = None) -> list[Candidate]:
+def lanes(
+    request: Request, replicas_config: ReplicasConfig, trials: Trials, rule: int | None = None
+) -> list[Candidate]:
     """Everything that may be tried; a learning task is captured to know whether it has been compiled before."""
-    if blueprint.on_cpu:
+    if replicas_config.on_cpu:
         engines = ENGINES_CPU
     else:
-        engines = tuple(name for name in ENGINES_CUDA if not blueprint.task.engine.offload or name in SWAPPING)
+        engines = tuple(name for name in ENGINES_CUDA if not replicas_config.task.engine.offload or name in SWAPPING)
     if request.engine != "auto":
         engines = (request.engine,)
     found: list[Candidate] = []
     for engine in engines:
-        counts = _counts(request, blueprint, engine)
+        counts = _counts(request, replicas_config, engine)
         if counts:
-            found += _of_engine(engine, counts, request, blueprint, trials, rule)
+            found += _of_engine(engine, counts, request, replicas_config, trials, rule)
     return found
 
 
-def _counts(request: Request, blueprint: Blueprint, engine: str) -> tuple[int, ...]:
+def _counts(request: Request, replicas_config: ReplicasConfig, engine: str) -> tuple[int, ...]:
     if request.learners != "auto":
-        return (request.learners,) if blueprint.most_learners(engine, request.learners) == request.learners else ()
-    if blueprint.on_cpu and engine == "eager" and request.engine == "auto":
+        return (
+            (request.learners,) if replicas_config.most_learners(engine, request.learners) == request.learners else ()
+        )
+    if replicas_config.on_cpu and engine == "eager" and request.engine == "auto":
         return (1,)  # in turn, on all threads: further learners would only add rounds of averaging
-    most = blueprint.most_learners(engine, most_tried(request, blueprint))
+    most = replicas_config.most_learners(engine, most_tried(request, replicas_config))
     return doubling(most) if most else ()
 
 
-def most_tried(request: Request, blueprint: Blueprint) -> int:
+def most_tried(request: Request, replicas_config: ReplicasConfig) -> int:
     """More learners than this are not tried, whatever they would bring."""
-    wanted = max(MOST_CPU, MOST_PER_CORE * len(available_cores())) if blueprint.on_cpu else MOST_CUDA
+    wanted = max(MOST_CPU, MOST_PER_CORE * len(available_cores())) if replicas_config.on_cpu else MOST_CUDA
     return min(wanted, request.most)
 
 
@@ -103,19 +107,19 @@ def _of_engine(
     engine: str,
     counts: tuple[int, ...],
     request: Request,
-    blueprint: Blueprint,
+    replicas_config: ReplicasConfig,
     trials: Trials,
     rule: int | None,
 ) -> Iterator[Candidate]:
-    threads = torch.get_num_threads() if blueprint.on_cpu else 1
+    threads = torch.get_num_threads() if replicas_config.on_cpu else 1
     compiled = Candidate(f"{engine}{COMPILED}", counts=counts, compile_s=COMPILE_S)
     if engine == "fused":
-        fits = request.engine != "auto" or not blueprint.on_cpu or _is_fusible(blueprint.model)
+        fits = request.engine != "auto" or not replicas_config.on_cpu or _is_fusible(replicas_config.model)
         if fits:
-            gain = FUSED_GAIN if num_trainable(blueprint.model) <= FUSED_PARAMETERS else 1.0
+            gain = FUSED_GAIN if num_trainable(replicas_config.model) <= FUSED_PARAMETERS else 1.0
             lane = Candidate(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
             yield replace(lane, start=rule)
-    elif engine == "graph" and blueprint.on_cpu:
+    elif engine == "graph" and replicas_config.on_cpu:
         build_s = 0.0 if is_built() else BUILD_S
         if not request.compile:
             yield Candidate(engine, counts=counts, compile_s=build_s)

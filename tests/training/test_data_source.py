@@ -13,7 +13,7 @@ from training.blueprints import opened
 
 from bow.data import Deal
 from bow.errors import DataError
-from bow.training.opened import Opened, batches_of, dealt_again
+from bow.training.data_source import DataSource, batches_of, dealt_again
 
 NUMBERS = torch.arange(22)
 
@@ -38,7 +38,7 @@ class Once(IterableDataset[Any]):
         return (torch.tensor([number]) for number in self._left)
 
 
-def numbers(kind: str) -> Opened:
+def numbers(kind: str) -> DataSource:
     if kind == "tensors":
         return opened((NUMBERS,))
     if kind == "data set":

@@ -19,7 +19,7 @@ TRIALS = 2
 """Tells the seed of the batches of trials from those of training."""
 
 
-class Opened:
+class DataSource:
     """A stream, and the batch that was looked at first.
 
     Samples that are reached by their number are read again. From a loader, or an iterable that may not begin anew, the
@@ -50,7 +50,7 @@ class Opened:
         if deal is None:
             raise DataError("the data gave no batch, got an empty stream; give at least one sample")
         self.example: Batch = copied(first_batch(deal))
-        self.stream: BatchStream = Peeked(stream, deal, beginning)
+        self.stream: BatchStream = PeekedStream(stream, deal, beginning)
         if isinstance(stream, IndexedStream):
             stream.load_state_dict(beginning)
             self.stream = stream
@@ -69,7 +69,7 @@ class Opened:
         return TrialFeed(endless, self.example)
 
 
-class Peeked(BatchStream):
+class PeekedStream(BatchStream):
     """A stream whose first batch has been taken from it, and comes first all the same.
 
     Args:

@@ -11,7 +11,7 @@ from bow.cluster import ALONE, TrialWorld, World
 from bow.devices import StreamDevice
 from bow.engines import Batch, LearningConfig
 from bow.engines.memory import is_cpu
-from bow.engines.room import Room
+from bow.engines.memory_budget import MemoryBudget
 from bow.errors import SettingError
 from bow.replicas import BufferPolicy, OptimizerFactory
 from bow.sync import Synchroniser
@@ -19,7 +19,7 @@ from bow.training.replicas import Replicas
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class ReplicasConfig:
     """Arguments of `Replicas`, from which several of them can be made."""
 
     model: nn.Module  # the template
@@ -36,7 +36,7 @@ class Blueprint:
         """Whether learners compute on the host."""
         return is_cpu(self.device)
 
-    def with_engine(self, **changes: object) -> "Blueprint":
+    def with_engine(self, **changes: object) -> "ReplicasConfig":
         """The same with other settings of the engine."""
         engine = dataclasses.replace(self.task.engine, **changes)  # type: ignore[arg-type]
         return dataclasses.replace(self, task=dataclasses.replace(self.task, engine=engine))
@@ -73,7 +73,7 @@ class Blueprint:
     def most_learners(self, engine: str, wanted: int) -> int:
         """As many learners as an engine has memory for and the synchroniser is stable with, up to those wanted."""
         task = self.task
-        room = Room(
+        room = MemoryBudget(
             self.device,
             self.model,
             self.optimizer,

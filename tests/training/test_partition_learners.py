@@ -30,8 +30,8 @@ from bow.planning.tiles.link_benchmark import SHAPES
 from bow.schedule import Timeline
 from bow.training import tiles_check
 from bow.training.config import TrainConfig
+from bow.training.partition_learners import LEFT_OUT
 from bow.training.placed import train_by
-from bow.training.tiles import LEFT_OUT
 from tests.cluster.worlds import in_world
 from tests.grouped import grouped
 
@@ -348,9 +348,9 @@ def test_what_runs_when_can_be_recorded(train: Callable[..., bow.Result], tmp_pa
 
 
 def test_a_training_that_diverges_has_no_hope() -> None:
-    from bow.training.tiles import TileLearners
+    from bow.training.partition_learners import PartitionLearners
 
-    class Learners(TileLearners):
+    class Learners(PartitionLearners):
         def __init__(self) -> None:
             self.last = None
 
@@ -358,7 +358,7 @@ def test_a_training_that_diverges_has_no_hope() -> None:
     assert not learners.is_hopeless
     for value, hopeless in ((1.0, False), (torch.inf, True)):
         losses = torch.tensor([value])
-        learners.remember(bow.training.tiles.Outcome(losses, losses.isfinite(), [True]))
+        learners.remember(bow.training.partition_learners.Outcome(losses, losses.isfinite(), [True]))
         assert learners.is_hopeless is hopeless
 
 
