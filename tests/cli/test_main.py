@@ -32,16 +32,26 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
 def test_interruption_is_one_line_and_status_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(**_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bow, "train", interrupted)
+    monkeypatch.setattr("bow.cli.training.run_training", interrupted)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "bow: interrupted\n"
 
 
 def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "bow", "train", "model=logistic_regression", "epochs=100000", "learners=1"]
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "bow",
+        "train",
+        "model=logistic_regression",
+        "epochs=100000",
+        "learners=1",
+        "engine=eager",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command,
@@ -66,21 +76,21 @@ def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
 
 
 def test_defects_of_bow_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def defective(**_: object) -> None:
+    def defective(*_: object) -> None:
         raise LookupError("a defect")
 
-    monkeypatch.setattr(bow, "train", defective)
+    monkeypatch.setattr("bow.cli.training.run_training", defective)
     with pytest.raises(LookupError):
         main(["train"])
 
 
 @pytest.mark.filterwarnings("always")
 def test_warnings_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def warns(**_: object) -> None:
+    def warns(*_: object) -> None:
         warnings.warn("one thing\nand another", stacklevel=1)
         raise bow.BowError("the end")
 
-    monkeypatch.setattr(bow, "train", warns)
+    monkeypatch.setattr("bow.cli.training.run_training", warns)
     assert main(["train"]) == 2
     assert capsys.readouterr().err == "bow: warning: one thing and another\nbow: the end\n"
 

@@ -47,7 +47,7 @@ def test_sweep_leaves_a_run_directory_each(capsys: pytest.CaptureFixture[str]) -
 
 def test_same_seed_gives_the_same_model() -> None:
     for name in ("first", "second"):
-        assert main(["train", *SMALL, f"run_dir={name}", "seed=3"]) == 0
+        assert main(["train", *SMALL, f"run={name}", "seed=3"]) == 0
     assert Path("first/model.safetensors").read_bytes() == Path("second/model.safetensors").read_bytes()
 
 
@@ -57,7 +57,7 @@ def test_sweep_checks_every_run_before_the_first() -> None:
 
 
 def test_run_dir_is_used_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *SMALL, "run_dir=here"]) == 0
+    assert main(["train", *SMALL, "run=here"]) == 0
     assert Path("here/report.html").exists()
     assert capsys.readouterr().out.endswith("report: here/report.html\n")
 
@@ -68,7 +68,7 @@ def test_run_without_validation_ends_with_the_training_loss(capsys: pytest.Captu
 
 
 def test_progress_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *SMALL, "progress=false"]) == 0
+    assert main(["train", *SMALL, "run.progress=false"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
@@ -79,7 +79,7 @@ def test_show_prints_the_settings_and_trains_nothing(capsys: pytest.CaptureFixtu
 
 
 def test_report_can_be_written_again(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", *SMALL, "run_dir=here"])
+    main(["train", *SMALL, "run=here"])
     Path("here/report.html").unlink()
     assert main(["report", "here"]) == 0
     assert Path("here/report.html").exists()
@@ -153,7 +153,7 @@ def test_a_model_that_is_not_in_the_run_directory_is_a_failure(
         save_model(model, path)
 
     monkeypatch.setattr("bow.training.saving.save_model", save)
-    assert main(["train", *SMALL, "run_dir=sub/here"]) == 1
+    assert main(["train", *SMALL, "run=sub/here"]) == 1
     assert (
         "the model cannot be written to sub/here/model.safetensors (the disk is full); it is" in capsys.readouterr().err
     )
@@ -168,10 +168,10 @@ def test_a_training_on_synthetic_data_says_so(capsys: pytest.CaptureFixture[str]
         "data.limit=16",
         "batch_size=8",
     ]
-    assert main(["train", *settings, "engine=eager", "learners=1", "run_dir=here"]) == 0
+    assert main(["train", *settings, "engine=eager", "learners=1", "run=here"]) == 0
     shown = capsys.readouterr().out
     assert "the data are synthetic" in shown
     assert "central model on synthetic data: accuracy" in shown
     assert "<span>synthetic data</span>" in Path("here/report.html").read_text()
-    assert main(["train", *SMALL, "run_dir=digits"]) == 0
+    assert main(["train", *SMALL, "run=digits"]) == 0
     assert "synthetic" not in capsys.readouterr().out + Path("digits/report.html").read_text().partition("</main>")[0]

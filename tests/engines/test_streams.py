@@ -28,6 +28,7 @@ from bow.engines import Streams
 from bow.engines.thread_pool import ThreadPool
 from bow.errors import DataError, DivergenceError, LossError, ModelError, SettingError
 from tests.engines.pairs import Pair
+from tests.grouped import of_replicas
 
 # The compiler, when it is first imported, uses what torch itself has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
@@ -74,7 +75,7 @@ class Replicas(bow.Replicas):
     ):
         torch.manual_seed(0)
         given = {"learners": 2, "engine": "streams", "device": "cpu", "optimizer": SGD, **settings}
-        super().__init__(build().double(), None if step else cross_entropy, step=step, **given)
+        super().__init__(build().double(), None if step else cross_entropy, step=step, **of_replicas(**given))
 
     def __enter__(self) -> Replicas:
         return self

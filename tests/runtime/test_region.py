@@ -36,7 +36,7 @@ CASES = {
 def run_region(graph: StepGraph, model: nn.Module, batch: tuple[Tensor, Tensor], seed: int) -> dict[str, Tensor]:
     """Loss, gradients and buffers by the compiled region."""
     builder = JobBuilder([graph], [compile_region(graph)])
-    (program,) = builder.programs
+    (program,) = builder.copies
     builder.bind(program, dict(model.named_parameters()), dict(model.named_buffers()))
     builder.job.expect(0, list(graph.batch.values()), list(batch))
     assert builder.job.feed(0, list(batch), seed)
