@@ -83,12 +83,12 @@ def test_evaluation_leaves_the_training_random_numbers_alone() -> None:
 
 
 def test_evaluation_batch_size_that_contradicts_the_loader_is_refused() -> None:
-    with pytest.raises(SettingError, match="validation.batch_size=5 contradicts the DataLoader's own batch_size=3"):
+    with pytest.raises(SettingError, match=r"validation\.batch_size=5 contradicts the DataLoader's own batch_size=3"):
         evaluation_batches(DataLoader(_Numbers(), batch_size=3), 5)
 
 
 def test_evaluation_batch_size_below_one_is_refused() -> None:
-    with pytest.raises(SettingError, match="validation.batch_size must be"):
+    with pytest.raises(SettingError, match=r"validation\.batch_size must be"):
         evaluation_batches(torch.zeros(3), 0)
 
 
