@@ -14,7 +14,7 @@ from benchmarks.workloads import WORKLOADS
 from bow.devices import available_cores, core_sets
 from bow.graph import capture
 from bow.graph.kinds import is_update
-from bow.runtime import is_available, native
+from bow.runtime.loading import is_available, native
 
 ARITHMETIC, MEMORY, CALLS_OPERATORS = "arithmetic", "memory", "calling operators"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bow.compiling import CACHE, cache_folder
-from bow.runtime import is_available
+from bow.runtime.loading import is_available
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from benchmarks.cost_models.evidence import TABLE_II
 from benchmarks.harness import quartiles, take_turns
-from bow.runtime import NativeTeam, native
 from bow.runtime.job import ALONE
+from bow.runtime.loading import NativeTeam, native
 
 GEMM, PRODUCT = "GEMM", "element-wise product"
 FORWARD, BY_FILTER, BY_INPUT = "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"  # As the papers call them

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bow.graph import capture as capture
     from bow.planning.search.search import Found as Found
     from bow.planning.tiles.planning import plan as plan
-    from bow.runtime import LocalRuntime as LocalRuntime
+    from bow.runtime.local import LocalRuntime as LocalRuntime
     from bow.schedule import Schedule as Schedule
     from bow.schedule import Timeline as Timeline
     from bow.schedule.profiler import profile as profile
@@ -49,7 +49,7 @@ _HOMES = {
     "bow.errors": ("BowError",),
     "bow.graph": ("StepGraph", "capture"),
     "bow.schedule.profiler": ("profile",),
-    "bow.runtime": ("LocalRuntime",),
+    "bow.runtime.local": ("LocalRuntime",),
     "bow.schedule": ("Schedule", "Timeline"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD", "TwoLevel"),
     "bow.planning.search.search": ("Found",),

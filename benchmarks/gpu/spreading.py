@@ -14,7 +14,7 @@ from benchmarks.gpu.racing import Race
 from benchmarks.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
 from bow.engines import step_from_loss
 from bow.graph import StepGraph
-from bow.runtime import StreamRuntime
+from bow.runtime.streams import StreamRuntime
 from bow.schedule import Schedule
 from bow.schedule.profiler import BoundStep
 from bow.schedule.profiler.device import bind_on

@@ -11,7 +11,7 @@ from benchmarks.harness import setting
 from benchmarks.tuner.comparison import Task, compared
 from benchmarks.tuner.pairs import PAIRS
 from bow.compiling import cache_folder
-from bow.runtime import native
+from bow.runtime.loading import native
 from bow.tuner import EngineSetting
 
 

@@ -10,9 +10,6 @@ from bow.engines.choice import choose_learners as choose_learners
 from bow.engines.choice import make_engine as make_engine
 from bow.engines.config import Engine as Engine
 from bow.engines.config import EngineName as EngineName
-from bow.engines.eager import Eager as Eager
-from bow.engines.fused import Fused as Fused
-from bow.engines.graph import Graph as Graph
 from bow.engines.loop import Loop as Loop
 from bow.engines.loop import RoundLoop as RoundLoop
 from bow.engines.loop import TaskRunner as TaskRunner
@@ -21,7 +18,6 @@ from bow.engines.outcome import OnNan as OnNan
 from bow.engines.outcome import Outcome as Outcome
 from bow.engines.outcome import RoundEvent as RoundEvent
 from bow.engines.outcome import check_clipping as check_clipping
-from bow.engines.streams import Streams as Streams
 from bow.engines.task import Batch as Batch
 from bow.engines.task import Loss as Loss
 from bow.engines.task import Step as Step

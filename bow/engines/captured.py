@@ -14,7 +14,7 @@ from bow.engines.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph, capture
 from bow.replicas import LearnerGroup
-from bow.runtime import Region, compile_region, is_compiled
+from bow.runtime.region import Region, compile_region, is_compiled
 
 MAX_SHAPES = 8
 """Batches of so many different shapes are captured, each when it comes for the second time; others run uncaptured."""

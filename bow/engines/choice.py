@@ -11,26 +11,31 @@
   both far ahead for logistic regression, `graph` for everything larger.
 """
 
+from pkgutil import resolve_name
+
 import torch
 from torch import nn
 
 from bow.devices import StreamDevice
-from bow.engines.cuda import CudaFused, CudaGraphs, CudaStreams, DeviceRoundLoop, DeviceRunner, WholeRound
-from bow.engines.eager import Eager
-from bow.engines.fused import Fused
-from bow.engines.graph import Graph
-from bow.engines.loop import Loop, RoundLoop, TaskRunner
+from bow.engines.loop import Loop, RoundLoop
 from bow.engines.outcome import LearningConfig
-from bow.engines.streams import Streams
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup, num_trainable
 from bow.sync import Synchroniser
 
-ENGINES: dict[str, type[TaskRunner]] = {engine.name: engine for engine in (Eager, Fused, Graph, Streams)}
-"""Those of a CPU."""
+ENGINES = {
+    "eager": "bow.engines.eager.Eager",
+    "fused": "bow.engines.fused.Fused",
+    "graph": "bow.engines.graph.Graph",
+    "streams": "bow.engines.streams.Streams",
+}
+"""Those of a CPU, imported when they are used."""
 
-STREAM_ENGINES: dict[str, type[DeviceRunner]] = {
-    engine.name: engine for engine in (CudaGraphs, CudaStreams, WholeRound, CudaFused)
+STREAM_ENGINES = {
+    "graph": "bow.engines.cuda.graph.CudaGraphs",
+    "streams": "bow.engines.cuda.streams.CudaStreams",
+    "whole_round": "bow.engines.cuda.whole_round.WholeRound",
+    "fused": "bow.engines.cuda.fused.CudaFused",
 }
 """Those of a device with streams; `eager` runs there too."""
 
@@ -47,8 +52,10 @@ def make_engine(
 ) -> Loop:
     """Make an engine by its name."""
     if device is not None and name in STREAM_ENGINES:
-        return DeviceRoundLoop(STREAM_ENGINES[name], group, sync, settings, device)
-    return RoundLoop(ENGINES[name], group, sync, settings, device)
+        from bow.engines.cuda import DeviceRoundLoop
+
+        return DeviceRoundLoop(resolve_name(STREAM_ENGINES[name]), group, sync, settings, device)
+    return RoundLoop(resolve_name(ENGINES[name]), group, sync, settings, device)
 
 
 def check_device(engine: str, streams: bool) -> None:
@@ -62,14 +69,14 @@ def check_device(engine: str, streams: bool) -> None:
 def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) -> str:
     """The engine for `engine="auto"`."""
     if device.type == "cuda":
-        return CudaGraphs.name
+        return "graph"
     unfit = (nn.modules.conv._ConvNd, nn.RNNBase)
     fusible = num_trainable(model) <= FUSED_PARAMETERS and not any(isinstance(m, unfit) for m in model.modules())
     if rounds is not None and rounds >= FUSED_ROUNDS and fusible:
-        return Fused.name
+        return "fused"
     if rounds is not None and rounds >= GRAPH_ROUNDS:
-        return Graph.name
-    return Eager.name
+        return "graph"
+    return "eager"
 
 
 def choose_learners(place: torch.device | StreamDevice, samples_per_epoch: int | None, batch_size: int | None) -> int:

@@ -4,9 +4,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
 from bow.schedule import Schedule
-from bow.schedule.scheduler import Dispatch
 
 EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
 

@@ -18,11 +18,11 @@ from bow.engines.offload import Around, swapped_tasks
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch, task_random
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
+from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import BowError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
 from bow.graph.side_effects import changed, python_state
 from bow.replicas import Learner, LearnerGroup, buffer_state, load_buffers
-from bow.schedule.scheduler import Learn, TaskScheduler
 from bow.seeds import derive_seed
 
 Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -9,8 +9,8 @@ import torch
 from bow.engines.batches import Batch, Batches, batch_of, present
 from bow.engines.outcome import Outcome
 from bow.engines.task import Learned, collected
+from bow.engines.task_scheduler import Dispatch, Learn, TaskScheduler, TaskStart
 from bow.replicas import LearnerGroup
-from bow.schedule.scheduler import Dispatch, Learn, Run, TaskScheduler
 
 Task = TypeVar("Task")
 
@@ -51,7 +51,7 @@ class Period:
         """Whether the last round is one whose gradients or weights are averaged behind it."""
         return self.ahead < len(self.batches)
 
-    def start(self, places: int, dispatch: Dispatch) -> tuple[TaskScheduler, list[Run]]:
+    def start(self, places: int, dispatch: Dispatch) -> tuple[TaskScheduler, list[TaskStart]]:
         """Begin to give tasks out."""
         scheduler = TaskScheduler(self.learners, places, dispatch)
         return scheduler, scheduler.start(self.present, self.synchronises)
@@ -91,8 +91,8 @@ class Period:
 
 def run_tasks(
     scheduler: TaskScheduler,
-    runs: Sequence[Run],
-    start: Callable[[Run, Learn], Task],
+    runs: Sequence[TaskStart],
+    start: Callable[[TaskStart, Learn], Task],
     first_ended: Callable[[dict[Learn, Task]], Learn],
 ) -> None:
     """Start the learning tasks that a scheduler gives out, and tell it of each that has ended."""

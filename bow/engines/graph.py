@@ -21,10 +21,10 @@ from bow.engines.outcome import Outcome
 from bow.engines.random import NumbersOfGraph, task_random
 from bow.engines.sgd_state import SgdState, fits
 from bow.engines.task import Learned, out_of_range
+from bow.engines.task_scheduler import Learn
 from bow.engines.thread_pool import num_threads
 from bow.errors import GraphError, RuntimeUnavailableError, reason
-from bow.runtime import native
-from bow.schedule.scheduler import Learn
+from bow.runtime.loading import native
 from bow.sync import SMA
 
 

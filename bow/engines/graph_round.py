@@ -18,12 +18,14 @@ from bow.engines.captured import CapturedTask, changed_buffers
 from bow.engines.outcome import Outcome
 from bow.engines.sgd_state import SgdState
 from bow.engines.task import Batch
+from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators
 from bow.replicas import LearnerGroup, Slot, buffer_slots
-from bow.runtime import Affinity, GraphCopy, JobBuilder, Label, NativeTeam, named, spans_of
+from bow.runtime.job import Affinity, GraphCopy, JobBuilder, Label
+from bow.runtime.loading import NativeTeam
+from bow.runtime.local import named, spans_of
 from bow.schedule import OrderedSchedule, Schedule, Span
-from bow.schedule.scheduler import Learn, TaskScheduler
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from bow.engines.batches import Stacked as Stacked
 from bow.engines.config import DEFAULT_ENGINE, Engine
 from bow.engines.offload import Memory
 from bow.engines.task import Metrics, Step, check_precision
+from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
 from bow.schedule import Schedule
-from bow.schedule.scheduler import Dispatch
 from bow.values import number
 
 OnNan: TypeAlias = Literal["restart", "continue", "error"]

@@ -18,8 +18,8 @@ from bow.engines.first_come import FinishedTask, Period
 from bow.engines.loop import AheadRunner, step_alone
 from bow.engines.outcome import Outcome
 from bow.engines.random import DrawWatch, OwnNumbers, task_random, uncompiled
+from bow.engines.task_scheduler import Learn, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
-from bow.schedule.scheduler import Learn, Run
 
 IN_TURN = (
     "the learning task does what only one learner at a time can: it draws random numbers in compiled code, in the "
@@ -129,7 +129,7 @@ class Streams(AheadRunner):
             self._drew_unseen()
         return period.outcomes()
 
-    def _run_task(self, period: Period, run: Run, stepping: threading.Lock) -> None:
+    def _run_task(self, period: Period, run: TaskStart, stepping: threading.Lock) -> None:
         """Carry out one learning task on this thread, and the learner's step where it steps alone."""
         task = run.task
         assert isinstance(task, Learn)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from bow.schedule.scheduler import Learn, Run, TaskScheduler
+from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 
 Job: TypeAlias = Callable[[], None]
 
@@ -67,7 +67,7 @@ class ThreadPool:
     def __len__(self) -> int:
         return len(self.core_sets)
 
-    def run(self, scheduler: TaskScheduler, runs: Sequence[Run], execute: Callable[[Run], None]) -> None:
+    def run(self, scheduler: TaskScheduler, runs: Sequence[TaskStart], execute: Callable[[TaskStart], None]) -> None:
         """Have the learning tasks of a period run; the synchronisation task is the caller's, behind this."""
         self._open()
         _PeriodRun(self._workers, scheduler, execute).work(runs)
@@ -105,7 +105,9 @@ class ThreadPool:
 class _PeriodRun:
     """One period: which tasks are not finished yet, and what went wrong."""
 
-    def __init__(self, places: Sequence[Worker], scheduler: TaskScheduler, execute: Callable[[Run], None]) -> None:
+    def __init__(
+        self, places: Sequence[Worker], scheduler: TaskScheduler, execute: Callable[[TaskStart], None]
+    ) -> None:
         self._workers = places
         self._scheduler = scheduler
         self._execute = execute
@@ -115,7 +117,7 @@ class _PeriodRun:
         self._failures: list[tuple[int, BaseException]] = []
         self._stop_at = math.inf  # no task of this batch or a later one begins any more
 
-    def work(self, runs: Sequence[Run]) -> None:
+    def work(self, runs: Sequence[TaskStart]) -> None:
         try:
             try:
                 self._give(runs)
@@ -128,7 +130,7 @@ class _PeriodRun:
             raise
         self._raise_first_failure()
 
-    def _give(self, runs: Sequence[Run]) -> None:
+    def _give(self, runs: Sequence[TaskStart]) -> None:
         for run in runs:
             if isinstance(run.task, Learn):
                 assert not run.after  # only a synchronisation task waits for other places
@@ -136,7 +138,7 @@ class _PeriodRun:
                     self._unfinished += 1
                 self._workers[run.place].put(functools.partial(self._do, run, run.task))
 
-    def _do(self, run: Run, task: Learn) -> None:
+    def _do(self, run: TaskStart, task: Learn) -> None:
         try:
             if task.batch < self._stop_at:
                 self._execute(run)

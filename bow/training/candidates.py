@@ -11,7 +11,7 @@ from bow.devices import available_cores, share_cores
 from bow.engines.choice import FUSED_PARAMETERS
 from bow.engines.offload import SWAPPING
 from bow.replicas import num_trainable
-from bow.runtime import is_built
+from bow.runtime.loading import is_built
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import COMPILED, Trials
 from bow.tuner import Candidate, EngineSetting, doubling

@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_leaves
 from bow.devices import StreamDevice, available_cores, processor
 from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
-from bow.runtime import is_built
-from bow.runtime.loading import content_hash
+from bow.runtime.loading import content_hash, is_built
 from bow.training.candidates import Request
 from bow.training.data_source import DataSource
 from bow.training.replicas_config import ReplicasConfig

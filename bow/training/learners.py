@@ -8,8 +8,8 @@ from torch import nn
 
 from bow.cluster import World
 from bow.engines import Outcome, RoundEvent, Step
+from bow.engines.task_scheduler import Dispatch
 from bow.schedule import Timeline
-from bow.schedule.scheduler import Dispatch
 from bow.sync import Synchroniser
 
 

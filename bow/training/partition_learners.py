@@ -15,6 +15,7 @@ from bow.cluster import World
 from bow.engines import Batch, Outcome, RoundEvent, Stacked, Step
 from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
+from bow.engines.task_scheduler import Dispatch
 from bow.errors import CheckpointError, DivergenceError
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
@@ -22,7 +23,6 @@ from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.exported_nodes import refusal
 from bow.planning.tiles.process_group import wait_for
 from bow.schedule import Timeline
-from bow.schedule.scheduler import Dispatch
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
 from bow.training.replicas_config import ReplicasConfig
@@ -100,7 +100,7 @@ def _training(model: nn.Module) -> Iterator[None]:
 class PartitionLearners:
     """Learners that each have a group of devices: what a training asks of them.
 
-    A batch of another size than the strategy's, as the last one of a training may be, is left out. Where devices read
+    A batch of another size than the partition's, as the last one of a training may be, is left out. Where devices read
     by themselves and may have read other batches, the first one's counts.
 
     Args:
@@ -108,7 +108,7 @@ class PartitionLearners:
         placed: their step and its strategy.
         group: the devices of this process's learner.
         world: the processes of the training, one for each device, among which the teams are side by side.
-        note: what is to be recorded of the strategy.
+        note: what is to be recorded of the partition.
 
     Raises:
         ScheduleError, OptimizerError, SettingError: as `TileRuntime`.
@@ -292,7 +292,7 @@ class PartitionLearners:
         given = self._for_all(batch)
         if given is None:
             if batch is not None and self._group.rank == 0:
-                what = f"a batch of learner {self._group.learner} is not as large as the strategy's"
+                what = f"a batch of learner {self._group.learner} is not as large as the partition's"
                 self._events.append(RoundEvent(index, LEFT_OUT, f"{what}; it is not trained on"))
             self._runtime.skip()
             loss = torch.full((1,), torch.nan, device=self.device)

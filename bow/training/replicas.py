@@ -33,13 +33,13 @@ from bow.engines.eager import batch_of
 from bow.engines.memory import bytes_text
 from bow.engines.memory_budget import MemoryBudget
 from bow.engines.offload import check_swap
+from bow.engines.task_scheduler import Dispatch
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.schedule import Timeline
-from bow.schedule.scheduler import Dispatch
 from bow.sync import SMA, Synchroniser, Timing
 from bow.training.checkpoint import refusing_damage
 from bow.training.given import (

@@ -8,18 +8,14 @@ from typing import Literal
 
 import torch
 
-from bow.devices import StreamDevice, available_cores, cuda_device
+from bow.devices import StreamDevice, available_cores
 from bow.engines import Batch
-from bow.engines.captured import with_autocast
 from bow.engines.config import Engine
 from bow.engines.memory import is_cpu
 from bow.errors import BowError, ScheduleError, SettingError, reason
-from bow.schedule import DynamicSchedule, OrderedSchedule, Schedule
-from bow.schedule.profiler import BoundStep, Comparison, compare, make_policies
-from bow.schedule.profiler.measuring import measure, numbers_of_threads
+from bow.schedule import DynamicSchedule, Schedule
 from bow.schedule.schedule import FORMAT
 from bow.training.replicas_config import ReplicasConfig
-from bow.training.schedule_on_device import compare_on
 from bow.values import given_path
 
 AUTO: Literal["auto"] = "auto"
@@ -107,23 +103,13 @@ def decide(
     if is_cpu(replicas_config.device) and learners > 1 and cores < 2:
         say(f"schedule: none, because {learners} learners leave no two cores to one of them")
         return None
+    from bow.training.schedule_search import compared  # the profiler, which trainings do not need otherwise
+
     began = time.perf_counter()
     try:
-        comparison = _compared(replicas_config, batch, cores)
+        comparison = compared(replicas_config, batch, cores)
     except BowError as error:
         say(f"schedule: none, because the step cannot be scheduled ({reason(error)})")
         return None
     say(f"schedule: {comparison.summary} ({time.perf_counter() - began:.1f} s)")
     return None if comparison.choice.is_sequential else comparison.choice.schedule
-
-
-def _compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Comparison:
-    """Policies that a training can use, timed where it will run: on as many cores as a learner has."""
-    place = replicas_config.device
-    if not is_cpu(place):
-        return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), replicas_config, batch)
-    step = with_autocast(replicas_config.task.step, torch.device("cpu"), replicas_config.task.precision)
-    bound = BoundStep.of(replicas_config.model, batch, step=step)
-    profile = measure(bound, threads=numbers_of_threads(cores))
-    policies = make_policies(bound, profile, cores)
-    return compare(bound, profile, policies=[each for each in policies if isinstance(each.schedule, OrderedSchedule)])

@@ -10,7 +10,7 @@ import torch
 from bow.devices import StreamDevice
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
 from bow.graph.side_effects import python_random_kept
-from bow.runtime import is_built
+from bow.runtime.loading import is_built
 from bow.training.data_source import TrialFeed
 from bow.training.replicas import Replicas
 from bow.training.replicas_config import ReplicasConfig

@@ -13,8 +13,8 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from bow.engines import Eager, Engine, LearningConfig, RoundLoop, step_from_loss
-from bow.engines.eager import LearningTasks
+from bow.engines import Engine, LearningConfig, RoundLoop, step_from_loss
+from bow.engines.eager import Eager, LearningTasks
 from bow.engines.offload import OffloadedTasks, check_swap
 from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Offload, view_of
 from bow.errors import SettingError

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bow
 from bow.devices import available_cores
-from bow.engines import Streams
+from bow.engines.streams import Streams
 from bow.engines.thread_pool import ThreadPool
 from bow.errors import DataError, DivergenceError, LossError, ModelError, SettingError
 from tests.engines.pairs import Pair

@@ -15,7 +15,7 @@ import bow
 from benchmarks.gpu.branches import branch_schedule
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.trace import overlap
-from bow.runtime import StreamRuntime
+from bow.runtime.streams import StreamRuntime
 from tests.gpu.case import Case
 from tests.gpu.trainings import batches, exact, few, is_fake, subject, training
 

@@ -12,8 +12,8 @@ import torch
 import bow
 from bow.compiling import CACHE, built
 from bow.errors import RuntimeUnavailableError
-from bow.runtime import LocalRuntime, native
-from bow.runtime.loading import compile_extension, content_hash
+from bow.runtime.loading import compile_extension, content_hash, native
+from bow.runtime.local import LocalRuntime
 from bow.seeds import derive_seed
 
 

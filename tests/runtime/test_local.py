@@ -23,8 +23,8 @@ from bow.devices import available_cores
 from bow.errors import GraphError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
-from bow.runtime import LocalRuntime, is_available
-from bow.runtime.local import dependencies_of, in_turn
+from bow.runtime.loading import is_available
+from bow.runtime.local import LocalRuntime, dependencies_of, in_turn
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule
 
 NATIVE = [False, True]
@@ -224,7 +224,7 @@ INTERRUPTED = textwrap.dedent(
     import os, signal, threading, torch, bow
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     from torch import nn
-    from bow.runtime import LocalRuntime
+    from bow.runtime.local import LocalRuntime
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(30)))
     batch = torch.randn(256, 512), torch.randn(256, 512)
     graph = bow.capture(model, batch, nn.functional.mse_loss)

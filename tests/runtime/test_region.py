@@ -9,8 +9,9 @@ import bow
 from bow.errors import RuntimeUnavailableError
 from bow.graph import StepGraph
 from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
-from bow.runtime import JobBuilder, compile_region, native
-from bow.runtime.region import as_module
+from bow.runtime.job import JobBuilder
+from bow.runtime.loading import native
+from bow.runtime.region import as_module, compile_region
 
 
 def tokens() -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Comparison, make_policies
 from bow.schedule.profiler.measuring import measure
 from bow.schedule.scheduler import CriticalPath, critical_path
-from bow.training import schedule as module
+from bow.training import schedule_search as module
 from tests.grouped import grouped, of_replicas
 from tests.training.blueprints import replicas_config
 

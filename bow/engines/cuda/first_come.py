@@ -14,7 +14,7 @@ from bow.engines.cuda.pending import FinishedRound, IssuedRound, PendingRounds
 from bow.engines.cuda.results import SLOTS
 from bow.engines.cuda.runner import AheadDeviceRunner, step_on_stream
 from bow.engines.first_come import Period
-from bow.schedule.scheduler import Learn
+from bow.engines.task_scheduler import Learn
 
 POLL_S = 20e-6
 """Seconds between two looks at learners that are all busy."""

@@ -12,10 +12,10 @@ from bow.engines.cuda.first_come import first_through
 from bow.engines.cuda.learner import SpreadTask, StreamLearner
 from bow.engines.cuda.runner import AheadDeviceRunner, issue_side_by_side, learn_one
 from bow.engines.first_come import run_tasks
+from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.errors import reason
 from bow.graph import StepGraph
 from bow.schedule import Schedule
-from bow.schedule.scheduler import Learn, Run, TaskScheduler
 
 
 class CudaGraphs(AheadDeviceRunner):
@@ -60,7 +60,9 @@ class CudaGraphs(AheadDeviceRunner):
         rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
         issue_side_by_side(context, batches, rows, due, learn)
 
-    def run_tasks(self, scheduler: TaskScheduler, runs: Sequence[Run], issue: Callable[[Learn], StreamLearner]) -> None:
+    def run_tasks(
+        self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
+    ) -> None:
         """Issue each task when it is given out, and look which one the device has ended."""
         run_tasks(scheduler, runs, lambda run, task: issue(task), first_through)
 

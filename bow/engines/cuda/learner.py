@@ -20,7 +20,7 @@ from bow.errors import CaptureError, GraphError
 from bow.graph import StepGraph
 from bow.graph import capture as capture_step
 from bow.replicas import Learner, LearnerGroup, ParameterLayout, buffer_slots, buffer_state, load_buffers
-from bow.runtime import StreamRuntime
+from bow.runtime.streams import StreamRuntime
 from bow.schedule import Schedule
 
 

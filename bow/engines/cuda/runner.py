@@ -15,7 +15,7 @@ from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.step import SgdStep
 from bow.engines.loop import step_row
-from bow.schedule.scheduler import Learn, Run, TaskScheduler
+from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 
 
 class DeviceRunner(abc.ABC):
@@ -69,7 +69,9 @@ class AheadDeviceRunner(DeviceRunner):
     """A runner whose learners can take batches as they come, without a barrier behind every round."""
 
     @abc.abstractmethod
-    def run_tasks(self, scheduler: TaskScheduler, runs: Sequence[Run], issue: Callable[[Learn], StreamLearner]) -> None:
+    def run_tasks(
+        self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
+    ) -> None:
         """Issue the tasks of a scheduler, each when it is given out, and tell it of those that the device has ended."""
 
 

@@ -11,8 +11,8 @@ from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.runner import AheadDeviceRunner, issue_side_by_side, learn_one
+from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
-from bow.schedule.scheduler import Learn, Run, TaskScheduler
 
 
 class CudaStreams(AheadDeviceRunner):
@@ -51,10 +51,12 @@ class CudaStreams(AheadDeviceRunner):
         rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
         issue_side_by_side(context, batches, rows, due, learn, self._for_each)
 
-    def run_tasks(self, scheduler: TaskScheduler, runs: Sequence[Run], issue: Callable[[Learn], StreamLearner]) -> None:
+    def run_tasks(
+        self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
+    ) -> None:
         """Issue each task from the thread of its place, which waits until the device has ended it."""
 
-        def execute(run: Run) -> None:
+        def execute(run: TaskStart) -> None:
             assert isinstance(run.task, Learn)
             issue(run.task).through.synchronize()
 
@@ -77,7 +79,7 @@ class CudaStreams(AheadDeviceRunner):
         """Issue something for each learner on its thread; when it returns, everything has been issued."""
         learners = self.context.learners
 
-        def execute(run: Run) -> None:
+        def execute(run: TaskStart) -> None:
             assert isinstance(run.task, Learn)
             with torch.no_grad(), self.device.issuing():
                 issue(learners[run.task.learner])

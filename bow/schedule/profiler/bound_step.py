@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from bow.graph import StepGraph, capture
 from bow.graph.learning_step import Step, StepOutputs
-from bow.runtime import LocalRuntime
 from bow.runtime.issue import operators_of
-from bow.runtime.local import dependencies_of
+from bow.runtime.local import LocalRuntime, dependencies_of
 from bow.schedule import Schedule
 
 

@@ -10,8 +10,9 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import Step
-from bow.runtime import LocalRuntime, is_available
 from bow.runtime.issue import operators_of
+from bow.runtime.loading import is_available
+from bow.runtime.local import LocalRuntime
 from bow.schedule import Schedule, Timeline
 from bow.schedule.climbing import HillClimbing
 from bow.schedule.profiler.bound_step import BoundStep

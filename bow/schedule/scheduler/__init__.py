@@ -10,10 +10,4 @@ from bow.schedule.scheduler.protocol import DecisionRecorder as DecisionRecorder
 from bow.schedule.scheduler.protocol import OperatorScheduler as OperatorScheduler
 from bow.schedule.scheduler.protocol import Start as Start
 from bow.schedule.scheduler.protocol import held_by_core as held_by_core
-from bow.schedule.scheduler.tasks import Dispatch as Dispatch
-from bow.schedule.scheduler.tasks import Learn as Learn
-from bow.schedule.scheduler.tasks import Run as Run
-from bow.schedule.scheduler.tasks import Synchronise as Synchronise
-from bow.schedule.scheduler.tasks import Task as Task
-from bow.schedule.scheduler.tasks import TaskScheduler as TaskScheduler
 from bow.schedule.scheduler.thread_counts import CacheTimes as CacheTimes

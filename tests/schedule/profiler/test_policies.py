@@ -10,7 +10,7 @@ from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
 from bow.devices.topology import Topology
-from bow.runtime import LocalRuntime
+from bow.runtime.local import LocalRuntime
 from bow.schedule import OrderedSchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy, make_policies, policies
 from bow.schedule.profiler.policies import SMALL_NS, configurations, shared_by_neighbours, strategy_policy

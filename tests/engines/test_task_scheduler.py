@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.schedule.scheduler import Dispatch, Learn, Run, Synchronise, Task, TaskScheduler
+from bow.engines.task_scheduler import Dispatch, Learn, Synchronise, Task, TaskScheduler, TaskStart
 
 PERIODS = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5)).flatmap(
     lambda sizes: st.tuples(
@@ -39,7 +39,7 @@ class Machine:
             self._give(self.scheduler.finished(task), now)
         return self
 
-    def _give(self, runs: list[Run], now: int) -> None:
+    def _give(self, runs: list[TaskStart], now: int) -> None:
         for run in runs:
             assert all(self.place_of[event] != run.place for event in run.after)
             start = max(now, self.free_at[run.place], *(self.ends[event] for event in run.after), 0)

@@ -21,7 +21,7 @@ from bow.runtime.issue import operators_of
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
-from bow.training import schedule_on_device as module
+from bow.training import schedule_search as module
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.schedule import decide, engine_with
 from tests.training.blueprints import replicas_config

@@ -1,4 +1,4 @@
-"""The strategy of a training on a device with streams: rounds by schedules, timed against rounds without."""
+"""The fastest schedule of a training, found by timing policies where it will run."""
 
 import contextlib
 import dataclasses
@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from bow.devices import StreamDevice
+from bow.devices import StreamDevice, cuda_device
 from bow.engines import Batch
 from bow.engines.captured import with_autocast
+from bow.engines.memory import is_cpu
 from bow.errors import BowError, ScheduleError
-from bow.schedule import Schedule
-from bow.schedule.profiler import Comparison, Policy
+from bow.schedule import OrderedSchedule, Schedule
+from bow.schedule.profiler import BoundStep, Comparison, Policy, compare, make_policies
 from bow.schedule.profiler.device import bind_on, device_policies, measure_on
+from bow.schedule.profiler.measuring import measure, numbers_of_threads
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.timing import time_in_turns
 from bow.training.replicas_config import ReplicasConfig
@@ -21,6 +23,18 @@ from bow.training.replicas_config import ReplicasConfig
 TURNS = 10
 WINDOW_S = 0.05
 """Rounds by a policy last so long in each of its turns."""
+
+
+def compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Comparison:
+    """Policies that a training can use, timed where it will run: on as many cores as a learner has."""
+    place = replicas_config.device
+    if not is_cpu(place):
+        return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), replicas_config, batch)
+    step = with_autocast(replicas_config.task.step, torch.device("cpu"), replicas_config.task.precision)
+    bound = BoundStep.of(replicas_config.model, batch, step=step)
+    profile = measure(bound, threads=numbers_of_threads(cores))
+    policies = make_policies(bound, profile, cores)
+    return compare(bound, profile, policies=[each for each in policies if isinstance(each.schedule, OrderedSchedule)])
 
 
 class Rounds:

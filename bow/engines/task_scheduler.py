@@ -28,7 +28,7 @@ Task: TypeAlias = Learn | Synchronise
 
 
 @dataclass(frozen=True)
-class Run:
+class TaskStart:
     """Run a task on a place, after some events.
 
     A place runs what it is given in the order in which it was given it, so that only tasks of other places stand
@@ -75,7 +75,7 @@ class TaskScheduler:
         """Whether every task of the period has finished."""
         return not (self._running or self._shared or self._kept or self._synchronise)
 
-    def start(self, rounds: Sequence[Sequence[bool]], synchronise: bool) -> list[Run]:
+    def start(self, rounds: Sequence[Sequence[bool]], synchronise: bool) -> list[TaskStart]:
         """Begin a period."""
         assert self.done
         assert all(len(batches) == self.learners for batches in rounds)
@@ -84,7 +84,7 @@ class TaskScheduler:
         self._synchronise = Synchronise(len(rounds) - 1) if synchronise else None
         return self._all_in_order(rounds) if self.dispatch == "fixed" else self._first(rounds)
 
-    def finished(self, task: Task) -> list[Run]:
+    def finished(self, task: Task) -> list[TaskStart]:
         """Hear that a task has finished, and say what can be run now."""
         place = self._running.pop(task)
         if self.dispatch == "fixed":
@@ -94,21 +94,21 @@ class TaskScheduler:
             self._idle_learners.append(task.learner)
         return self._take()
 
-    def _all_in_order(self, rounds: Sequence[Sequence[bool]]) -> list[Run]:
+    def _all_in_order(self, rounds: Sequence[Sequence[bool]]) -> list[TaskStart]:
         runs = [
-            Run(Learn(learner, index * self.learners + learner), learner % self.places)
+            TaskStart(Learn(learner, index * self.learners + learner), learner % self.places)
             for index, batches in enumerate(rounds)
             for learner, there in enumerate(batches)
             if there
         ]
         if self._synchronise is not None:
             last = {run.place: run.task for run in runs if run.place != 0}
-            runs.append(Run(self._synchronise, 0, tuple(last[place] for place in sorted(last))))
+            runs.append(TaskStart(self._synchronise, 0, tuple(last[place] for place in sorted(last))))
             self._synchronise = None
         self._running = {run.task: run.place for run in runs}
         return runs
 
-    def _first(self, rounds: Sequence[Sequence[bool]]) -> list[Run]:
+    def _first(self, rounds: Sequence[Sequence[bool]]) -> list[TaskStart]:
         free = rounds if self._synchronise is None else rounds[:-1]
         self._shared = deque(
             index * self.learners + position
@@ -121,14 +121,14 @@ class TaskScheduler:
         self._idle_learners, self._idle_places = deque(range(self.learners)), deque(range(self.places))
         return self._take()
 
-    def _take(self) -> list[Run]:
+    def _take(self) -> list[TaskStart]:
         """Give free places to free learners; when all have finished, synchronise."""
         runs = []
         while self._idle_places and (task := self._next()) is not None:
-            runs.append(Run(task, self._idle_places.popleft()))
+            runs.append(TaskStart(task, self._idle_places.popleft()))
             self._running[task] = runs[-1].place
         if self._synchronise is not None and not self._running:
-            runs.append(Run(self._synchronise, self._idle_places.popleft()))
+            runs.append(TaskStart(self._synchronise, self._idle_places.popleft()))
             self._running[self._synchronise] = runs[-1].place
             self._synchronise = None
         return runs
