@@ -112,14 +112,14 @@ def check_engines(machine: MachineInfo) -> list[EngineCheck]:
             EngineCheck("fused", True, f"on the CPU, {fused}"),
             EngineCheck("graph", not lacking, native),
             EngineCheck("streams", True, "on the CPU, one thread of Python per learner"),
-            EngineCheck("whole_round", False, "needs a GPU; engine graph runs here"),
         ]
     return [
         EngineCheck("eager", True, "on the CPU and GPUs"),
         EngineCheck("fused", True, f"on the CPU, {fused}" + ("" if lacking else "; on GPUs, one graph a round")),
-        EngineCheck("graph", True, f"on GPUs; {native}" if lacking else f"{native}; on GPUs, one graph each"),
+        EngineCheck(
+            "graph", True, f"on GPUs; {native}" if lacking else f"{native}; on GPUs, a CUDA graph each, or for all"
+        ),
         EngineCheck("streams", True, "on the CPU, one thread of Python per learner; on GPUs, one stream each"),
-        EngineCheck("whole_round", True, "on GPUs, all learners as one CUDA graph"),
     ]
 
 

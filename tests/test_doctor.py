@@ -41,9 +41,9 @@ def test_missing_compiler_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_engine_is_checked() -> None:
-    from bow.engines import ENGINES, STREAM_ENGINES
+    from bow.engines import ENGINES
 
-    assert {engine.name for engine in check_engines(inspect_machine())} == {*ENGINES, *STREAM_ENGINES}
+    assert {engine.name for engine in check_engines(inspect_machine())} == {*ENGINES}
 
 
 def test_compiled_engine_with_a_compiler() -> None:
