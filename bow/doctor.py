@@ -116,9 +116,7 @@ def check_engines(machine: MachineInfo) -> list[EngineCheck]:
     return [
         EngineCheck("eager", True, "on the CPU and GPUs"),
         EngineCheck("fused", True, f"on the CPU, {fused}" + ("" if lacking else "; on GPUs, one graph a round")),
-        EngineCheck(
-            "graph", True, f"on GPUs; {native}" if lacking else f"{native}; on GPUs, graphs of CUDA"
-        ),
+        EngineCheck("graph", True, f"on GPUs; {native}" if lacking else f"{native}; on GPUs, graphs of CUDA"),
         EngineCheck("streams", True, "on the CPU, one thread of Python per learner; on GPUs, one stream each"),
     ]
 
