@@ -20,7 +20,7 @@ from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Comparison, make_policies
 from bow.schedule.profiler.measuring import measure
 from bow.schedule.scheduler import CriticalPath, critical_path
-from bow.training import schedule_search as module
+from bow.training import schedule, schedule_search
 from tests.grouped import grouped, of_replicas
 from tests.training.blueprints import replicas_config
 
@@ -174,7 +174,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     def real_path(subject: BoundStep, profile: Any) -> CriticalPath:
         return critical_path(subject.dependencies, profile.nanoseconds(1))
 
-    monkeypatch.setattr(module, "compare", timed)
+    monkeypatch.setattr(schedule_search, "compare", timed)
     monkeypatch.setattr(
         "bow.training.replicas_config.Replicas",
         lambda *given, **settings: (seen.append(settings["engine"].schedule), real(*given, **settings))[1],
@@ -198,7 +198,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
 def test_auto_is_no_schedule_where_learners_have_a_core_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "available_cores", lambda: [0, 1])
+    monkeypatch.setattr(schedule, "available_cores", lambda: [0, 1])
     settings: dict[str, Any] = {"batch_size": 1, "learners": 2, "run_dir": tmp_path / "run"}
     bow.train(model(), batch(0), cross_entropy, **grouped(schedule="auto", **settings))
     assert "schedule: none, because 2 learners leave no two cores to one of them" in "".join(capsys.readouterr())
@@ -215,12 +215,14 @@ def test_auto_asks_for_schedules_of_the_cores_that_a_learner_has(
         return []
 
     found = SimpleNamespace(summary="", choice=SimpleNamespace(is_sequential=True))
-    monkeypatch.setattr(module, "available_cores", lambda: [0, 1, 2, 3])
-    monkeypatch.setattr(module, "measure", lambda subject, threads: max(threads))
-    monkeypatch.setattr(module, "make_policies", noted)
-    monkeypatch.setattr(module, "compare", lambda *given, **settings: found)
+    monkeypatch.setattr(schedule, "available_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(schedule_search, "measure", lambda subject, threads: max(threads))
+    monkeypatch.setattr(schedule_search, "make_policies", noted)
+    monkeypatch.setattr(schedule_search, "compare", lambda *given, **settings: found)
     assert (
-        module.decide("auto", replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), lambda text: None, learners)
+        schedule.decide(
+            "auto", replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), lambda text: None, learners
+        )
         is None
     )
     assert asked == [(most, most)]
