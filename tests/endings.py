@@ -43,10 +43,10 @@ ATTEMPTS = 8
 ENDINGS = ("SIGKILL", "SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "file size", "full disk", "nothing")
 OUTPUTS = ("kept", "kept", "full", "closed pipe", "closed")
 TRAININGS = (
-    "engine=eager learners=2 checkpoint_every=20 model=mlp",
-    "engine=graph learners=2 checkpoint_every=7 model=logistic_regression",
+    "engine=eager learners=2 run.checkpoint_every=20 model=mlp",
+    "engine=graph learners=2 run.checkpoint_every=7 model=logistic_regression",
     "engine=eager learners=1 optimizer=adam model=mlp",
-    "engine=streams learners=2 checkpoint_every=50 evaluate_every=0.25 model=lenet",
+    "engine=streams learners=2 run.checkpoint_every=50 validation.every=0.25 model=lenet",
 )
 
 
@@ -96,7 +96,7 @@ class Place:
 
     def command(self) -> list[str]:
         tell = f"callbacks=[{{_target_: tests.endings.Tell, path: {self.told}}}]"
-        settings = [f"steps={STEPS}", "batch_size=4", f"run_dir={self.run}", "resume=auto", tell]
+        settings = [f"steps={STEPS}", "batch_size=4", f"run.path={self.run}", "run.resume=auto", tell]
         return ["train", *self.words.split(), *settings]
 
 

@@ -40,7 +40,7 @@ from bow.cli import COMMANDS, main
 from bow.observe.report import write_report
 from bow.schedule import FirstComeSchedule, OrderedSchedule
 from bow.training.schedule import read_schedule
-from tests.grouped import grouped, of_replicas
+from tests.grouped import SECTIONS, grouped, of_replicas
 
 LIMIT_S = 90.0
 MEMORY = 6 * 2**30
@@ -117,6 +117,10 @@ class Stop(bow.Callback):
             run.stop()
 
 
+def one_training(**settings: Any) -> Any:
+    return bow.train(**grouped(**settings))
+
+
 def one_round(*arguments: Any, **settings: Any) -> Any:
     with contextlib.closing(bow.Replicas(*arguments, **of_replicas(**settings))) as replicas:
         return replicas.round([(X[:4], Y[:4])] * replicas.learners)
@@ -190,13 +194,13 @@ STEP: dict[str, Any] = {"model": nn.Linear(4, 3), "loss": F.cross_entropy}
 BATCH: dict[str, Any] = {**STEP, "batch": (X[:4], Y[:4])}
 TRAIN: dict[str, Any] = {"data": (X, Y), "batch_size": 8, "callbacks": [Stop()], "engine": "eager", "progress": False}
 CALLED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "train": (bow.train, {**STEP, **TRAIN, "learners": 2}),
+    "train": (one_training, {**STEP, **TRAIN, "learners": 2}),
     "Replicas": (one_round, {**STEP, "learners": 2, "engine": "eager"}),
     "capture": (bow.capture, BATCH),
     "plan": (bow.plan, {**BATCH, "budget_s": None, "proposals": 2, "progress": False}),
     "profile": (bow.profile, {**BATCH, "repeats": 1, "cache": False}),
     "recipe": (bow.recipe, {"name": "lenet"}),
-    "Schedule": (bow.Schedule, {"threads": (1,)}),
+    "Schedule": (OrderedSchedule, {"threads": (1,), "order": ((0,),)}),
     "TwoLevel": (bow.TwoLevel, {"inner": bow.SMA(), "outer": bow.SMA()}),
     **{each.__name__: (each, {}) for each in (bow.SMA, bow.EASGD, bow.LocalSGD, bow.DiLoCo, bow.Tuner, bow.Accuracy)},
     "TraceRounds": (bow.TraceRounds, {}), "damaged": (damaged, {"kind": "state", "place": 0}),
@@ -207,12 +211,18 @@ WEIGHTS = {"train": 14, "damaged": 14, "Replicas": 8, "capture": 3, "plan": 4}
 
 def parameters(name: str) -> list[str]:
     """What a call can be told."""
-    function = bow.Replicas if name == "Replicas" else CALLED[name][0]
+    function = {"Replicas": bow.Replicas, "train": bow.train}.get(name) or CALLED[name][0]
     kinds = inspect.signature(function).parameters.values()
     own = [
         each.name for each in kinds if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL, each.POSITIONAL_ONLY)
     ]
-    return own + (["budget_s", "proposals", "seed", "learners", "starts", "method"] if name == "plan" else [])
+    of_sections = {section: list(names) for section, (_, _, names) in SECTIONS.items()}
+    more = {
+        "plan": ["budget_s", "proposals", "seed", "learners", "starts", "method"],
+        "train": [each for names in of_sections.values() for each in names],
+        "Replicas": of_sections["engine"],
+    }
+    return own + more.get(name, [])
 
 
 @st.composite
