@@ -98,7 +98,7 @@ def train(point: Point, epochs: int) -> Trial:
                     accuracies.append(evaluate(replicas)["accuracy"])
         except DivergenceError:
             diverged = True
-    return Trial(point, tuple(accuracies), diverged, replicas.num_restarts, time.perf_counter() - began)
+    return Trial(point, tuple(accuracies), diverged, replicas.loop.num_restarts, time.perf_counter() - began)
 
 
 @functools.cache

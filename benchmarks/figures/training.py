@@ -122,7 +122,7 @@ class BowTraining:
             seed=course.seed,
         )
         self._stream = course.stream(entry.batch_size, course.data)
-        self._replicas.reside(self._stream)
+        self._replicas.batches.reside(self._stream)
         self._epochs = 0
 
     @property
@@ -139,7 +139,7 @@ class BowTraining:
         """Run as many rounds as the engine takes at once, as `bow.train` does."""
         rounds: list[Any] = []
         samples, epochs = 0, self._epochs
-        most = min(self._replicas.period, MOST_ROUNDS)
+        most = min(self._replicas.loop.period, MOST_ROUNDS)
         while len(rounds) < most and epochs == self._epochs and (deal := self._stream.deal(self._learners)) is not None:
             rounds.append(Stacked(deal.batches) if deal.stacked else deal.batches)
             samples, epochs = samples + deal.num_samples, deal.epochs

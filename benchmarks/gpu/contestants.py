@@ -133,12 +133,12 @@ class BowTraining:
         )
         with device.issuing():
             self._stream = open_stream(data, batch_size=batch_size, steps=ENDLESS)
-            gathers = gathers and self.replicas.reside(self._stream)
+            gathers = gathers and self.replicas.batches.reside(self._stream)
             self._feed = None if gathers else Feed(device, data, batch_size)
 
     def __call__(self) -> int:
         """Run as many rounds as the engine takes at once, as `bow.train` does; returns their samples."""
-        rounds = min(self.replicas.period, self._most_rounds)
+        rounds = min(self.replicas.loop.period, self._most_rounds)
         self.replicas.rounds_at_once([self._batches() for _ in range(rounds)])
         return rounds * self._samples
 

@@ -148,6 +148,7 @@ class Loop(abc.ABC):
     @property
     def num_restarts(self) -> int:
         """How often a learner diverged and started again from z."""
+        self.catch_up()
         return self.context.restarts.num_restarts
 
     @property

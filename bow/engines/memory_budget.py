@@ -92,17 +92,28 @@ class MemoryBudget:
             wanted = f"{wanted} and one alone {bytes_text(one.total_bytes)}"
         raise SettingError(f"{wanted}, {self._there(room)}; use {self._remedies(one, room)}")
 
-    def check_one_more(self, learners: int) -> None:
-        """Refuse one more than the learners that there are, whose rows of `W` and `G` are reserved."""
-        room, more = self.bytes, self.need(learners + 1)
-        wanted, word = more.total_bytes, ""
+    def check_more(self, learners: int, wanted: int) -> None:
+        """Refuse more than the learners that there are, where there is no room; their rows are reserved."""
+        if wanted <= learners:
+            return
+        room, more = self.bytes, self.need(wanted)
+        needed, word = more.total_bytes, ""
         if not is_cpu(self.place):
-            reserved = more.rows_per_learner * more.row_bytes
-            wanted, word = wanted - self.need(learners).total_bytes - reserved, " more"
-        if wanted > room:
+            reserved = (wanted - learners) * more.rows_per_learner * more.row_bytes
+            needed, word = needed - self.need(learners).total_bytes - reserved, " more"
+        if needed > room:
             raise SettingError(
-                f"learners={learners + 1} needs {bytes_text(wanted)}{word}, {self._there(room)}; stay with {learners}"
+                f"learners={wanted} needs {bytes_text(needed)}{word}, {self._there(room)}; stay with {learners}"
             )
+
+    def report(self, learners: int) -> str | None:
+        """What a training holds on a device with streams, beside what was predicted; None on a CPU."""
+        if not isinstance(self.place, StreamDevice):
+            return None
+        return (
+            f"{learners} learners: {bytes_text(self.place.used_bytes())} in use on {self.place.torch_device}, "
+            f"{bytes_text(self.need(learners).total_bytes)} predicted for learners and central model"
+        )
 
     @functools.cached_property
     def _saved(self) -> Sequence[int] | None:

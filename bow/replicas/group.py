@@ -106,6 +106,11 @@ class LearnerGroup:
         return len(self) if self.is_alone else sum(self.by_device)
 
     @property
+    def own(self) -> range:
+        """The numbers of this device's learners among those of all devices."""
+        return range(self.first, self.first + len(self))
+
+    @property
     def is_alone(self) -> bool:
         """Whether no other device averages with this one."""
         return self.world.is_one

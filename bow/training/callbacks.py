@@ -93,11 +93,11 @@ class TraceRounds(Callback):
 
     def _begin_if_due(self, run: "TrainingLoop") -> None:
         if self._began is None and not self._ended and run.round >= self.first:
-            run.replicas.start_timeline()
+            run.replicas.timeline.start()
             self._began = run.round
 
     def _write(self, run: "TrainingLoop") -> None:
-        timeline = run.replicas.take_timeline()
+        timeline = run.replicas.timeline.take()
         try:
             if run.replicas.world.leads:
                 timeline.save(run.run_dir / self.FILE)

@@ -86,9 +86,9 @@ class Evaluator:
             metric.reset()
         for index, batch in enumerate(evaluation_batches(self._validation, self._batch_size)):
             batch = tree_map_only(Tensor, lambda t: t.to(replicas.device, non_blocking=True), batch)
-            with autocast(replicas.device, replicas.precision):
+            with autocast(replicas.device, replicas.loop.settings.precision):
                 if self._loss is None:
-                    values = _step_values(replicas.step(model, batch))
+                    values = _step_values(replicas.loop.settings.step(model, batch))
                 else:
                     inputs, targets = batch
                     outputs = model(inputs)
@@ -126,8 +126,8 @@ def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, s
     def forwards() -> Iterator[None]:
         for batch in _some_batches(data, batch_size, seed):
             batch = tree_map_only(Tensor, lambda t: t.to(replicas.device), batch)
-            with autocast(replicas.device, replicas.precision):
-                replicas.step(model, batch)
+            with autocast(replicas.device, replicas.loop.settings.precision):
+                replicas.loop.settings.step(model, batch)
             yield
 
     recalibrate(model, forwards())

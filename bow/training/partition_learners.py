@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import World
-from bow.engines import Batch, Outcome, RoundEvent, Stacked, Step
+from bow.engines import Batch, Outcome, RoundEvent, Stacked
 from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
-from bow.engines.task_scheduler import Dispatch
 from bow.errors import CheckpointError, DivergenceError
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
@@ -24,7 +23,7 @@ from bow.planning.tiles.exported_nodes import refusal
 from bow.planning.tiles.process_group import wait_for
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
-from bow.sync import Synchroniser
+from bow.training.replicas import TimelineRecorder
 from bow.training.replicas_config import ReplicasConfig
 
 STATE_VERSION = "placed strategy 1"
@@ -97,226 +96,87 @@ def _training(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class PartitionLearners:
-    """Learners that each have a group of devices: what a training asks of them.
+@dataclass(frozen=True)
+class PartitionShares:
+    """How learners are spread over devices of which each computes parts of one; its first device counts as its own."""
 
-    A batch of another size than the partition's, as the last one of a training may be, is left out. Where devices read
-    by themselves and may have read other batches, the first one's counts.
-
-    Args:
-        replicas_config: what they are made of.
-        placed: their step and its strategy.
-        group: the devices of this process's learner.
-        world: the processes of the training, one for each device, among which the teams are side by side.
-        note: what is to be recorded of the partition.
-
-    Raises:
-        ScheduleError, OptimizerError, SettingError: as `TileRuntime`.
-
-    Attributes:
-        device: what this process computes on.
-        last: loss of the last round.
-    """
-
-    engine = "tiles"
-    dispatch: Dispatch = "fixed"
-    precision = None
-    period = 1
-    num_restarts = 0
-
-    def __init__(
-        self,
-        replicas_config: ReplicasConfig,
-        placed: Placed,
-        group: ProcessGroup,
-        world: World,
-        note: str | None = None,
-    ) -> None:
-        self.device = group.device
-        self.last: Outcome | None = None
-        self.rounds = 0
-        self._blueprint = replicas_config
-        self._placed = placed
-        self._group = group
-        self._world = world
-        self._frozen = FrozenValues(replicas_config.task.step, replicas_config.model)
-        self._check_at = time.perf_counter() + FIRST_CHECK_S
-        self._equal_until = 0
-        self._events = [] if note is None else [RoundEvent(0, "partition", note)]
-        model = copy.deepcopy(replicas_config.model).train()
-        self._runtime = TileRuntime(
-            placed.captured,
-            placed.strategy,
-            model,
-            replicas_config.optimizer,
-            group,
-            sync=replicas_config.sync,
-            seed=derive_seed(replicas_config.task.seed, group.learner) if group.learner else replicas_config.task.seed,
-        )
-        self._central = model.eval()
-
-    @property
-    def world(self) -> World:
-        """The processes of the training."""
-        return self._world
-
-    @property
-    def learners(self) -> int:
-        """Number of learners on all devices: none is on one alone."""
-        return self._group.learners
-
-    @property
-    def learners_in_all(self) -> int:
-        """Number of learners on all devices."""
-        return self._group.learners
+    group: ProcessGroup
+    world: World
 
     @property
     def by_device(self) -> Sequence[int]:
-        """The first device of each group counts as the learner's."""
-        return [int(rank % self._group.size == 0) for rank in range(self._world.size)]
+        """One for the first device of each learner."""
+        return [int(rank % self.group.size == 0) for rank in range(self.world.size)]
+
+    @property
+    def num_all(self) -> int:
+        """Number of learners on all devices."""
+        return self.group.learners
 
     @property
     def own(self) -> range:
         """The number of this device's learner."""
-        return range(self._group.learner, self._group.learner + 1)
+        return range(self.group.learner, self.group.learner + 1)
 
-    @property
-    def sync(self) -> Synchroniser:
-        """What keeps the learners together."""
-        return self._blueprint.sync
 
-    @property
-    def step(self) -> Step:
-        """What a learning task does with a batch."""
-        return self._blueprint.task.step
+class PartitionRounds:
+    """The rounds of a learner that several devices compute.
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Updates what this device has of the weights."""
-        return self._runtime.optimizer
+    A batch of another size than the partition's, as the last one of a training may be, is left out. Where devices read
+    by themselves and may have read other batches, the first one's counts.
+    """
 
-    @property
-    def num_parameters(self) -> int:
-        """Parameters that are trained."""
-        return sum(each.numel() for each in self._central.parameters() if each.requires_grad)
+    period = 1
+    num_restarts = 0
+
+    def __init__(
+        self, runtime: TileRuntime, config: ReplicasConfig, placed: Placed, group: ProcessGroup, leads: bool
+    ) -> None:
+        self.settings = config.task
+        self.sync = config.sync
+        self.count = 0
+        self.events: list[RoundEvent] = []
+        self._runtime = runtime
+        self._placed = placed
+        self._group = group
+        self._check = StepCheck(config, placed, leads)
+        self.last: Outcome | None = None
 
     @property
     def is_hopeless(self) -> bool:
         """Whether the loss is not finite any more."""
         return self.last is not None and bool((~self.last.finite).any())
 
-    @property
-    def central(self) -> nn.Module:
-        """The central model as `settle` has made it, in evaluation mode."""
-        return self._central
-
-    def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
+    def run(self, batches: Sequence[Any]) -> list[Outcome]:
         """Run several rounds: of each, the batch of this device's learner."""
-        self._check_step()
+        self._check.look(self.count)
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
         if self._group.learners == 1 and self.last is not None and self.is_hopeless:
             loss = float(self.last.losses)
             raise DivergenceError(
-                f"training diverged: the loss was {loss:g} in round {self.rounds - 1}; lower the learning rate"
+                f"training diverged: the loss was {loss:g} in round {self.count - 1}; lower the learning rate"
             )
         return outcomes
 
-    def remember(self, outcome: Outcome) -> None:
-        """Make this what `last` is."""
-        self.last = outcome
-
-    def start_timeline(self) -> None:
-        """Record from now on when the tiles of all operators run."""
-        self._runtime.record()
-
-    def take_timeline(self) -> Timeline:
-        """What has run on the devices of this learner; all of them ask for it."""
-        self._runtime.record(False)
-        return self._runtime.timeline()
-
-    def memory_report(self) -> str | None:
-        """Nothing was predicted."""
-        return None
-
-    def settle(self) -> None:
-        """Gather the central model from all devices, on each of them."""
-        self._runtime.gather_into(self._central)
-
     def take_events(self) -> list[RoundEvent]:
         """What happened since the last call and a user should hear of."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
-    def export(self) -> nn.Module:
-        """The central model as a plain module of its own, in evaluation mode, on the CPU; all devices ask for it."""
-        self.settle()
-        return copy.deepcopy(self._central).cpu()
-
-    def training_state(self) -> dict[str, Any] | None:
-        """What all devices need to go on exactly, with the same strategy; rank 0 gets it, and the others None."""
-        on_cpu = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), self._runtime.state())
-        devices = self._world.gather(on_cpu)
-        if devices is None:
-            return None
-        strategy = self._placed.strategy.to_json()
-        return {"version": STATE_VERSION, "strategy": strategy, "round": self.rounds, "devices": devices}
-
-    def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
-        """Continue from `training_state()`; what rank 0 is given counts."""
-        problem = None if state is None else self._mismatch(state)
-        told = self._world.broadcast((problem, None if state is None or problem else state["round"]))
-        if told[1] is None:
-            raise CheckpointError(told[0] or "there is no state to go on from; resume from a checkpoint")
-        own = self._world.scatter(None if state is None else state["devices"])
-        self._runtime.load_state(own)
-        self.rounds = told[1]
-
-    def close(self) -> None:
-        """Nothing is at work between rounds."""
-
-    def _mismatch(self, state: Mapping[str, Any]) -> str | None:
-        """Why a state cannot be loaded here, in a sentence; None where it can."""
-        if state.get("version") != STATE_VERSION:
-            return "the checkpoint is of a training without this strategy; resume with bow.train, or start anew"
-        if state["strategy"] != self._placed.strategy.to_json() or len(state["devices"]) != self._world.size:
-            return (
-                "the checkpoint was made with another strategy, or on another number of devices; "
-                "resume with the strategy that the training began with"
-            )
-        return None
-
     def _round(self, batch: Batch) -> Outcome:
-        index = self.rounds
-        self.rounds += 1
+        index = self.count
+        self.count += 1
         given = self._for_all(batch)
         if given is None:
             if batch is not None and self._group.rank == 0:
                 what = f"a batch of learner {self._group.learner} is not as large as the partition's"
-                self._events.append(RoundEvent(index, LEFT_OUT, f"{what}; it is not trained on"))
+                self.events.append(RoundEvent(index, LEFT_OUT, f"{what}; it is not trained on"))
             self._runtime.skip()
-            loss = torch.full((1,), torch.nan, device=self.device)
+            loss = torch.full((1,), torch.nan, device=self._group.device)
             return Outcome(loss, torch.ones_like(loss, dtype=torch.bool), [False])
         loss = self._runtime.step(given, index).detach().reshape(1)
         return Outcome(loss, loss.isfinite(), [True])
-
-    def _check_step(self) -> None:
-        """Capture the step anew where a value in Python has changed that it can reach, and now and then; compare.
-
-        What changes unseen (a context variable, an iterator) is found by the first process, in `SHARE` of the time.
-        """
-        name, began = self._frozen.changed(), time.perf_counter()
-        if name is None and not (self._world.leads and began >= self._check_at):
-            return
-        model = self._blueprint.model
-        if not captured_again(self._blueprint, self._placed.example).equals(self._placed.captured, model):
-            what = f"reads {_quoted(name)}, which has changed in Python, in round {self.rounds}"
-            since = f" (it was the same in round {self._equal_until})"
-            raise refusal(type(model).__name__, f"{what}{since}, and a placed strategy keeps what it was", REMEDY)
-        self._equal_until = self.rounds
-        self._frozen = FrozenValues(self._blueprint.task.step, model)
-        now = time.perf_counter()
-        self._check_at = now + (now - began) / SHARE
 
     def _for_all(self, batch: Batch) -> Batch:
         """What all devices of the learner train on: the first one's batch, where they may have read others.
@@ -337,6 +197,152 @@ class PartitionLearners:
 
     def _first_ones(self, own: Tensor) -> Tensor:
         """The tensor of the first device of the learner, on each of them."""
-        tensor = own.to(self.device, copy=True).contiguous()
+        tensor = own.to(self._group.device, copy=True).contiguous()
         wait_for([self._group.broadcast(tensor, 0)])
         return tensor
+
+
+class StepCheck:
+    """Captures the step anew where a value in Python has changed that it can reach, and now and then, and compares.
+
+    What changes unseen (a context variable, an iterator) is found by the first process, in `SHARE` of the time.
+    """
+
+    def __init__(self, config: ReplicasConfig, placed: Placed, leads: bool) -> None:
+        self._config = config
+        self._placed = placed
+        self._leads = leads
+        self._frozen = FrozenValues(config.task.step, config.model)
+        self._check_at = time.perf_counter() + FIRST_CHECK_S
+        self._equal_until = 0
+
+    def look(self, round_index: int) -> None:
+        """Refuse to go on with a step that is another by now."""
+        name, began = self._frozen.changed(), time.perf_counter()
+        if name is None and not (self._leads and began >= self._check_at):
+            return
+        model = self._config.model
+        if not captured_again(self._config, self._placed.example).equals(self._placed.captured, model):
+            what = f"reads {_quoted(name)}, which has changed in Python, in round {round_index}"
+            since = f" (it was the same in round {self._equal_until})"
+            raise refusal(type(model).__name__, f"{what}{since}, and a placed strategy keeps what it was", REMEDY)
+        self._equal_until = round_index
+        self._frozen = FrozenValues(self._config.task.step, model)
+        now = time.perf_counter()
+        self._check_at = now + (now - began) / SHARE
+
+
+class PartitionLearners:
+    """Learners that each have a group of devices: what a training asks of them.
+
+    Args:
+        replicas_config: what they are made of.
+        placed: their step and its strategy.
+        group: the devices of this process's learner.
+        world: the processes of the training, one for each device, among which the teams are side by side.
+        note: what is to be recorded of the partition.
+
+    Raises:
+        ScheduleError, OptimizerError, SettingError: as `TileRuntime`.
+    """
+
+    engine = "tiles"
+
+    def __init__(
+        self,
+        replicas_config: ReplicasConfig,
+        placed: Placed,
+        group: ProcessGroup,
+        world: World,
+        note: str | None = None,
+    ) -> None:
+        model = copy.deepcopy(replicas_config.model).train()
+        seed = replicas_config.task.seed
+        self._runtime = TileRuntime(
+            placed.captured,
+            placed.strategy,
+            model,
+            replicas_config.optimizer,
+            group,
+            sync=replicas_config.sync,
+            seed=derive_seed(seed, group.learner) if group.learner else seed,
+        )
+        self._placed = placed
+        self.device = group.device
+        self.world = world
+        self.group = PartitionShares(group, world)
+        self.loop = PartitionRounds(self._runtime, replicas_config, placed, group, world.leads)
+        if note is not None:
+            self.loop.events.append(RoundEvent(0, "partition", note))
+        self.timeline = TimelineRecorder(self._runtime.record, self._take_timeline)
+        self.central = model.eval()
+        self.num_parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        self.last: Outcome | None = None
+
+    @property
+    def learners(self) -> int:
+        """Number of learners on all devices: none is on one alone."""
+        return self.group.num_all
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Updates what this device has of the weights."""
+        return self._runtime.optimizer
+
+    @property
+    def rounds(self) -> int:
+        """Completed rounds."""
+        return self.loop.count
+
+    def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
+        """Run several rounds: of each, the batch of this device's learner."""
+        outcomes = self.loop.run(batches)
+        self.last = outcomes[-1] if outcomes else self.last
+        return outcomes
+
+    def settle(self) -> None:
+        """Gather the central model from all devices, on each of them."""
+        self._runtime.gather_into(self.central)
+
+    def export(self) -> nn.Module:
+        """The central model as a plain module of its own, in evaluation mode, on the CPU; all devices ask for it."""
+        self.settle()
+        return copy.deepcopy(self.central).cpu()
+
+    def training_state(self) -> dict[str, Any] | None:
+        """What all devices need to go on exactly, with the same strategy; rank 0 gets it, and the others None."""
+        on_cpu = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), self._runtime.state())
+        devices = self.world.gather(on_cpu)
+        if devices is None:
+            return None
+        strategy = self._placed.strategy.to_json()
+        return {"version": STATE_VERSION, "strategy": strategy, "round": self.rounds, "devices": devices}
+
+    def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
+        """Continue from `training_state()`; what rank 0 is given counts."""
+        problem = None if state is None else self._mismatch(state)
+        told = self.world.broadcast((problem, None if state is None or problem else state["round"]))
+        if told[1] is None:
+            raise CheckpointError(told[0] or "there is no state to go on from; resume from a checkpoint")
+        own = self.world.scatter(None if state is None else state["devices"])
+        self._runtime.load_state(own)
+        self.loop.count = told[1]
+
+    def close(self) -> None:
+        """Nothing is at work between rounds."""
+
+    def _take_timeline(self) -> Timeline:
+        """What has run on the devices of this learner; all of them ask for it."""
+        self._runtime.record(False)
+        return self._runtime.timeline()
+
+    def _mismatch(self, state: Mapping[str, Any]) -> str | None:
+        """Why a state cannot be loaded here, in a sentence; None where it can."""
+        if state.get("version") != STATE_VERSION:
+            return "the checkpoint is of a training without this strategy; resume with bow.train, or start anew"
+        if state["strategy"] != self._placed.strategy.to_json() or len(state["devices"]) != self.world.size:
+            return (
+                "the checkpoint was made with another strategy, or on another number of devices; "
+                "resume with the strategy that the training began with"
+            )
+        return None

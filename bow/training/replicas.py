@@ -1,18 +1,16 @@
 """The module wrapper for those who keep a training loop of their own."""
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import ALONE, World
-from bow.data import BatchStream
 from bow.devices import StreamDevice, cuda_device
 from bow.engines import (
     Batch,
@@ -21,51 +19,47 @@ from bow.engines import (
     Loss,
     OnNan,
     Outcome,
-    RoundEvent,
-    Stacked,
     Step,
     check_device,
     choose_learners,
     make_engine,
 )
 from bow.engines.config import Engine as EngineConfig
-from bow.engines.eager import batch_of
-from bow.engines.memory import bytes_text
 from bow.engines.memory_budget import MemoryBudget
 from bow.engines.offload import check_swap
-from bow.engines.task_scheduler import Dispatch
-from bow.errors import CheckpointError, ModelError, SettingError
+from bow.errors import ModelError, SettingError
 from bow.forking import begin_to_compute
-from bow.graph.learning_step import LearningStep
-from bow.graph.outside import OutsideTensors
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.schedule import Timeline
-from bow.sync import SMA, Synchroniser, Timing
+from bow.sync import SMA, Synchroniser
 from bow.training.checkpoint import refusing_damage
 from bow.training.given import (
-    check_has_values,
     check_learners,
     check_schedule,
-    check_stacked,
     check_step,
     check_sync,
     engine_for,
     resolve_device,
 )
 from bow.training.moved import refuses_moved
+from bow.training.replicas_state import ReplicasState
+from bow.training.round_batches import RoundBatches
 from bow.values import whole, whole_seed
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 DEFAULT_SYNC = SMA()
 
-STATE_VERSION = 2
 
-DATA_SHARE = 4
-"""Samples stay on a device if they take at most this part of the memory that learners leave."""
+@dataclass(frozen=True)
+class TimelineRecorder:
+    """Records what runs when."""
 
-MAX_BYTES_TOGETHER = 2**28
-"""Bytes of batches after which no more rounds are dealt to be run as one."""
+    start: Callable[[], None]
+    """Record from now on: with engine `graph` every operator, otherwise tasks or rounds."""
+
+    take: Callable[[], Timeline]
+    """What has run since `start`; nothing is recorded any more."""
 
 
 class Replicas(nn.Module):
@@ -98,6 +92,16 @@ class Replicas(nn.Module):
             weights of rank 0.
         example: a batch of one learner, if one is at hand: learners that do not fit on the device with its activations
             are refused. Without it, those are that do not fit alone.
+
+    Attributes:
+        device: what the learners compute on.
+        streams: the same where it works through streams, as GPUs do; None on a CPU.
+        world: the processes of the training.
+        num_parameters: parameters that are trained.
+        group: rows, optimizer and buffers of the learners: how many each device has, and which are this one's.
+        loop: the engine's rounds: their order and period, events, and what the engine runs.
+        timeline: records what runs when, see `TimelineRecorder`.
+        last: losses and metrics of the last round.
 
     Raises:
         BowError: an argument that cannot be carried out; the message names the value and the remedy.
@@ -163,23 +167,24 @@ class Replicas(nn.Module):
         chosen = engine_for(engine, template, expected_rounds, place)
         check_device(chosen, streams is not None)
         check_swap(settings.memory, chosen, streams=streams is not None)
-        self._memory_budget = MemoryBudget(
-            place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.memory
-        )
+        memory = MemoryBudget(place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.memory)
         if is_auto:
-            count = max(1, self._memory_budget.most(count))
-        spare = self._memory_budget.check(count)
-        group = LearnerGroup(
+            count = max(1, memory.most(count))
+        spare = memory.check(count)
+        self.memory = memory
+        self.streams = streams
+        self.world = world
+        self.group = LearnerGroup(
             template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare, world=world
         )
-        self._group = group
-        self._streams = streams
-        self._engine = make_engine(chosen, group, sync, settings, streams)
-        self._modules["central"] = group.central
-        # Others look at the autograd graph of their first task.
-        self._is_checked = chosen != "fused" and not engine.compile
+        self.num_parameters = self.group.layout.num_parameters
+        self.loop = loop = make_engine(chosen, self.group, sync, settings, streams)
+        # Other engines look at the autograd graph of their first task.
+        checks_outside = chosen == "fused" or engine.compile
+        self.batches = RoundBatches(self.group, loop, streams, checks_outside=checks_outside)
+        self.timeline = TimelineRecorder(loop.record_spans, lambda: Timeline(loop.take_spans()))
         self.last: Outcome | None = None
-        """Losses and metrics of the last round."""
+        self._modules["central"] = self.group.central
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Learners hold threads and compiled code: neither `copy` nor `pickle` can have them."""
@@ -191,116 +196,47 @@ class Replicas(nn.Module):
     @property
     def learners(self) -> int:
         """Number of learners on this device."""
-        return len(self._group)
-
-    @property
-    def learners_in_all(self) -> int:
-        """Number of learners on all devices."""
-        return self._group.num_all
-
-    @property
-    def by_device(self) -> Sequence[int]:
-        """Number of learners of each device."""
-        return self._group.by_device
-
-    @property
-    def own(self) -> range:
-        """The numbers of this device's learners among those of all devices."""
-        return range(self._group.first, self._group.first + len(self._group))
-
-    @property
-    def world(self) -> World:
-        """The processes of the training."""
-        return self._group.world
+        return len(self.group)
 
     @property
     def engine(self) -> str:
         """The engine that runs, after any fallback."""
-        return self._engine.description
-
-    @property
-    def has_streams(self) -> bool:
-        """Whether learners are on a device that works through streams, as GPUs do."""
-        return self._streams is not None
-
-    @property
-    def sync(self) -> Synchroniser:
-        """What keeps the learners together."""
-        return self._engine.sync
-
-    @property
-    def step(self) -> Step:
-        """What a learning task does with a batch."""
-        return self._engine.settings.step
-
-    @property
-    def precision(self) -> str | None:
-        """`"bfloat16"` for autocast, or None."""
-        return self._engine.settings.precision
+        return self.loop.description
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of all learners; learning-rate schedulers are built on it."""
-        return self._group.optimizer.optimizer
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters that are trained."""
-        return self._group.layout.num_parameters
-
-    @property
-    def num_restarts(self) -> int:
-        """How often a learner diverged and started again from z."""
-        self._engine.catch_up()
-        return self._engine.num_restarts
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether all learners of this device have diverged round after round."""
-        return self._engine.is_hopeless
+        return self.group.optimizer.optimizer
 
     @property
     def rounds(self) -> int:
         """Completed rounds."""
-        return self._engine.round_index
-
-    @property
-    def period(self) -> int:
-        """How many of the next rounds `rounds_at_once` can run without a barrier.
-
-        More than one with `"first_come"`, and on GPUs.
-        """
-        return self._engine.period
-
-    @property
-    def dispatch(self) -> Dispatch:
-        """How batches are dealt."""
-        return self._engine.settings.engine.dispatch
+        return self.loop.round_index
 
     @property
     def W(self) -> Shaped[Tensor, "learners parameters"]:
         """The replica matrix: one row of weights per learner, in the order of the optimizer's groups."""
-        return self._group.matrix.weights
+        return self.group.matrix.weights
 
     @property
     def G(self) -> Shaped[Tensor, "learners parameters"]:
         """The gradients of the last round, in the layout of `W`; clipped where they were, averaged with `SSGD`."""
-        return self._group.matrix.gradients
+        return self.group.matrix.gradients
 
     @property
     def z(self) -> Shaped[Tensor, " parameters"]:
         """The central model's weights as a row."""
-        return self._group.matrix.z
+        return self.group.matrix.z
 
     @property
     def central(self) -> nn.Module:
         """The central model, in evaluation mode; its parameters are views of `z`."""
-        self._engine.catch_up()
-        return self._group.central
+        self.loop.catch_up()
+        return self.group.central
 
     def learner(self, index: int) -> nn.Module:
         """One learner's module; its parameters are views of its row."""
-        return self._group.learners[index].module
+        return self.group.learners[whole("learner", index, least=0, most=self.learners - 1)].module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the central model."""
@@ -316,12 +252,12 @@ class Replicas(nn.Module):
         Returns:
             The learners' losses, before the step; NaN for those that sat out.
         """
-        outcome = self._engine.round(self._prepare(batches))
-        self.remember(outcome)
+        outcome = self.loop.round(self.batches.prepare(batches))
+        remember(self, outcome)
         return outcome.losses
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
-        """Run several rounds, of `period` or fewer without a barrier between them.
+        """Run several rounds, of `loop.period` or fewer without a barrier between them.
 
         Args:
             batches: by round, as for `round`.
@@ -329,14 +265,10 @@ class Replicas(nn.Module):
         Returns:
             Losses and metrics of each, by batch.
         """
-        outcomes = self._engine.rounds([self._prepare(each) for each in batches])
+        outcomes = self.loop.rounds([self.batches.prepare(each) for each in batches])
         if outcomes:
-            self.remember(outcomes[-1])
+            remember(self, outcomes[-1])
         return outcomes
-
-    def remember(self, outcome: Outcome) -> None:
-        """Make this what `last` is; callbacks are told of rounds that ran as one after another."""
-        object.__setattr__(self, "last", outcome)  # nn.Module's way takes longer than all else in a round out here
 
     def run(self, batches: Iterator[Batch], rounds: int) -> Shaped[Tensor, "rounds learners"]:
         """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
@@ -352,83 +284,11 @@ class Replicas(nn.Module):
         losses: list[Tensor] = []
         batches = iter(batches)  # a loader or a list would begin anew in every round
         while len(losses) < rounds:
-            dealt = self._dealt_together(batches, min(self.period, rounds - len(losses)))
-            if not dealt:
+            taken = self.batches.take(batches, min(self.loop.period, rounds - len(losses)))
+            if not taken:
                 break
-            losses += [outcome.losses for outcome in self.rounds_at_once(dealt)]
+            losses += [outcome.losses for outcome in self.rounds_at_once(taken)]
         return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
-
-    def reside(self, stream: BatchStream) -> bool:
-        """Keep a stream's samples on the device, if they are tensors and take at most a quarter of what is free there.
-
-        Learning tasks then begin by gathering their batches, and nothing is brought from the host.
-
-        Returns:
-            Whether they are there now; always false where learners compute on the host, and for engine `eager`.
-        """
-        if self._streams is None or not self._engine.brings_batches:
-            return False
-        return stream.reside(self.device, self._streams.free_bytes() // DATA_SHARE)
-
-    def memory_report(self) -> str | None:
-        """What the training holds on a device of its own, beside what was predicted; None on a CPU.
-
-        Example:
-            >>> replicas = Replicas(nn.Linear(2, 2), nn.functional.cross_entropy, engine="eager", device="cpu")
-            >>> replicas.memory_report() is None
-            True
-        """
-        if self._streams is None:
-            return None
-        held, need = self._streams.used_bytes(), self._memory_budget.need(self.learners)
-        return (
-            f"{self.learners} learners: {bytes_text(held)} in use on {self.device}, "
-            f"{bytes_text(need.total_bytes)} predicted for learners and central model"
-        )
-
-    def start_timeline(self) -> None:
-        """Record from now on what runs when: with engine `graph` every operator, otherwise tasks or rounds."""
-        self._engine.record_spans()
-
-    def take_timeline(self) -> Timeline:
-        """What has run since `start_timeline`; nothing is recorded any more.
-
-        Example:
-            >>> replicas = Replicas(nn.Linear(2, 2), nn.functional.cross_entropy, engine="eager", device="cpu")
-            >>> replicas.start_timeline()
-            >>> losses = replicas.round((torch.ones(4, 3, 2), torch.zeros(4, 3, dtype=torch.int64)))
-            >>> [span.name for span in replicas.take_timeline().spans]
-            ['learning tasks', 'step and averaging']
-        """
-        return Timeline(self._engine.take_spans())
-
-    def close(self) -> None:
-        """End the threads of the engine, if it has some; a further round starts them again."""
-        self._engine.close()
-
-    def add_learner(self) -> None:
-        """Add a learner that starts from z; where there are several devices, all add one behind the same round.
-
-        Raises:
-            SettingError: averaging would be unstable with it, no row is left, or there is no memory for it.
-        """
-        refusal: str | None = None
-        try:
-            self._memory_budget.check_one_more(self.learners)
-        except SettingError as error:
-            refusal = str(error)
-        refusals = [each for each in self.world.all_gather(refusal) if each is not None]
-        if refusals:
-            raise SettingError(refusals[0])
-        self._engine.resize(self.learners + 1)
-
-    def remove_learner(self) -> None:
-        """Remove the last learner; where there are several devices, that of each.
-
-        Raises:
-            SettingError: it is the only one.
-        """
-        self._engine.resize(self.learners - 1)
 
     def resize(self, learners: int) -> None:
         """Have so many learners on this device; new ones start from z, and the last ones go.
@@ -436,21 +296,18 @@ class Replicas(nn.Module):
         Where there are several devices, all do this behind the same round, each with a number of its own.
 
         Raises:
-            SettingError: averaging would be unstable with so many, or there is no room for them here.
+            SettingError: averaging would be unstable with so many, or there is no row or no memory for them.
         """
-        self._engine.resize(whole("learners", learners))
-
-    def catch_up(self) -> None:
-        """Wait until all rounds that were handed over have ended: on a GPU some are still under way."""
-        self._engine.catch_up()
-
-    @property
-    def compile_s(self) -> float | None:
-        """Behind a round of engine `graph` on a CPU: seconds that compiling its learning task may take.
-
-        0 where it was compiled on this machine before; None where there is no such choice.
-        """
-        return self._engine.compile_s
+        refusal: str | None = None
+        try:
+            learners = whole("learners", learners)
+            self.memory.check_more(self.learners, learners)
+        except SettingError as error:
+            refusal = str(error)
+        refusals = [each for each in self.world.all_gather(refusal) if each is not None]
+        if refusals:
+            raise SettingError(refusals[0])
+        self.loop.resize(learners)
 
     def settle(self) -> None:
         """Make the central model what the training has reached.
@@ -458,22 +315,19 @@ class Replicas(nn.Module):
         On one device only `Independent` needs it. On several, all do this behind the same round, and the central model
         gets buffers that all their learners have a part in.
         """
-        self._engine.settle()
-
-    def take_events(self) -> list[RoundEvent]:
-        """What happened since the last call and a user should hear of: restarts, fallbacks."""
-        return self._engine.take_events()
+        self.loop.settle()
 
     def export(self) -> nn.Module:
         """The central model as a plain module of its own, in evaluation mode, on the CPU."""
-        if 0 < self.rounds < self.sync.every:
+        sync = self.loop.sync
+        if 0 < self.rounds < sync.every:
             warnings.warn(
-                f"{self.sync!r} has not synchronised in {self.rounds} rounds, so that the central model is untrained; "
+                f"{sync!r} has not synchronised in {self.rounds} rounds, so that the central model is untrained; "
                 f"use every={self.rounds} or less, or train for longer",
                 stacklevel=2,
             )
-        self._engine.catch_up()
-        return self._group.export()
+        self.loop.catch_up()
+        return self.group.export()
 
     def training_state(self) -> dict[str, Any] | None:
         """Everything that is needed to go on exactly, as tensors and plain values on the CPU.
@@ -481,19 +335,7 @@ class Replicas(nn.Module):
         Where there are several devices, all ask for it behind the same round. Rank 0 then has it, with the learners of
         all, and the others None.
         """
-        engine = self._engine
-        engine.catch_up()
-        restarts = int(self.world.sum_numbers([engine.num_restarts])[0])
-        group = self._group.state(self.sync.own_state)
-        if group is None:
-            return None
-        return {
-            **self._identity(),
-            "round": engine.round_index,
-            "restarts": restarts,
-            "drop": vars(engine.context.restarts.drop).copy(),
-            "group": group,
-        }
+        return ReplicasState(self.group, self.loop).read()
 
     @refusing_damage()
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
@@ -512,17 +354,8 @@ class Replicas(nn.Module):
             CheckpointError: the state is of another model, optimizer or synchroniser, and nothing has changed by then;
                 or it is damaged.
         """
-        world = self.world
-        problem = None if state is None else self._mismatch(state)
-        told = world.broadcast({} if state is None or problem else _outline(state))
-        if problem or not told:
-            raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
-        self._engine.catch_up()
-        self._engine.resize(part_of(told["by_device"], world) if learners is None else learners)
-        alike = self.sync.timing is Timing.BEFORE_STEP
-        if not self._group.load_state(None if state is None else state["group"], alike):
-            self.sync.start_own(self._group.matrix)
-        self._engine.resume(told["round"], told["restarts"] if world.leads else 0, told["drop"])
+        learners = None if learners is None else whole("learners", learners)
+        ReplicasState(self.group, self.loop).load(state, learners)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The central model's state, which loads into the plain model."""
@@ -531,17 +364,21 @@ class Replicas(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load the central model; every learner starts from it and averaging starts at rest."""
-        self._engine.catch_up()
+        self.loop.catch_up()
         result = self.central.load_state_dict(state_dict, strict=strict)
-        self._group.restart_all()
-        for learner in self._group.learners:
+        self.group.restart_all()
+        for learner in self.group.learners:
             copy_buffers(self._modules["central"], learner.module)  # type: ignore[arg-type]
-        self.sync.start(self._group.matrix)
+        self.loop.sync.start(self.group.matrix)
         return result
 
     def train(self, mode: bool = True) -> "Replicas":
         """Do nothing: the central model stays in evaluation mode, and learners know when they learn."""
         return self
+
+    def close(self) -> None:
+        """End the threads of the engine, if it has some; a further round starts them again."""
+        self.loop.close()
 
     def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
         raise ModelError(
@@ -549,102 +386,7 @@ class Replicas(nn.Module):
             "convert the model before and pass device= to Replicas"
         )
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same where a state is loaded; `alpha`, the learning rate and the like may differ."""
-        groups = self._group.layout.group_slots
-        return {
-            "version": STATE_VERSION,
-            "parameters": self.num_parameters,
-            "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in groups],
-            "optimizer": type(self.optimizer).__name__,
-            "sync": self.sync.kind,
-        }
 
-    def _mismatch(self, state: Mapping[str, Any]) -> str | None:
-        """Why a state cannot be loaded here, in a sentence; None where it can."""
-        if "strategy" in state:
-            return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
-        for part, own in self._identity().items():
-            if state.get(part) != own:
-                return (
-                    f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
-                    f"resume with the same {part}"
-                )
-        return None
-
-    def _dealt_together(self, batches: Iterator[Batch], limit: int) -> list[list[Batch | None]]:
-        """The batches of so many rounds, or of fewer where they have run out or are large."""
-        dealt: list[list[Batch | None]] = []
-        room = MAX_BYTES_TOGETHER
-        while len(dealt) < limit and room > 0 and (batch := self._dealt(batches)):
-            dealt.append(batch)
-            room -= num_bytes(batch) if limit > 1 else 0
-        return dealt
-
-    def _dealt(self, batches: Iterator[Batch]) -> list[Batch | None]:
-        """The next batches, one per learner, None where they have run out; empty where there is none left."""
-        dealt: list[Batch | None] = list(itertools.islice(batches, self.learners))
-        return dealt + [None] * (self.learners - len(dealt)) if dealt else []
-
-    def _check_outside(self, batches: Stacked | Sequence[Batch | None]) -> None:
-        """Refuse a step that depends on what nobody trains, before the first round of compiled or vectorised code."""
-        batch = batch_of(batches, 0)
-        if batch is None:
-            return
-        module = self.learner(0)
-        if OutsideTensors(self.step, module).may_matter:
-            tensors = tree_map_only(Tensor, lambda t: t.to(self.device, copy=True), batch)
-            with torch.random.fork_rng(devices=[]):
-                LearningStep(module, self.step).run(
-                    dict(module.named_parameters()), dict(module.named_buffers()), tensors
-                )
-        self._is_checked = True
-
-    def _prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
-        prepared = self._on_device(batches)
-        if self.last is None:
-            check_has_values(prepared.value if isinstance(prepared, Stacked) else prepared, "a round")
-        if not self._is_checked:
-            self._check_outside(prepared)
-        return prepared
-
-    def _on_device(self, batches: Any) -> Stacked | Sequence[Batch | None]:
-        if isinstance(batches, list):
-            if len(batches) != self.learners:
-                raise SettingError(
-                    f"a round of {self.learners} learners needs {self.learners} batches, got {len(batches)}; "
-                    "pass None for a learner that sits out"
-                )
-            return [None if batch is None else self._to_device(batch) for batch in batches]
-        if isinstance(batches, Stacked):
-            return Stacked(self._to_device(batches.value))
-        check_stacked(batches, self.learners)
-        return Stacked(self._to_device(batches))
-
-    def _to_device(self, batch: Batch) -> Batch:
-        if self.device.type == "cpu" or self._engine.brings_batches:
-            return batch
-        return tree_map_only(Tensor, lambda t: t.to(self.device, non_blocking=True), batch)
-
-
-def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What all devices must know of a state."""
-    return {
-        "round": state["round"],
-        "restarts": state["restarts"],
-        "drop": state["drop"],
-        "by_device": state["group"]["by_device"],
-    }
-
-
-def part_of(by_device: Sequence[int], world: World) -> int:
-    """How many learners of a state a device goes on with: its own, or with other devices than before an even part."""
-    if len(by_device) == world.size:
-        return by_device[world.rank]
-    each, more = divmod(sum(by_device), world.size)
-    return max(1, each + (world.rank < more))
-
-
-def num_bytes(batches: Any) -> int:
-    """Bytes of the tensors of any pytree."""
-    return sum(leaf.nbytes for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
+def remember(learners: Any, outcome: Outcome) -> None:
+    """Make this what `last` is; callbacks are told of rounds that ran as one after another."""
+    vars(learners)["last"] = outcome  # nn.Module's way takes longer than all else in a round out here

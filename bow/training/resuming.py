@@ -20,7 +20,7 @@ from bow.training.checkpoint import refusing_damage
 from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource
 from bow.training.learners import Learners
-from bow.training.replicas import part_of
+from bow.training.replicas_state import part_of
 
 RENAMED = {
     "lr_scheduler": "scheduler",

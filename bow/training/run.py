@@ -33,9 +33,10 @@ from bow.training.interruption import Interruption
 from bow.training.learners import Learners
 from bow.training.meter import Meter
 from bow.training.metrics import Metric, check_names, mean_of, reached
-from bow.training.replicas import MAX_BYTES_TOGETHER, Replicas, num_bytes
+from bow.training.replicas import Replicas, remember
 from bow.training.result import Result
 from bow.training.resuming import scheduler_type
+from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
 from bow.training.saving import save_central
 from bow.training.tuning import Tuned
 from bow.training.watch import Watch
@@ -148,7 +149,7 @@ class TrainingLoop:
         self._watch: Watch | None = None
         self._watch_devices: WatchDevices | None = None
         self._dealt_from: dict[str, Any] = {}
-        copies = replicas.learners_in_all + 1  # and of each, what an optimizer such as Adam remembers
+        copies = replicas.group.num_all + 1  # and of each, what an optimizer such as Adam remembers
         self._timer = CheckpointTimer(3 * 4 * replicas.num_parameters * copies, time.perf_counter())
         if isinstance(replicas, Replicas):  # those of a placed strategy stay as many as they are
             self._follow_up(replicas)
@@ -205,6 +206,9 @@ class TrainingLoop:
             raise
         finally:
             self._progress.close()
+
+    def _memory_report(self) -> str | None:
+        return self.replicas.memory.report(self.replicas.learners) if isinstance(self.replicas, Replicas) else None
 
     def _follow_up(self, replicas: Replicas) -> None:
         """Let learners come and go while training, if they may."""
@@ -284,7 +288,7 @@ class TrainingLoop:
             "stream": self._stream.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "learners": self._plan.tuned.learners,
-            "by_device": list(self.replicas.by_device),
+            "by_device": list(self.replicas.group.by_device),
             "tuned": self._plan.tuned.setting,
             "started_with": self._plan.started_with,
             "settings": dict(self._plan.trajectory),
@@ -306,7 +310,7 @@ class TrainingLoop:
         self._elapsed_before = state["elapsed_s"]
         self._last_record = (0.0, self.samples)
         self._epoch_losses = [] if epoch_losses is None else [epoch_losses.to(self.replicas.device)]
-        self._restarts_before_epoch = self.replicas.num_restarts
+        self._restarts_before_epoch = self.replicas.loop.num_restarts
         self._evaluated_share = self._share()
         last = self.history[-1] if self.history else {"round": -1, "time_s": 0.0}
         self._evaluated = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
@@ -335,7 +339,7 @@ class TrainingLoop:
             self._rounds(deals)
             if cold and self.round >= warm_at:
                 self._meter.mark_steady()
-                if report := self.replicas.memory_report():
+                if report := self._memory_report():
                     self._event("memory", report)
         self._meter.pause()
         self.interrupted_by = self._agreement.signal_of(self._interruption.signal)
@@ -359,7 +363,7 @@ class TrainingLoop:
         deals: list[Deal] = []
         limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:
-            deal = self._stream.deal(self.replicas.learners_in_all, self.replicas.own)
+            deal = self._stream.deal(self.replicas.group.num_all, self.replicas.group.own)
             if deal is None:
                 break
             deals.append(deal)
@@ -370,9 +374,9 @@ class TrainingLoop:
 
     def _rounds_together(self) -> int:
         watched = self._plan.config.is_per_round or self._hooks.listen("on_round_end")
-        if watched and self.replicas.dispatch == "fixed":
+        if watched and self.replicas.loop.settings.dispatch == "fixed":
             return 1  # who looks at a round sees the learners as that round left them
-        limits = [self.replicas.period]
+        limits = [self.replicas.loop.period]
         if self._plan.config.steps is not None:
             limits.append(self._plan.config.steps - self.round)
         if isinstance(self._plan.config.run.checkpoint_every, int):
@@ -389,7 +393,7 @@ class TrainingLoop:
         if batch is None:
             return 1
         left = (self._share() + 1) * self._plan.config.validation.every * per_epoch - self.samples
-        return max(1, math.ceil(left / (batch * self.replicas.learners_in_all)))
+        return max(1, math.ceil(left / (batch * self.replicas.group.num_all)))
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
         before = self.round
@@ -442,7 +446,8 @@ class TrainingLoop:
             return isinstance(error, DeviceMemoryError)
         replicas = self.replicas
         moves = replicas.engine != "graph" and any(True for _ in replicas.central.buffers())
-        in_turn = replicas.engine in ("eager", "graph") and not replicas.has_streams and replicas.dispatch == "fixed"
+        is_fixed = replicas.loop.settings.dispatch == "fixed"
+        in_turn = replicas.engine in ("eager", "graph") and replicas.streams is None and is_fixed
         return in_turn and not moves and type(replicas.optimizer).__module__.startswith("torch.optim.")
 
     def _agree_to_stop(self) -> None:
@@ -454,7 +459,7 @@ class TrainingLoop:
                 self._pause_for_checkpoint()
         elif self.round >= self._agreement.next_round:
             wants = self._asked_to_stop or asked is not None
-            hopeless = self.replicas.is_hopeless
+            hopeless = self.replicas.loop.is_hopeless
             heard = self._agreement.exchange(self._meter.now, self.round, wants, hopeless, is_due)
             if heard.hopeless and not heard.stop:
                 self._gather_events()
@@ -502,7 +507,7 @@ class TrainingLoop:
         self._tasks_of_epoch += sum(outcome.active)
         self._epoch_losses.append(outcome.losses)
         self._recent_losses.append(outcome.losses)
-        self.replicas.remember(outcome)
+        remember(self.replicas, outcome)
         self._hooks.call("on_round_end", self)
         if self._plan.config.is_per_round:
             self._step_scheduler(self._mean_loss([outcome.losses]) if self._needs_loss else math.nan)
@@ -529,7 +534,7 @@ class TrainingLoop:
 
     def _check_divergence(self) -> None:
         """End where most of what was computed since the last epoch came to nothing."""
-        restarts = self.replicas.num_restarts
+        restarts = self.replicas.loop.num_restarts
         own = [restarts - self._restarts_before_epoch, self._tasks_of_epoch]
         lost, tasks = map(int, self._world.sum_numbers(own))
         self._restarts_before_epoch, self._tasks_of_epoch = restarts, 0
@@ -584,7 +589,7 @@ class TrainingLoop:
 
     @property
     def _num_restarts(self) -> int:
-        return int(self._world.sum_numbers([self.replicas.num_restarts])[0])
+        return int(self._world.sum_numbers([self.replicas.loop.num_restarts])[0])
 
     def _share(self) -> int:
         """How many evaluations within epochs are due by now; 0 where they are at the ends of epochs only."""
@@ -637,13 +642,13 @@ class TrainingLoop:
     def _record_events(self) -> None:
         if not self._world.leads:
             return  # rank 0 asks for them when all meet
-        for event in self.replicas.take_events():
+        for event in self.replicas.loop.take_events():
             self._event(event.event, event.message, event.round)
 
     def _gather_events(self) -> None:
         """Record what has happened on all devices."""
         self._record_events()
-        by_device = self._world.gather(self.replicas.take_events()) or []
+        by_device = self._world.gather(self.replicas.loop.take_events()) or []
         for device, events in enumerate(by_device):
             for event in events:
                 self._event(event.event, f"device {device}: {event.message}", event.round)
@@ -685,7 +690,7 @@ class TrainingLoop:
             "steps": self._plan.config.steps,
             "samples_per_epoch": self._stream.samples_per_epoch,
             "device": str(self.replicas.device),
-            "sync": repr(self.replicas.sync),
+            "sync": repr(self.replicas.loop.sync),
             "model": type(self.replicas.central).__name__,
             "parameters": self.replicas.num_parameters,
             "run_dir": str(self.run_dir),
@@ -708,7 +713,7 @@ class TrainingLoop:
     def _rounds_left(self) -> int | None:
         if self._plan.config.steps is not None:
             return max(self._plan.config.steps - self.round, 0)
-        return self._stream.rounds_left(self.replicas.learners_in_all)
+        return self._stream.rounds_left(self.replicas.group.num_all)
 
     def _steps_done(self) -> bool:
         return self._plan.config.steps is not None and self.round >= self._plan.config.steps

@@ -59,7 +59,7 @@ class Rounds:
             group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
         try:
             self.run()
-            refusal = [event.message for event in self._replicas.take_events() if event.event == "engine changed"]
+            refusal = [event.message for event in self._replicas.loop.take_events() if event.event == "engine changed"]
             if refusal:
                 raise ScheduleError(refusal[0])
         except BaseException:
@@ -68,8 +68,8 @@ class Rounds:
 
     def run(self) -> None:
         """As many rounds as are issued at once; the device has ended them when this returns."""
-        self._replicas.rounds_at_once([[self._batch]] * self._replicas.period)
-        self._replicas.catch_up()
+        self._replicas.rounds_at_once([[self._batch]] * self._replicas.loop.period)
+        self._replicas.loop.catch_up()
 
     def rest(self) -> None:
         """Nothing of it is at work."""

@@ -77,11 +77,11 @@ class Signals:
         elif replicas.learners > 1 and abs(replicas.rounds - self._looked_at) >= EVERY:
             # Where the step is part of the learning tasks, gradients are not written to `G`, unless a hook wants to
             # come between. A GPU writes them always, and would capture its graphs anew.
-            hook = None if replicas.has_streams else replicas.optimizer.register_step_post_hook(_nothing)
+            hook = None if replicas.streams is not None else replicas.optimizer.register_step_post_hook(_nothing)
             self._shown = weakref.ref(replicas), hook
 
     def _look(self, replicas: Replicas) -> None:
-        replicas.catch_up()
+        replicas.loop.catch_up()
         self._looked_at = replicas.rounds
         outcome = replicas.last
         if outcome is None or len(outcome.active) != replicas.learners or not all(outcome.healthy):

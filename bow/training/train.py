@@ -276,7 +276,7 @@ def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: Worl
     in_all = sum(world.all_gather(own))
     rounds = config.steps if config.steps is not None else opened.stream.rounds_left(in_all)
     replicas = build(tuned, replicas_config, rounds, world, learners=own)
-    replicas.reside(opened.stream)
+    replicas.batches.reside(opened.stream)
     most = 0 if config.is_per_round else most_while_training(tuned, request, replicas_config, tuner)
     return MadeLearners(replicas, tuned, tuner, most)
 

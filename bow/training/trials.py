@@ -99,9 +99,9 @@ class Trials:
         try:
             with self._apart(setting.threads):
                 replicas = self._replicas(setting)
-                if replicas.compile_s is None:
+                if replicas.loop.compile_s is None:
                     self._stretch(replicas, 0.0)
-                return replicas.compile_s
+                return replicas.loop.compile_s
         except Exception:
             self._forget(setting)
             return None
@@ -143,12 +143,10 @@ class Trials:
             _stand_still(replicas)
             self._made[key] = replicas
             if self._feed.stream is not None:
-                replicas.reside(self._feed.stream)
+                replicas.batches.reside(self._feed.stream)
         self._current = replicas
-        while replicas.learners < setting.learners:
-            replicas.add_learner()
-        while replicas.learners > setting.learners:
-            replicas.remove_learner()
+        if replicas.learners != setting.learners:
+            replicas.resize(setting.learners)
         return replicas
 
     @property
@@ -161,14 +159,14 @@ class Trials:
         samples, began = 0, self._clock()
         signals = None if self._feed.stream is None else self._signals  # equal batches would show no noise
         while True:
-            deals = [self._feed.deal(replicas.learners) for _ in range(replicas.period)]
+            deals = [self._feed.deal(replicas.learners) for _ in range(replicas.loop.period)]
             replicas.rounds_at_once([batches for batches, _ in deals])
             samples += sum(count for _, count in deals)
             if signals is not None:
                 signals.observe(replicas)
             if self._clock() - began >= seconds:
                 break
-        replicas.catch_up()
+        replicas.loop.catch_up()
         return samples / max(self._clock() - began, 1e-9)
 
     def _forget(self, setting: EngineSetting) -> None:

@@ -50,7 +50,7 @@ class Watch:
     def ran_out_of_memory(self, error: DeviceMemoryError) -> str:
         """Take a learner away behind a round that found no memory for all; that many are never tried again."""
         learners = self._replicas.learners
-        self._replicas.remove_learner()
+        self._replicas.resize(learners - 1)
         self._tuner.failed(learners)
         self._began = None
         return _text(learners, learners - 1, reason(error))
@@ -58,14 +58,13 @@ class Watch:
     def _change(self, step: int, why: str) -> str:
         replicas = self._replicas
         before = replicas.learners
-        if step < 0:
-            replicas.remove_learner()
-        else:
-            try:
-                replicas.add_learner()
-            except (DeviceMemoryError, SettingError) as error:
-                self._tuner.failed(before + 1)
-                return f"no further learner ({reason(error)})"
+        try:
+            replicas.resize(before + step)
+        except (DeviceMemoryError, SettingError) as error:
+            if step < 0:
+                raise
+            self._tuner.failed(before + step)
+            return f"no further learner ({reason(error)})"
         return _text(before, replicas.learners, why)
 
 

@@ -17,7 +17,7 @@ class WatchDevices:
     def __init__(self, replicas: Replicas, tuner: Tuner, most: list[int]) -> None:
         self._replicas = replicas
         self._window_s = tuner.window_s
-        begun = zip(replicas.by_device, most, strict=True)
+        begun = zip(replicas.group.by_device, most, strict=True)
         self._devices = DeviceTuners(
             [
                 OnlineTuner(count, max(count, limit), threshold=tuner.threshold, calibrated=True)
@@ -44,13 +44,13 @@ class WatchDevices:
 
     def _change(self, device: int, step: int, why: str) -> str:
         replicas = self._replicas
-        before = replicas.by_device[device]
+        before = replicas.group.by_device[device]
         own = step if device == replicas.world.rank else 0
         try:
             replicas.resize(replicas.learners + own)
         except (DeviceMemoryError, SettingError) as error:
             why = reason(error)  # the others see by the numbers that nothing has come of it
-        after = replicas.by_device[device]
+        after = replicas.group.by_device[device]
         if after == before:
             self._devices.failed(device, before + step)
             return f"no further learner on device {device} ({why})"

@@ -131,7 +131,7 @@ def test_nodes_go_on_from_where_the_outer_synchroniser_puts_them() -> None:
             z = z - outer_lr * (delta + momentum * velocity)
             for node in nodes:
                 shift = z - node.z
-                for tensor in (node.W, node.z, node._group.matrix.state["z_prev"]):
+                for tensor in (node.W, node.z, node.group.matrix.state["z_prev"]):
                     tensor.add_(shift)
         expected.append(z[:FEATURES].clone())
     for own in found:

@@ -66,7 +66,7 @@ class Look:
 
     def on_round_end(self, run: Any) -> None:
         replicas = run.replicas
-        rows = zip(replicas.own, replicas.W, strict=True)
+        rows = zip(replicas.group.own, replicas.W, strict=True)
         self.at_z.append([learner for learner, row in rows if torch.equal(row, replicas.z)])
         self.z.append(replicas.z.clone())
         self.weights = replicas.W.clone()

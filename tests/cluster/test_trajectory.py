@@ -72,7 +72,7 @@ def trajectory(world: World, by_device: list[int], cases: list[Case]) -> dict[Ca
         replicas = case.replicas(by_device[world.rank], world, seed=world.rank)
         stream = open_stream(data, batch_size=BATCH, seed=1)
         found[case] = []
-        while (deal := stream.deal(in_all, replicas.own)) is not None:
+        while (deal := stream.deal(in_all, replicas.group.own)) is not None:
             replicas.round(bow.engines.Stacked(deal.batches) if deal.stacked else deal.batches)
             if case.sync == "independent":
                 replicas.settle()

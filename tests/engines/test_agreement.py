@@ -151,7 +151,7 @@ def test_engines_follow_eager_through_short_rounds_and_changes_of_learners(case:
 def resize(pair: Pair, learners: int) -> None:
     while (current := pair.trainings[0].learners) != learners:
         for training in pair.trainings:
-            training.add_learner() if current < learners else training.remove_learner()
+            training.resize(training.learners + 1) if current < learners else training.resize(training.learners - 1)
         pair.compare()
 
 
@@ -181,7 +181,7 @@ def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, s
             if t in (2, 5):
                 batches[t % 3][0][0, 0] = torch.inf
             pair.round(batches)
-        assert [training.num_restarts for training in pair.trainings] == [2, 2]
+        assert [training.loop.num_restarts for training in pair.trainings] == [2, 2]
         assert pair.engine == engine
 
 
@@ -218,7 +218,7 @@ def test_a_learner_starts_again_whose_step_leads_to_infinity(engine: str, sync: 
             for trained, unusual in ((replicas, HUGE), (poisoned, torch.nan)):
                 sizes = [unusual if (t, j) == (2, bad) else USUAL for j in range(learners)]
                 trained.round([torch.full((2, 3), size, dtype=torch.float64) for size in sizes])
-            assert replicas.num_restarts == (t >= 2)
+            assert replicas.loop.num_restarts == (t >= 2)
             assert torch.isfinite(replicas.W).all()
             if sync not in ("local-sgd", "diloco"):  # which average it from z, and not from where it was
                 torch.testing.assert_close(replicas.z, poisoned.z, rtol=1e-10, atol=1e-10)
@@ -235,7 +235,7 @@ def test_a_learner_that_runs_ahead_to_infinity_starts_again(engine: str, dampeni
             rounds = [[USUAL] * 3, [USUAL, HUGE if period == 1 else USUAL, USUAL], [USUAL] * 3]
             batches = [[torch.full((2, 3), size, dtype=torch.float64) for size in sizes] for sizes in rounds]
             replicas.rounds_at_once(batches)
-            assert replicas.num_restarts == (period >= 1)
+            assert replicas.loop.num_restarts == (period >= 1)
             assert torch.isfinite(replicas.W).all()
             assert torch.isfinite(replicas.z).all()
 

@@ -108,10 +108,10 @@ def test_a_learner_that_diverges_starts_again_from_the_central_model(sync) -> No
     trained.round([batch(i) for i in range(3)])
     with pytest.warns(UserWarning, match="learner 1's loss was nan in round 1: it starts again"):
         trained.round([batch(0), poisoned(), batch(2)])
-    assert trained.num_restarts == 1
+    assert trained.loop.num_restarts == 1
     assert torch.isfinite(trained.z).all()
     assert torch.equal(trained.W[1], trained.z)
-    assert [event.event for event in trained.take_events()] == ["learner restarted"]
+    assert [event.event for event in trained.loop.take_events()] == ["learner restarted"]
     trained.round([batch(i) for i in range(3)])
     assert torch.isfinite(trained.W).all()
 

@@ -196,7 +196,7 @@ def test_a_value_that_changes_is_captured_anew_wherever_it_lies(name: str, engin
         torch.testing.assert_close(replicas.round(given), before + 2)
         torch.testing.assert_close(replicas.round(given), before + 2)
         assert replicas.engine == engine
-        assert not replicas.take_events()
+        assert not replicas.loop.take_events()
     finally:
         replicas.close()
 

@@ -116,7 +116,7 @@ def test_states_move_between_engines(not_compiled) -> None:
 def test_only_plain_sgd_under_sma_runs_in_one_region() -> None:
     def whole(**settings) -> bool:
         one = replicas("eager", **settings)
-        return fits(one._group, one.sync, one._engine.settings)
+        return fits(one.group, one.loop.sync, one.loop.settings)
 
     assert whole()
     assert not whole(sync=LocalSGD())
@@ -145,7 +145,7 @@ def test_a_model_that_branches_on_data_falls_back_to_eager_with_the_reason() -> 
     eager.round(batches)
     assert fused.engine == "eager"
     assert any("data-dependent control flow" in str(w.message) for w in caught)
-    assert [event.event for event in fused.take_events()] == ["engine changed"] * 3
+    assert [event.event for event in fused.loop.take_events()] == ["engine changed"] * 3
     assert_same(fused, eager)
 
 
@@ -222,8 +222,8 @@ def test_a_model_that_cannot_be_vectorised_is_not_tried_again_when_learners_come
     fused = replicas("fused", template=Branching())
     with pytest.warns(UserWarning, match="fused"):
         fused.round([batch(i) for i in range(3)])
-    fused.take_events()
-    fused.add_learner()
+    fused.loop.take_events()
+    fused.resize(fused.learners + 1)
     fused.round([batch(i) for i in range(4)])
-    assert fused.take_events() == []
+    assert fused.loop.take_events() == []
     assert fused.engine == "eager"

@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_captured_runs_in_eager_and_says_why() -> None:
         with pytest.warns(UserWarning, match="engine graph does not work for this model .* running eager"):
             assert training.round(batches(0, 2)).isfinite().all()
         assert training.engine == "eager"
-        assert [event.event for event in training.take_events()] == ["engine changed"]
+        assert [event.event for event in training.loop.take_events()] == ["engine changed"]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             training.round(batches(1, 2))  # it is said once
@@ -302,7 +302,7 @@ def test_first_come_takes_every_batch_once_and_every_learner_learns(sync: Any, o
         given = numbered(48)
         rounds = [given[t : t + 3] for t in range(0, 48, 3)]
         while rounds:
-            together = min(training.period, len(rounds))
+            together = min(training.loop.period, len(rounds))
             outcomes += training.rounds_at_once(rounds[:together])
             rounds = rounds[together:]
         seen = torch.cat([outcome.metrics["number"] for outcome in outcomes])
@@ -333,9 +333,9 @@ def test_first_come_on_one_core_is_eager_in_turn(sync: Any, optimizer: str, monk
 def test_first_come_is_recorded_on_the_executors_that_ran_it() -> None:
     with replicas(dispatch="first_come", sync=bow.LocalSGD(every=8)) as training:
         training.run(iter([batch(j) for j in range(16)]), rounds=8)
-        training.start_timeline()
+        training.timeline.start()
         training.run(iter([batch(j) for j in range(16)]), rounds=8)
-        timeline = training.take_timeline()
+        timeline = training.timeline.take()
     executors = {span.place for span in timeline.spans if span.place.startswith("executor")}
     assert len(executors) == min(2, len(available_cores()))
     for place in executors:
@@ -358,7 +358,7 @@ def test_a_learner_that_diverges_ahead_of_the_others_starts_again_from_the_centr
         infinite = torch.full_like(batch(0)[0], torch.inf), batch(0)[1]
         with pytest.warns(UserWarning, match="starts again from the central model"):
             training.run(iter([infinite, *(batch(j) for j in range(7))]), rounds=4)
-        assert training.num_restarts == 1
+        assert training.loop.num_restarts == 1
         assert training.W.isfinite().all()
 
 

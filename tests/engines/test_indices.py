@@ -52,7 +52,7 @@ def test_an_index_out_of_range_is_the_users_error_and_training_goes_on(engine: s
         for t in range(3):
             pair.round([batch(4 + t), batch(5 + t)])
         assert pair.engine == engine
-        assert not pair.trainings[1].take_events()
+        assert not pair.trainings[1].loop.take_events()
 
 
 @pytest.mark.nightly

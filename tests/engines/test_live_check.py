@@ -104,7 +104,7 @@ def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypa
     (warning,) = [str(warning.message) for warning in caught if "captured step" in str(warning.message)]
     assert what in warning
     assert "last known to be equal in round 1," in warning
-    (event,) = replicas.take_events()
+    (event,) = replicas.loop.take_events()
     assert (event.event, event.message) == ("engine changed", warning)
     assert replicas.engine in ("eager", f"{engine.partition('@')[0]} (not captured)")
     eager = training("eager", step=STEPS[what])
@@ -137,7 +137,7 @@ def test_a_training_with_checks_is_that_without(
             replicas.rounds_at_once([round_of(t + i)[:learners] for i in range(3)])
         replicas.catch_up()
         state = replicas.training_state()
-        assert not replicas.take_events()
+        assert not replicas.loop.take_events()
         replicas.close()
         return [state, replicas.G, torch.random.get_rng_state(), random.getstate(), np.random.get_state()]
 
@@ -189,7 +189,7 @@ def check_honest(engine: str, name: str, monkeypatch: pytest.MonkeyPatch, **sett
     replicas = training(engine, HONEST[name], step=with_accuracy, **settings)
     for t in range(8):
         replicas.round(round_of(t))
-    assert not replicas.take_events()
+    assert not replicas.loop.take_events()
     replicas.close()
     return sum(told)
 
@@ -243,7 +243,7 @@ def test_what_is_not_finite_is_compared_as_well(engine: str, monkeypatch: pytest
     replicas = training(engine, Masked, step=step)
     for t in range(3):
         replicas.round(round_of(t))
-    assert not replicas.take_events()
+    assert not replicas.loop.take_events()
     monkeypatch.setenv("BETA", "inf")
     replicas.round(round_of(3))  # from here on it looks closely
     with pytest.warns(UserWarning, match="the step's 'beta' is 1 and not inf"):
@@ -259,7 +259,7 @@ def test_a_short_training_is_checked_whenever_its_rounds_have_doubled(
     monkeypatch.setattr("bow.engines.live_check.FREE_S", free_s)
     checked = []
     replicas = training("graph", loss=cross_entropy)
-    live = replicas._engine.runner.live  # type: ignore[attr-defined]
+    live = replicas.loop.runner.live  # type: ignore[attr-defined]
     verdict = live.verdict
     monkeypatch.setattr(live, "verdict", lambda *args: checked.append(args[-1] + 1) or verdict(*args))
     for t in range(70):
@@ -282,7 +282,7 @@ def test_behind_the_first_rounds_a_hundredth_of_the_time_is_spent(monkeypatch: p
     monkeypatch.setattr("bow.engines.live_check.time.perf_counter", lambda: now[0])
     checked = []
     replicas = training("graph", loss=cross_entropy)
-    live = replicas._engine.runner.live  # type: ignore[attr-defined]
+    live = replicas.loop.runner.live  # type: ignore[attr-defined]
     verdict = live.verdict
 
     def seen(made: Any, expected: Any, index: int) -> Any:

@@ -116,15 +116,15 @@ def test_on_a_cpu_only_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SettingError, match=r"learners=4 needs .*, this machine has .* in all, enough for 3; use"):
         room.check(4)
     with pytest.raises(SettingError, match=r"learners=4 needs .*, this machine has .* in all; stay with 3"):
-        room.check_one_more(3)
+        room.check_more(3, 4)
 
 
 def test_a_further_learner_needs_what_is_not_reserved(gpu: Any) -> None:
     room = gpu(0, engine="eager", optimizer=torch.optim.AdamW)
     moments = 2 * room.need(2).row_bytes
-    gpu(moments, engine="eager", optimizer=torch.optim.AdamW).check_one_more(2)
+    gpu(moments, engine="eager", optimizer=torch.optim.AdamW).check_more(2, 3)
     with pytest.raises(SettingError, match=r"learners=3 needs .* more, cuda:0 has .* free; stay with 2"):
-        gpu(moments - 1, engine="eager", optimizer=torch.optim.AdamW).check_one_more(2)
+        gpu(moments - 1, engine="eager", optimizer=torch.optim.AdamW).check_more(2, 3)
 
 
 class Hungry(nn.Module):
@@ -239,10 +239,10 @@ def test_adding_a_learner_without_room_changes_nothing() -> None:
     rows = MemoryBudget(FakeDevice(), wide(), torch.optim.AdamW, bow.SMA(), "eager").need(2)
     device = FakeDevice(memory_bytes=rows.total_bytes)
     replicas = bow.Replicas(wide(), mse_loss, optimizer=torch.optim.AdamW, learners=2, engine="eager", device=device)
-    replicas.add_learner()
+    replicas.resize(replicas.learners + 1)
     device._memory_bytes = rows.row_bytes
     before = replicas.W.clone()
     with pytest.raises(SettingError, match=r"learners=4 needs .* more, cpu has .* free; stay with 3"):
-        replicas.add_learner()
+        replicas.resize(replicas.learners + 1)
     assert replicas.learners == 3
     assert torch.equal(replicas.W, before)

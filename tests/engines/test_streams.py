@@ -118,10 +118,7 @@ def test_learners_that_come_and_go_follow_eager() -> None:
     with Pair("streams", with_batch_norm, learners=1) as pair:
         for t, learners in enumerate([1, 1, 2, 2, 4, 4, 3, 1, 1]):
             for training in pair.trainings:
-                while training.learners < learners:
-                    training.add_learner()
-                while training.learners > learners:
-                    training.remove_learner()
+                training.resize(learners)
             pair.round([batch(10 * t + j, 8 - t % 2) if j != 2 else None for j in range(learners)])
             assert len(places()) <= min(learners, len(available_cores()))
         assert places()
@@ -253,7 +250,7 @@ def test_random_numbers_that_threads_would_mix_up_make_learners_run_in_turn(buil
         for t in range(1, 4):
             pair.round([batch(10 * t + j) for j in range(2)])
         assert pair.engine == "streams (in turn)"
-        assert [event.event for event in pair.trainings[1].take_events()] == ["engine changed"]
+        assert [event.event for event in pair.trainings[1].loop.take_events()] == ["engine changed"]
 
 
 def test_a_generator_of_the_models_own_makes_learners_run_in_turn() -> None:
@@ -455,9 +452,9 @@ def test_learners_that_come_and_go_leave_no_threads_behind() -> None:
     with Replicas(learners=1) as replicas:
         for _ in range(5):
             rounds(replicas, 2)
-            replicas.add_learner()
+            replicas.resize(replicas.learners + 1)
             rounds(replicas, 2)
-            replicas.remove_learner()
+            replicas.resize(replicas.learners - 1)
         assert len(places()) <= 1
     assert not places()
 
@@ -495,10 +492,10 @@ def test_what_ran_when_can_be_recorded() -> None:
     with Replicas(step) as replicas:
         replicas.warm_up()
         step.together = True
-        replicas.start_timeline()
+        replicas.timeline.start()
         first = replicas.rounds
         rounds(replicas, 2)
-        tasks = [span for span in replicas.take_timeline().spans if span.name == "learning task"]
+        tasks = [span for span in replicas.timeline.take().spans if span.name == "learning task"]
         spans = sorted(tasks, key=lambda span: (span.details["round"], span.details["learner"]))
     seen = [(span.details["round"], span.details["learner"]) for span in spans]
     assert seen == [(first, 0), (first, 1), (first + 1, 0), (first + 1, 1)]
@@ -731,7 +728,7 @@ def test_on_one_place_learners_take_turns_and_all_is_as_in_eager(
 @pytest.mark.parametrize("sync", [bow.SMA(), bow.SSGD(), bow.ASGD()], ids=repr)
 def test_where_every_round_synchronises_first_come_is_fixed(sync: Any) -> None:
     with Replicas(sync=sync, **FREE) as free, Replicas(sync=sync, engine="eager") as eager:
-        assert free.period == 1
+        assert free.loop.period == 1
         torch.testing.assert_close(rounds(free, 5), rounds(eager, 5), rtol=0, atol=1e-10)
         torch.testing.assert_close(free.z, eager.z, rtol=0, atol=1e-10)
 
@@ -753,7 +750,7 @@ def test_a_slow_learner_gets_fewer_batches_and_nobody_waits_before_the_synchroni
     is_free = False
     with Replicas(step, sync=bow.LocalSGD(every=WARM_UP + 5), **FREE) as replicas:
         replicas.warm_up()
-        assert replicas.period == 5
+        assert replicas.loop.period == 5
         begun.clear()
         is_free = True
         outcomes = replicas.rounds_at_once([[batch(10 * t + j) for j in range(2)] for t in range(5)])
@@ -819,11 +816,11 @@ def test_a_learner_that_diverges_on_its_way_starts_again_from_the_central_model(
         means = [replicas.learner(j)[1].running_mean.clone() for j in range(2)]
         with pytest.warns(UserWarning, match="learner 1's loss was nan in round 3: it starts again"):
             replicas.rounds_at_once([[batch(0), batch(1)], [batch(2), poisoned]])
-        assert replicas.num_restarts == 1
+        assert replicas.loop.num_restarts == 1
         assert torch.equal(replicas.W[1], replicas.z)
         assert not torch.equal(replicas.W[0], replicas.z)
         torch.testing.assert_close(replicas.learner(1)[1].running_mean, sum(means) / 2)
-        assert [event.event for event in replicas.take_events()] == ["learner restarted"]
+        assert [event.event for event in replicas.loop.take_events()] == ["learner restarted"]
         rounds(replicas, 2)
 
 
@@ -870,15 +867,15 @@ def test_batches_of_a_new_shape_are_looked_at_before_learners_run_ahead() -> Non
 
 def test_one_learner_has_nobody_to_run_ahead_of() -> None:
     with Replicas(learners=1, sync=bow.LocalSGD(every=8), **FREE) as replicas:
-        assert replicas.period == 1
+        assert replicas.loop.period == 1
 
 
 def test_learners_that_had_to_fall_back_to_turns_do_not_run_ahead() -> None:
     with Replicas(build=Reseeding, sync=bow.LocalSGD(every=8), **FREE) as replicas:
-        assert replicas.period == 8
+        assert replicas.loop.period == 8
         with pytest.warns(UserWarning, match="in turn"):
             rounds(replicas, 1)
-        assert replicas.period == 1
+        assert replicas.loop.period == 1
         rounds(replicas, 2)
 
 
@@ -937,7 +934,7 @@ def test_threads_that_could_not_all_be_started_leave_none(
 
 def test_rounds_that_never_synchronise_are_handed_over_in_portions() -> None:
     with Replicas(sync=bow.Independent(), **FREE) as replicas:
-        assert 1 < replicas.period < 1000
+        assert 1 < replicas.loop.period < 1000
 
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])

@@ -75,9 +75,9 @@ def _resized(engine: str, machine: Machine) -> None:
     def plan(replicas: Any) -> None:
         for t, learners in enumerate((2, 3, 3, 2, 1, 2)):
             while replicas.learners < learners:
-                replicas.add_learner()
+                replicas.resize(replicas.learners + 1)
             while replicas.learners > learners:
-                replicas.remove_learner()
+                replicas.resize(replicas.learners - 1)
             for i in range(2):
                 replicas.round(_batches(machine, 2 * t + i, learners))
 
@@ -91,7 +91,7 @@ def _together(engine: str, machine: Machine) -> None:
             replicas.round(_batches(machine, 99, 2))  # from here on it is captured
             dealt = [_batches(machine, t, 2) for t in range(few(machine, 12, 4))]
             while dealt:
-                count = max(1, replicas.period) if together else 1
+                count = max(1, replicas.loop.period) if together else 1
                 replicas.rounds_at_once(dealt[:count])
                 del dealt[:count]
             found.append(weights(machine, replicas))
@@ -137,7 +137,7 @@ def _resides(engine: str, machine: Machine) -> None:
     for name in ("eager", engine):
         with exact(), training(machine, MODEL, name, dtype=torch.float64) as replicas, machine.device.issuing():
             stream = open_stream(data, batch_size=size, steps=1)
-            assert replicas.reside(stream) == (name != "eager")
+            assert replicas.batches.reside(stream) == (name != "eager")
             for _ in range(few(machine, 12, 3)):
                 deal = stream.deal(replicas.learners)
                 assert deal is not None

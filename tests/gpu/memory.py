@@ -71,9 +71,9 @@ def _some_rounds(machine: Machine, replicas: Any, rounds: int) -> None:
 
 
 def _come_and_go(machine: Machine, replicas: Any, rounds: int = 2) -> None:
-    replicas.add_learner()
+    replicas.resize(replicas.learners + 1)
     _some_rounds(machine, replicas, rounds)
-    replicas.remove_learner()
+    replicas.resize(replicas.learners - 1)
     _some_rounds(machine, replicas, rounds)
 
 

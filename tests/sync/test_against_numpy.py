@@ -289,10 +289,10 @@ def test_learners_come_and_go_between_rounds(case: Case) -> None:
         for _ in range(5):
             pair.round(next(rounds)[: pair.oracle.k])
         if change == "add":
-            pair.replicas.add_learner()
+            pair.replicas.resize(pair.replicas.learners + 1)
             pair.oracle.add_learner()
         elif change == "remove":
-            pair.replicas.remove_learner()
+            pair.replicas.resize(pair.replicas.learners - 1)
             pair.oracle.remove_learner()
         pair.compare()
 

@@ -78,7 +78,7 @@ def test_the_message_names_the_value_and_the_limit(k: int, mu: float, alpha: flo
 def test_a_learner_that_would_make_averaging_unstable_is_not_added() -> None:
     trained = replicas(bow.EASGD(alpha=0.6), learners=2)  # limits: 0.667 with two learners, 0.5 with three
     with pytest.raises(bow.BowError, match=r"0\.5"):
-        trained.add_learner()
+        trained.resize(trained.learners + 1)
     assert trained.learners == 2
     assert trained.round([BATCH, BATCH]).shape == (2,)
 

@@ -69,10 +69,10 @@ def test_a_callback_may_add_and_remove_learners(train: Train, model: nn.Module, 
     class Grower:
         def on_round_end(self, run: Any) -> None:
             if run.round == 2:
-                run.replicas.add_learner()
+                run.replicas.resize(run.replicas.learners + 1)
             if run.round == 4:
-                run.replicas.remove_learner()
-                run.replicas.remove_learner()
+                run.replicas.resize(run.replicas.learners - 1)
+                run.replicas.resize(run.replicas.learners - 1)
 
     result = train(model, data, epochs=3, callbacks=[Grower()])
     assert result.learners == 1

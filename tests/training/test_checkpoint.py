@@ -155,7 +155,7 @@ def test_a_resumed_training_keeps_its_number_of_learners(train: Train, data: tup
     class Grow:
         def on_round_end(self, run: Any) -> None:
             if run.round == 2:
-                run.replicas.add_learner()
+                run.replicas.resize(run.replicas.learners + 1)
 
     train(net(), data, checkpoint_every=4, callbacks=[Grow()])
     assert train(net(), data, epochs=2, resume="auto").learners == 3

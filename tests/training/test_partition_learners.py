@@ -348,18 +348,18 @@ def test_what_runs_when_can_be_recorded(train: Callable[..., bow.Result], tmp_pa
 
 
 def test_a_training_that_diverges_has_no_hope() -> None:
-    from bow.training.partition_learners import PartitionLearners
+    from bow.training.partition_learners import PartitionRounds
 
-    class Learners(PartitionLearners):
+    class Rounds(PartitionRounds):
         def __init__(self) -> None:
             self.last = None
 
-    learners = Learners()
-    assert not learners.is_hopeless
+    rounds = Rounds()
+    assert not rounds.is_hopeless
     for value, hopeless in ((1.0, False), (torch.inf, True)):
         losses = torch.tensor([value])
-        learners.remember(bow.training.partition_learners.Outcome(losses, losses.isfinite(), [True]))
-        assert learners.is_hopeless is hopeless
+        rounds.last = bow.training.partition_learners.Outcome(losses, losses.isfinite(), [True])
+        assert rounds.is_hopeless is hopeless
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_running_goes_through_a_list_once() -> None:
 def test_learners_come_and_go_between_rounds() -> None:
     trained = replicas(2, sync=bow.SMA(mu=0.0))
     trained.run(stream(), 3)
-    trained.add_learner()
+    trained.resize(trained.learners + 1)
     assert trained.learners == 3
     assert torch.equal(trained.W[2], trained.z)
     before_w, before_z = trained.W.clone(), trained.z.clone()
@@ -154,7 +154,7 @@ def test_learners_come_and_go_between_rounds() -> None:
     corrections = (before_w - before_z) / 3
     torch.testing.assert_close(trained.z, before_z + corrections.sum(0))
     torch.testing.assert_close(trained.W, before_w - corrections)
-    trained.remove_learner()
+    trained.resize(trained.learners - 1)
     before_w, before_z = trained.W.clone(), trained.z.clone()
     trained.round([None] * 2)
     torch.testing.assert_close(trained.z, before_z + ((before_w - before_z) / 2).sum(0))
@@ -163,7 +163,7 @@ def test_learners_come_and_go_between_rounds() -> None:
 def test_a_learner_that_comes_has_fresh_optimizer_state() -> None:
     trained = replicas(2, optimizer=functools.partial(torch.optim.AdamW, lr=0.01))
     trained.run(stream(), 3)
-    trained.add_learner()
+    trained.resize(trained.learners + 1)
     trained.run(stream(), 1)
     steps = [float(state["step"]) for state in trained.optimizer.state.values()]
     assert steps == [4, 4, 1]
@@ -174,7 +174,7 @@ def test_a_learner_that_would_make_averaging_unstable_is_refused_before_anything
     trained.run(stream(), 3)
     weights, z = trained.W.clone(), trained.z.clone()
     with pytest.raises(SettingError, match=r"alpha=0.8 is unstable with 3 learners and mu=0.5: .* below 0.6667"):
-        trained.add_learner()
+        trained.resize(trained.learners + 1)
     assert trained.learners == 2
     assert torch.equal(trained.W, weights)
     assert torch.equal(trained.z, z)
@@ -189,7 +189,7 @@ def test_an_unstable_alpha_is_refused_at_the_start() -> None:
 def test_the_only_learner_stays() -> None:
     trained = replicas(1)
     with pytest.raises(SettingError, match=r"learners must be .*at least 1"):
-        trained.remove_learner()
+        trained.resize(0)
     assert trained.learners == 1
 
 
@@ -311,6 +311,8 @@ def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, Any], me
         (lambda r: r.run(iter([]), math.nan), "rounds must be a whole number"),
         (lambda r: r.resize("3"), "learners must be a whole number"),
         (lambda r: r.resize(2.0), "learners must be a whole number"),
+        (lambda r: r.learner(7), "learner must be a whole number from 0 to 1, got 7"),
+        (lambda r: r.load_training_state(r.training_state(), "2"), "learners must be a whole number"),
     ],
 )
 def test_counts_are_whole_numbers(call: Callable[[bow.Replicas], Any], message: str) -> None:
@@ -330,6 +332,12 @@ def test_a_damaged_training_state_is_refused(part: str) -> None:
     assert state is not None
     with pytest.raises(CheckpointError, match="damaged"):
         trained.load_training_state({**state, part: {**state[part], next(iter(state[part])): None, "more": 1}})
+
+
+@pytest.mark.parametrize("state", [3, None, "state"])
+def test_what_is_no_training_state_is_refused(state: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"training_state|does not fit"):
+        replicas().load_training_state(state)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

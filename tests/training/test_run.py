@@ -563,7 +563,7 @@ def test_learners_that_are_added_before_the_first_round_take_part_in_it(
 ) -> None:
     class Adding(bow.Callback):
         def on_train_start(self, run: Any) -> None:
-            run.replicas.add_learner()
+            run.replicas.resize(run.replicas.learners + 1)
 
     for kind in (data, DataLoader(TensorDataset(*data), batch_size=4)):
         result = train(model, kind, callbacks=[Adding()], run_dir=None)

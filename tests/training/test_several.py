@@ -71,10 +71,10 @@ def watched(world: World, begin: list[int], most: list[int], windows: int) -> tu
     watch = WatchDevices(replicas, Tuner(window_s=1.0), most)
     seconds, samples, said = 0.0, 0, []
     for _ in range(windows):
-        seconds += max(1.0 * replicas.by_device[0], 3.0 * replicas.by_device[1])
-        samples += 16 * sum(replicas.by_device)
+        seconds += max(1.0 * replicas.group.by_device[0], 3.0 * replicas.group.by_device[1])
+        samples += 16 * sum(replicas.group.by_device)
         said.append(watch.heard(seconds, samples))
-    return list(replicas.by_device), [text for text in said if text is not None]
+    return list(replicas.group.by_device), [text for text in said if text is not None]
 
 
 def test_devices_that_differ_settle_on_different_numbers() -> None:

@@ -97,7 +97,7 @@ def test_devices_with_streams_show_the_same(made: list[bow.Replicas], engine: st
             learners = replicas(made, engine=name, device=where)
             train(learners, signals, 24)
             assert learners.engine == name
-            assert not learners.has_streams or not learners.optimizer._optimizer_step_post_hooks
+            assert learners.streams is None or not learners.optimizer._optimizer_step_post_hooks
             found.append((signals.noise_scale, signals(8)))
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
@@ -186,7 +186,7 @@ def test_further_learners_are_no_repulsion(made: list[bow.Replicas]) -> None:
     train(learners, signals, 100)
     two = signals._repulsion
     for _ in range(6):
-        learners.add_learner()
+        learners.resize(learners.learners + 1)
         train(learners, signals, 3)
         assert signals._repulsion == two  # not known better yet
     train(learners, signals, 100)
@@ -212,6 +212,6 @@ def test_learners_may_change_between_a_round_and_the_look(made: list[bow.Replica
     batch: tuple[Tensor, Tensor] = inputs[:BATCH], targets[:BATCH]
     for _ in range(6):
         learners.round([batch] * learners.learners)
-        learners.add_learner()
+        learners.resize(learners.learners + 1)
         signals.observe(learners)
     assert signals.noise_scale is None

@@ -25,15 +25,12 @@ class Learners:
         self.learners = learners
         self.room = room
 
-    def add_learner(self) -> None:
-        if self.learners == self.room:
-            raise DeviceMemoryError(f"learners={self.learners + 1} ran out of memory")
-        self.learners += 1
-
-    def remove_learner(self) -> None:
-        if self.learners == 1:
+    def resize(self, learners: int) -> None:
+        if learners > self.room:
+            raise DeviceMemoryError(f"learners={learners} ran out of memory")
+        if learners < 1:
             raise SettingError("the only one")
-        self.learners -= 1
+        self.learners = learners
 
 
 class Training:
@@ -109,7 +106,7 @@ class Small:
 
         def run(replicas: Replicas, batches: Any) -> Any:
             if replicas.learners > [most for since, most in fits.items() if replicas.rounds >= since][-1]:
-                if len(batches) > 1 and replicas.dispatch == "first_come":
+                if len(batches) > 1 and replicas.loop.settings.dispatch == "first_come":
                     original(replicas, batches[:1])  # what had ended before
                 raise DeviceMemoryError(f"learners={replicas.learners} ran out of memory")
             return original(replicas, batches)

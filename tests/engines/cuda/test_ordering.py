@@ -91,7 +91,7 @@ def train_spread(device: FakeDevice) -> bool:
                 outcome.losses.mul(1)
             replicas.W.mul_(1)
     replicas.close()
-    return not replicas.take_events()
+    return not replicas.loop.take_events()
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def test_learners_by_a_schedule_follow_eager(name: str, sync: str, optimizer: st
         for t in range(6):
             pair.round([random_batch(10 * t + j) for j in range(learners)])
         assert pair.graph.engine == "graph"
-        assert pair.graph.take_events() == []
+        assert pair.graph.loop.take_events() == []
         branches = {f"learner {learner}, stream {stream}" for learner in range(learners) for stream in (1, 2)}
         assert {name.partition("/")[2] for name in pair.launches} == branches
 
@@ -120,15 +120,15 @@ def test_they_follow_through_short_rounds_other_shapes_and_changes_of_learners()
         for t, learners in enumerate([2, 2, 3, 3, 2, 1, 1, 2]):
             for each in (pair.eager, pair.graph):
                 while each.learners < learners:
-                    each.add_learner()
+                    each.resize(each.learners + 1)
                 while each.learners > learners:
-                    each.remove_learner()
+                    each.resize(each.learners - 1)
             pair.compare()
             sizes = [4 - t % 3] + [4] * (learners - 1)
             batches: list[Any] = [batch(10 * t + j, size) for j, size in enumerate(sizes)]
             pair.round([*batches[:-1], None] if t == 3 else batches)
         assert pair.graph.engine == "graph"
-        assert pair.graph.take_events() == []
+        assert pair.graph.loop.take_events() == []
 
 
 def test_clipping_and_metrics_are_those_of_eager() -> None:
@@ -148,7 +148,7 @@ def test_clipping_and_metrics_are_those_of_eager() -> None:
             assert list(other) == ["largest", "smallest"]
             torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
         assert not torch.allclose(pair.graph.W, free.graph.W, atol=1e-3)  # the limit was felt
-        assert pair.graph.take_events() == []
+        assert pair.graph.loop.take_events() == []
 
 
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model")
@@ -165,7 +165,7 @@ def test_a_diverged_learner_starts_again() -> None:
             for each in (pair.eager, pair.graph):
                 each.round(batches)
             pair.compare()
-    assert [each.num_restarts for each in (pair.eager, pair.graph)] == [2, 2]
+    assert [each.loop.num_restarts for each in (pair.eager, pair.graph)] == [2, 2]
 
 
 def test_dropout_is_repeated_and_differs_between_learners() -> None:
@@ -178,7 +178,7 @@ def test_dropout_is_repeated_and_differs_between_learners() -> None:
             state = torch.default_generator.get_state()
             seen.append(torch.stack([replicas.round([batch(3), batch(3)]) for _ in range(3)]))
             assert torch.equal(torch.default_generator.get_state(), state)
-        assert replicas.take_events() == []
+        assert replicas.loop.take_events() == []
         replicas.close()
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], seen[2])
@@ -220,7 +220,7 @@ def test_data_that_reside_on_the_device_are_gathered_in_the_graph() -> None:
         while (deal := stream.deal(LEARNERS)) is not None:
             replicas.rounds_at_once([Stacked(deal.batches) if deal.stacked else deal.batches])
         found.append(replicas.W.clone())
-        assert replicas.take_events() == []
+        assert replicas.loop.take_events() == []
         replicas.close()
     torch.testing.assert_close(*found, rtol=0, atol=TOLERANCE)
 
@@ -242,7 +242,7 @@ def test_autocast_is_captured_with_the_step() -> None:
         given = of_replicas(engine="graph", device=FakeDevice(), **settings)
         replicas = bow.Replicas(build(), step=step, **given)
         losses.append(torch.stack([replicas.round(round_of(t)) for t in range(3)]))
-        assert replicas.take_events() == []  # a graph of operators in float32 would not fit the schedule
+        assert replicas.loop.take_events() == []  # a graph of operators in float32 would not fit the schedule
         replicas.close()
     torch.testing.assert_close(*losses, rtol=1e-2, atol=1e-2)
 
@@ -263,7 +263,7 @@ def test_a_value_in_python_that_changes_is_captured_anew() -> None:
                 for index in range(LEARNERS):
                     each.learner(index).scale = 1.0 + t // 2
             pair.round(round_of(t))
-        assert pair.graph.take_events() == []
+        assert pair.graph.loop.take_events() == []
 
 
 # What does not fit
@@ -277,7 +277,7 @@ def test_a_schedule_of_other_operators_is_left_out_and_the_user_hears_of_it() ->
             pair.round(round_of(t))
         assert pair.graph.engine == "graph"  # it is captured all the same
         assert pair.device.replays >= 6
-        assert [event.event for event in pair.graph.take_events()] == ["engine changed"]
+        assert [event.event for event in pair.graph.loop.take_events()] == ["engine changed"]
 
 
 def test_a_step_that_is_no_step_graph_is_captured_as_it_is() -> None:
@@ -308,7 +308,7 @@ def test_shapes_that_are_rare_run_as_they_are() -> None:
         assert pair.device.replays == replays
         pair.round([batch(10, 3), batch(11, 3)])
         assert pair.device.replays == replays + 2
-        assert pair.graph.take_events() == []
+        assert pair.graph.loop.take_events() == []
 
 
 def test_a_step_that_makes_something_else_of_a_buffer_is_refused() -> None:
@@ -344,7 +344,7 @@ def test_a_mistake_in_the_data_is_told_as_such() -> None:
     replicas.round([tokens(4, 3), tokens(4, 3)])
     with pytest.raises(DataError, match="index is out of range"):  # while that shape is captured
         replicas.round([tokens(5, 3), tokens(4, 3)])
-    assert replicas.take_events() == []
+    assert replicas.loop.take_events() == []
     replicas.close()
 
 
@@ -372,7 +372,7 @@ def test_a_learner_for_which_there_are_no_streams_leaves_the_others(monkeypatch:
 
     monkeypatch.setattr(device, "_make_stream", none_left)
     with pytest.raises(SettingError, match="use fewer learners"):
-        replicas.add_learner()
+        replicas.resize(replicas.learners + 1)
     assert replicas.learners == 2
     assert replicas.round(round_of(1)).isfinite().all()
     replicas.close()
@@ -388,9 +388,9 @@ def test_memory_comes_back_when_learners_go() -> None:
     for turn in range(3):
         for learners in (2, 3, 3, 2):  # as many rounds as there are slots for batches
             while replicas.learners < learners:
-                replicas.add_learner()
+                replicas.resize(replicas.learners + 1)
             while replicas.learners > learners:
-                replicas.remove_learner()
+                replicas.resize(replicas.learners - 1)
             for t in range(2):
                 replicas.round(round_of(10 * turn + t, learners))
         replicas.close()
@@ -402,7 +402,7 @@ def test_nothing_of_what_ran_before_a_capture_is_held_behind_it() -> None:
     device = FakeDevice()
     replicas = training("graph", device, schedule=dealt(step_graph()))
     replicas.round(round_of(0))
-    captured = [task for learner in replicas._engine.context.learners for task in learner._captured.values()]
+    captured = [task for learner in replicas.loop.context.learners for task in learner._captured.values()]
     assert len(captured) == LEARNERS
     for task in captured:
         assert task.spread is not None

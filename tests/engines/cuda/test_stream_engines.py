@@ -127,9 +127,9 @@ def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str, d
         torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
         torch.testing.assert_close(trainings[1].z, trainings[0].z, rtol=0, atol=1e-12)
     trainings[1].close()
-    assert [replicas.num_restarts for replicas in trainings] == [2, 2]
-    assert [event.round for event in trainings[1].take_events()] == [
-        event.round for event in trainings[0].take_events()
+    assert [replicas.loop.num_restarts for replicas in trainings] == [2, 2]
+    assert [event.round for event in trainings[1].loop.take_events()] == [
+        event.round for event in trainings[0].loop.take_events()
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_diverged_learner_goes_on_finite_and_always_alike(engine: str, setting
             assert replicas.W.isfinite().all()
             assert replicas.z.isfinite().all()
         replicas.close()
-        assert replicas.num_restarts == 1
+        assert replicas.loop.num_restarts == 1
         assert all(tensor.isfinite().all() for tensor in replicas.learner(1).buffers())
         states.append(state_of(replicas))
     for one, other in zip(*states, strict=True):
@@ -170,9 +170,9 @@ def test_learners_come_and_go_and_memory_comes_back(engine: str, device: FakeDev
     for turn in range(4):
         for k in (2, 3, 4, 3):
             while replicas.learners < k:
-                replicas.add_learner()
+                replicas.resize(replicas.learners + 1)
             while replicas.learners > k:
-                replicas.remove_learner()
+                replicas.resize(replicas.learners - 1)
             for t in range(2):
                 replicas.round(round_of(10 * turn + t, k))
         replicas.close()
@@ -230,7 +230,7 @@ def test_a_model_that_reads_values_runs_uncaptured(engine: str) -> None:
         one, other = (replicas.round(round_of(t)) for replicas in trainings)
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert trainings[1].engine == f"{engine} (not captured)"
-    assert [event.event for event in trainings[1].take_events()][-1] == "engine changed"
+    assert [event.event for event in trainings[1].loop.take_events()][-1] == "engine changed"
     trainings[1].close()
 
 
@@ -417,7 +417,7 @@ def test_two_learners_that_diverge_soon_after_each_other_do_not_infect_each_othe
     for t in range(20):
         given = round_of(t, 3)
         replicas.round(bad(given, 0) if t == 3 else bad(given, 1) if t == 5 else given)
-    assert replicas.num_restarts == 2
+    assert replicas.loop.num_restarts == 2
     for index in range(3):
         assert all(tensor.isfinite().all() for tensor in replicas.learner(index).buffers())
     assert replicas(batch(0)[0]).isfinite().all()
@@ -433,7 +433,7 @@ def test_weights_that_are_not_finite_count_once(engine: str, device: FakeDevice)
         if t == 3:
             replicas.W[0].fill_(torch.nan)
         replicas.round(round_of(t))
-    assert replicas.num_restarts == 1
+    assert replicas.loop.num_restarts == 1
     assert replicas.W.isfinite().all()
     replicas.close()
 
@@ -594,7 +594,7 @@ def test_a_learner_that_cannot_be_added_leaves_the_others(
 
     monkeypatch.setattr(device, "_make_stream", none_left)
     with pytest.raises(bow.BowError, match="no more streams"):
-        replicas.add_learner()
+        replicas.resize(replicas.learners + 1)
     assert replicas.learners == 2
     assert replicas.round(round_of(1)).isfinite().all()
     replicas.close()
