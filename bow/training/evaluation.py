@@ -1,10 +1,11 @@
-"""Evaluating the central model: one pass over the validation data."""
+"""Evaluating the central model: when, and one pass over the validation data."""
 
 import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +15,22 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bow.data import Batch, evaluation_batches, open_stream
 from bow.engines import Loss, autocast
+from bow.engines.loop import MAX_ROUNDS_TOGETHER
+from bow.engines.thread_pool import num_threads
 from bow.errors import DataError, SettingError
 from bow.replicas import recalibrate
+from bow.seeds import derive_seed
 from bow.training.checks import num_not_finite
+from bow.training.context import RunContext
 from bow.training.learners import Learners
-from bow.training.metrics import Metric, check_names
+from bow.training.metrics import Metric, check_names, reached
+from bow.training.run_records import RunRecords
 
 RECALIBRATION_BATCHES = 50
 """Batches of training data on which batch-norm statistics are measured anew."""
+
+RECALIBRATION = 1
+"""Tells the seed of recalibration's batches from those of training."""
 
 
 class NotFinite(NamedTuple):
@@ -106,6 +115,104 @@ class Evaluator:
                     self.problem = NotFinite.found(name, number, index, batch)
         means = {name: total / max(count, 1) for name, total in sums.items()}
         return means | {metric.name: _computed(metric) for metric in applying or []}
+
+
+class Evaluations:
+    """The evaluations of a training: at the ends of epochs, and as often within one as the user asks for."""
+
+    def __init__(self, context: RunContext, records: RunRecords) -> None:
+        self._context = context
+        self._position = context.position
+        self._records = records
+        self._last: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
+        self._shares_done = 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """For checkpoints: the last evaluation."""
+        return self._last
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the last evaluation of a checkpoint's training."""
+        self._shares_done = self._shares()
+        last = self._position.history[-1] if self._position.history else {"round": -1, "time_s": 0.0}
+        self._last = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
+        if reached(self._last["values"], self._context.target, self._context.metrics):
+            self._position.time_to_target = self._last["time_s"]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an evaluation within the epoch is due."""
+        return self._shares() > self._shares_done
+
+    def rounds_left(self) -> int:
+        """How many rounds, at least, until an evaluation within the epoch is due, which all devices make together."""
+        context, every = self._context, self._context.config.validation.every
+        per_epoch, batch = context.stream.samples_per_epoch, context.stream.batch_size
+        if every >= 1 or context.evaluate is None or per_epoch is None:
+            return MAX_ROUNDS_TOGETHER
+        if batch is None:
+            return 1
+        left = (self._shares() + 1) * every * per_epoch - self._position.samples
+        return max(1, math.ceil(left / (batch * context.replicas.group.num_all)))
+
+    def within_epoch(self) -> None:
+        """Evaluate, and record it."""
+        values = self.evaluate()
+        self._records.log(
+            {"kind": "evaluation", "epoch": self._position.epochs, **self._records.place, **values},
+        )
+        self.check_target(values)
+
+    def evaluate(self) -> dict[str, float]:
+        """The central model's values of the validation data, by name; of this round, if it was evaluated already."""
+        if self._last["round"] == self._position.round:
+            return dict(self._last["values"])
+        with num_threads(self._context.threads):
+            values = self._evaluate_now()
+        self._last = {"round": self._position.round, "time_s": self._position.elapsed_s, "values": values}
+        self._shares_done = self._shares()
+        return values
+
+    def check_target(self, values: Mapping[str, float]) -> None:
+        """See whether the target is reached by now."""
+        target, position = self._context.target, self._position
+        missing = [name for name in target if name not in values]
+        if missing:
+            raise SettingError(
+                f"target names {missing[0]!r}, which is not measured; choose from {', '.join(values) or 'nothing'}"
+            )
+        if position.time_to_target is None and reached(values, target, self._context.metrics):
+            position.time_to_target = position.elapsed_s
+            text = ", ".join(f"{name} {values[name]:.4g}" for name in target)
+            self._records.event("target reached", f"target reached after {position.time_to_target:.1f} s: {text}")
+
+    def _evaluate_now(self) -> dict[str, float]:
+        context, config = self._context, self._context.config
+        context.replicas.settle()
+        self._records.gather_events()
+        if config.validation.buffers == "recalibrate":
+            seed = derive_seed(config.seed, RECALIBRATION, self._position.round)
+            recalibrate_central(context.replicas, config.data, context.stream.batch_size, seed)
+        evaluate = context.evaluate
+        if evaluate is None:
+            return {}
+        own = (evaluate(context.replicas), evaluate.problem) if context.world.leads else ({}, None)
+        values, problem = context.world.broadcast(own)
+        if problem is not None:
+            self._records.event("not finite", problem.text)
+            if context.world.leads:
+                warnings.warn(problem.text, stacklevel=2)
+            if problem.of_the_data and any(math.isnan(values.get(name, 0.0)) for name in context.target):
+                raise DataError(f"the target cannot be reached: {problem.text}")
+        return dict(values)
+
+    def _shares(self) -> int:
+        """How many evaluations within epochs are due by now; 0 where they are at the ends of epochs only."""
+        per_epoch, every = self._context.stream.samples_per_epoch, self._context.config.validation.every
+        if every >= 1 or per_epoch is None or self._context.evaluate is None:
+            return 0
+        return int(self._position.samples / (every * per_epoch) + 1e-9)
 
 
 def batch_length(batch: Any) -> int:

@@ -14,9 +14,9 @@ from bow.replicas import prepare_template
 from bow.training.checks import all_labels, check_evaluate_every, check_first_batch, choose_devices
 from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource, check_round
+from bow.training.epoch import MOST_LOST
 from bow.training.evaluation import Evaluator
 from bow.training.replicas_config import ReplicasConfig
-from bow.training.run import MOST_LOST
 from bow.training.schedule import decide, engine_with, read_schedule
 
 if TYPE_CHECKING:

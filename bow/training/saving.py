@@ -12,7 +12,24 @@ from torch import nn
 
 from bow.errors import disk_reason
 from bow.files import spare_files
-from bow.observe import RunDirectory
+from bow.observe import RunDirectory, write_report
+from bow.training.checkpoint import delete_checkpoints
+from bow.training.run_records import RunRecords
+
+
+def save_results(
+    model: nn.Module, directory: RunDirectory, records: RunRecords, deletes: bool
+) -> tuple[Path | None, Path | None]:
+    """Save a training's model and report, and delete its checkpoints if they are not to be kept."""
+    if deletes:
+        delete_checkpoints(directory.checkpoints, keep=1)  # a small disk may need the room for the model
+    model_path = save_central(model, directory)
+    if model_path != directory.model_path:
+        records.event("not written", f"the model is not in the run directory, but in {model_path}")
+    elif deletes:
+        delete_checkpoints(directory.checkpoints)
+    report = records.attempt(lambda: write_report(directory.path), "report", "bow report writes it anew")
+    return model_path, report
 
 
 def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:

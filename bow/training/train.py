@@ -27,6 +27,7 @@ from bow.training.callbacks import Hooks
 from bow.training.checkpoint import delete_checkpoints_after, meant, open_checkpoint, run_of
 from bow.training.checks import make_scheduler, warn_of_first_come
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
+from bow.training.context import Position, RunContext
 from bow.training.interruption import end_as_asked
 from bow.training.learners import Learners
 from bow.training.moved import refuses_moved
@@ -34,7 +35,7 @@ from bow.training.preparation import Prepared, prepare
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.training.result import Result
 from bow.training.resuming import learners_to_resume, optimizer_settings, restore, trajectory
-from bow.training.run import Plan, TrainingLoop
+from bow.training.run import TrainingLoop
 from bow.training.tuning import (
     Tuned,
     balanced,
@@ -201,8 +202,12 @@ def run_training(config: TrainConfig) -> Result:
         if made.save is not None and world.leads:
             made.save(directory.path)
         is_manual = config.run.checkpoint_every != "auto"
-        plan = Plan(
+        stream = prepared.opened.stream
+        context = RunContext(
             config=config,
+            replicas=replicas,
+            stream=stream,
+            position=Position(stream.samples_per_epoch),
             is_synthetic=isinstance(config.data, SyntheticSamples),
             keeps_checkpoints=is_manual or (goes_on and state is not None and not state.get("automatic")),
             evaluate=prepared.evaluator,
@@ -215,7 +220,7 @@ def run_training(config: TrainConfig) -> Result:
             started_with=started_with,
             trajectory=given_trajectory,
         )
-        loop = TrainingLoop(replicas, prepared.opened.stream, scheduler, plan, shown, Hooks(config.callbacks))
+        loop = TrainingLoop(context, scheduler, shown, Hooks(config.callbacks))
         if state is not None:
             loop.load_state(state, epoch_losses)
             if world.leads:

@@ -180,7 +180,7 @@ def test_a_short_training_writes_no_checkpoints(train: Train, data: tuple[Tensor
 @pytest.fixture
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints behind every round, as if rounds took as long as it takes until one is due."""
-    monkeypatch.setattr("bow.training.checkpoint_timer.CheckpointTimer.is_due", lambda timer, now_s: True)
+    monkeypatch.setattr("bow.training.checkpointing.CheckpointTimer.is_due", lambda timer, now_s: True)
 
 
 @pytest.mark.usefixtures("always_due")
@@ -603,13 +603,13 @@ def test_going_on_from_an_older_checkpoint_deletes_the_newer_ones_of_that_run(
 def test_the_first_throughput_after_resuming_counts_new_samples_only(
     train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bow.training.run.RECORD_INTERVAL_S", 0.0)
+    monkeypatch.setattr("bow.training.run_records.RECORD_INTERVAL_S", 0.0)
     train(net(), data, epochs=2, checkpoint_every=12)
     seconds: list[float] = []
 
     class Clock:
         def on_round_end(self, run: Any) -> None:
-            seconds.append(run._meter.now)
+            seconds.append(run.position.meter.now)
 
     train(net(), data, epochs=3, resume="auto", callbacks=[Clock()])
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -157,7 +157,7 @@ def test_a_training_of_one_period_has_a_throughput(train: Train, model: nn.Modul
 def test_large_batches_are_dealt_in_smaller_portions(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bow.training.run.MAX_BYTES_TOGETHER", 2 * 8 * (5 * 4 + 8))  # two rounds of eight samples
+    monkeypatch.setattr("bow.training.dealing.MAX_BYTES_TOGETHER", 2 * 8 * (5 * 4 + 8))  # two rounds of eight samples
     diary = Diary()
     train(model, data, epochs=1, sync=bow.LocalSGD(every=6), callbacks=[diary], **FREE)
     assert diary.completed == [2, 2, 4, 4, 6, 6]

@@ -210,7 +210,7 @@ def test_without_restart_a_drop_changes_nothing(train: Train, model: nn.Module, 
 def test_loggers_get_all_records_in_order_and_are_closed_once(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bow.training.run.RECORD_INTERVAL_S", 0.0)
+    monkeypatch.setattr("bow.training.run_records.RECORD_INTERVAL_S", 0.0)
     recorder = Recorder()
     result = train(model, data, batch_size=12, epochs=2, validation=data, loggers=[recorder])
     kinds = [record["kind"] for record in recorder.records]

@@ -12,7 +12,7 @@ from torch import nn
 import bow
 from bow.cluster import TrialWorld, World
 from bow.training.agreement import Agreement
-from bow.training.watch_devices import WatchDevices
+from bow.training.watch import WatchDevices
 from bow.tuner import Tuner
 from tests.cluster.worlds import in_world
 

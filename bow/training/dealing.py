@@ -1,0 +1,96 @@
+"""Which rounds a training hands over at once, with their batches, and how they run where memory ends."""
+
+from collections.abc import Sequence
+
+import torch
+
+from bow.data import Deal
+from bow.engines import Outcome, Stacked
+from bow.errors import DeviceMemoryError
+from bow.training.agreement import Agreement
+from bow.training.callbacks import Hooks
+from bow.training.context import RunContext
+from bow.training.data_source import dealt_again
+from bow.training.evaluation import Evaluations
+from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
+from bow.training.run_records import RunRecords
+from bow.training.watch import Watch
+
+
+class Dealing:
+    """Deals batches, not beyond an epoch, a checkpoint or the end, and runs their rounds."""
+
+    def __init__(
+        self, context: RunContext, hooks: Hooks, agreement: Agreement, evaluations: Evaluations, records: RunRecords
+    ) -> None:
+        self._context = context
+        self._position = context.position
+        self._replicas = context.replicas
+        self._is_watched = context.config.is_per_round or hooks.listen("on_round_end")
+        self._agreement = agreement
+        self._evaluations = evaluations
+        self._records = records
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps that were asked for have been made."""
+        steps = self._context.config.steps
+        return steps is not None and self._position.round >= steps
+
+    def rounds_left(self) -> int | None:
+        """How many rounds the training still has, if that is known."""
+        steps = self._context.config.steps
+        if steps is not None:
+            return max(steps - self._position.round, 0)
+        return self._context.stream.rounds_left(self._replicas.group.num_all)
+
+    def deal(self) -> list[Deal]:
+        """The batches of the rounds that are handed over at once; none where the data are used up."""
+        deals: list[Deal] = []
+        limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
+        while len(deals) < limit and room > 0:
+            deal = self._context.stream.deal(self._replicas.group.num_all, self._replicas.group.own)
+            if deal is None:
+                break
+            deals.append(deal)
+            if deal.epochs > self._position.epoch:
+                break
+            room -= num_bytes(deal.batches) if limit > 1 else 0
+        return deals
+
+    def run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
+        """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""
+        ran: list[tuple[Deal, Outcome]] = []
+        left = list(deals)
+        while left:
+            before, learners = self._replicas.rounds, self._replicas.learners
+            together = [Stacked(deal.batches) if deal.stacked else deal.batches for deal in left]
+            try:
+                return [*ran, *zip(left, self._replicas.rounds_at_once(together), strict=True)]
+            except DeviceMemoryError as error:
+                if watch is None or learners == 1:
+                    raise
+                self._records.event("learners", watch.ran_out_of_memory(error))
+            ended = self._replicas.rounds - before
+            ran += [(deal, lost_outcome(learners, self._replicas.device)) for deal in left[:ended]]
+            left = dealt_again(left[ended:], learners - 1)
+        return ran
+
+    def _rounds_together(self) -> int:
+        config = self._context.config
+        if self._is_watched and self._replicas.loop.settings.dispatch == "fixed":
+            return 1  # who looks at a round sees the learners as that round left them
+        limits = [self._replicas.loop.period]
+        if config.steps is not None:
+            limits.append(config.steps - self._position.round)
+        if isinstance(config.run.checkpoint_every, int):
+            limits.append(config.run.checkpoint_every - self._position.round % config.run.checkpoint_every)
+        if not self._context.world.is_one:
+            limits += [self._agreement.next_round - self._position.round, self._evaluations.rounds_left()]
+        return min(limits)
+
+
+def lost_outcome(learners: int, device: torch.device) -> Outcome:
+    """Stands for a round that ran but whose losses went down with a later one."""
+    losses = torch.full((learners,), torch.nan, device=device)
+    return Outcome(losses, torch.ones_like(losses, dtype=torch.bool), [True] * learners)

@@ -1,0 +1,152 @@
+"""Records of a training: to the loggers and the progress bar, at rank 0 with what happened on all devices."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bow.engines import Outcome
+from bow.errors import reason
+from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
+from bow.observe.records import SYNTHETIC
+from bow.training.context import RunContext
+from bow.training.metrics import mean_of
+
+RECORD_INTERVAL_S = 0.5
+"""Seconds of training between two records of kind `rounds`."""
+
+TOLD = ("learner restarted", "engine changed")
+"""Events of which engines warn, each kind once; rank 0 warns of those of other devices."""
+
+
+class RunRecords:
+    """Writes the records of a training."""
+
+    def __init__(self, context: RunContext, progress: ProgressBar) -> None:
+        self._context = context
+        self._position = context.position
+        self._replicas = context.replicas
+        self._world = context.world
+        self._progress = progress
+        self._loggers: list[SafeLogger] = []
+        if self._world.leads:
+            own = JsonLinesLogger(context.directory.metrics_path)
+            self._loggers = [SafeLogger(logger) for logger in (own, *context.config.run.loggers)]
+        self._warned_of: set[tuple[int, str]] = set()
+        self._losses: list[Tensor] = []
+        self._last = (0.0, context.position.samples)
+
+    def log(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Give a record to all loggers."""
+        record = {"kind": record["kind"], "time_s": self._position.elapsed_s, **record}
+        for logger in self._loggers:
+            logger.log(record)
+        self._progress.update(record)
+        return record
+
+    def event(self, event: str, message: str, round_index: int | None = None) -> None:
+        """Record something that happened, now or in an earlier round."""
+        index = self._position.round if round_index is None else round_index
+        self.log({"kind": "event", "round": index, "event": event, "message": message})
+
+    def begin(self, rounds: int | None) -> None:
+        """The training begins, or goes on, for so many rounds if that is known."""
+        context, config = self._context, self._context.config
+        self._last = (0.0, self._position.samples)
+        self.log(
+            {
+                "kind": "start",
+                "rounds": rounds,
+                "learners": self._replicas.learners,
+                "engine": self._replicas.engine,
+                "batch_size": context.stream.batch_size,
+                "epochs": None if config.steps is not None else config.epochs,
+                "steps": config.steps,
+                "samples_per_epoch": context.stream.samples_per_epoch,
+                "device": str(self._replicas.device),
+                "sync": repr(self._replicas.loop.sync),
+                "model": type(self._replicas.central).__name__,
+                "parameters": self._replicas.num_parameters,
+                "run_dir": str(context.directory.path),
+            }
+        )
+        if context.is_synthetic:
+            self.event(SYNTHETIC, "the data are synthetic: what is reached says nothing about real ones")
+        if context.tuned.source != "given":
+            self.log(context.tuned.record)
+
+    def round_ended(self, outcome: Outcome) -> None:
+        """Remember the losses for the next record."""
+        self._losses.append(outcome.losses)
+
+    def rounds(self) -> None:
+        """Record what has happened, and twice a second how rounds go."""
+        self._own_events()
+        seconds, samples = self._last
+        now = self._position.meter.now
+        if now - seconds < RECORD_INTERVAL_S:
+            return
+        rate = (self._position.samples - samples) / (now - seconds)
+        loss = mean_of(self._losses)
+        self._losses = []
+        self._last = (now, self._position.samples)
+        self.log({"kind": "rounds", "epoch": self._position.epochs, **self.place, "loss": loss, "samples_per_s": rate})
+
+    def end(self) -> None:
+        """The training has ended."""
+        position = self._position
+        last = position.history[-1] if position.history else {}
+        known = {"kind", "time_s", "epoch", "round", "samples", "train_loss", "samples_per_s", "learners", "lr"}
+        self.log(
+            {
+                "kind": "end",
+                "round": position.round,
+                "samples": position.samples,
+                "seconds": position.elapsed_s,
+                "samples_per_s": position.meter.throughput,
+                "time_to_target_s": position.time_to_target,
+                "learner_restarts": self._context.num_restarts,
+                **{name: value for name, value in last.items() if name not in known},
+            }
+        )
+
+    def close(self) -> None:
+        """End all loggers."""
+        for logger in self._loggers:
+            logger.close()
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Round, samples, learners and learning rate."""
+        lr = float(self._replicas.optimizer.param_groups[0]["lr"])
+        counted = {"round": self._position.round, "samples": self._position.samples}
+        return {**counted, "learners": self._replicas.learners, "lr": lr}
+
+    def gather_events(self) -> None:
+        """Record what has happened on all devices, which do this behind the same round."""
+        self._own_events()
+        by_device = self._world.gather(self._replicas.loop.take_events()) or []
+        for device, events in enumerate(by_device):
+            for event in events:
+                self.event(event.event, f"device {device}: {event.message}", event.round)
+                if event.event in TOLD and (device, event.event) not in self._warned_of:
+                    self._warned_of.add((device, event.event))
+                    warnings.warn(f"device {device}: {event.message}", stacklevel=2)
+
+    def attempt(self, write: Callable[[], Path], what: str, then: str) -> Path | None:
+        """Write a file of the run; None where that fails, which must not cost the user the training."""
+        try:
+            return write()
+        except Exception as error:
+            message = f"the {what} cannot be written ({reason(error)}); {then}"
+            warnings.warn(message, stacklevel=3)
+            self.event("not written", message)
+            return None
+
+    def _own_events(self) -> None:
+        if not self._world.leads:
+            return  # rank 0 asks for them when all meet
+        for event in self._replicas.loop.take_events():
+            self.event(event.event, event.message, event.round)
