@@ -84,7 +84,7 @@ def soak(seconds: float, tell: Callable[[str], None] = lambda line: None, **sett
                 assert replicas.round([batch() for _ in range(replicas.learners)]).isfinite().all()
                 rounds += 1
             grow = replicas.learners == 1 or (replicas.learners < MOST_LEARNERS and draw.random() < 0.5)
-            (replicas.add_learner if grow else replicas.remove_learner)()
+            replicas.resize(replicas.learners + (1 if grow else -1))
             changes += 1
             if warm is None and elapsed > seconds / 5 and changes >= LEAST_CHANGES / 5:
                 warm = Footprint.now()

@@ -21,7 +21,7 @@ class Dealing:
     """Deals batches, not beyond an epoch, a checkpoint or the end, and runs their rounds."""
 
     def __init__(
-        self, context: RunContext, hooks: Hooks, agreement: Agreement, evaluations: Evaluations, records: RunRecords
+        self, context: RunContext, records: RunRecords, hooks: Hooks, agreement: Agreement, evaluations: Evaluations
     ) -> None:
         self._context = context
         self._position = context.position

@@ -28,7 +28,7 @@ class Shares(Protocol):
         """The numbers of those that get their batches here among all."""
 
 
-class Rounds(Protocol):
+class EngineRounds(Protocol):
     """The rounds of one device as a training sees them."""
 
     @property
@@ -78,7 +78,7 @@ class Learners(Protocol):
         """How learners are spread over the devices."""
 
     @property
-    def loop(self) -> Rounds:
+    def loop(self) -> EngineRounds:
         """What runs the rounds."""
 
     @property

@@ -191,7 +191,7 @@ def test_no_memory_is_a_wall(
 ) -> None:
     run = trials(made)
     assert measure(run, learners=1).failure is None
-    monkeypatch.setattr(Replicas, "add_learner", lambda self: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(Replicas, "resize", lambda self, learners: (_ for _ in ()).throw(error))
     measurement = measure(run, learners=2)
     assert measurement.failure == failure
     assert measurement.out_of_memory == isinstance(error, DeviceMemoryError)
