@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[1]
 # What the tree has reached; the aim stands beside it.
 UNREACHED = 0  # 0
 NAMES_TWICE = 0  # 0
-LARGE_CLASSES = 4  # 0
-METHODS = 56  # 25
+LARGE_CLASSES = 0  # 0
+METHODS = 25  # 25
 UNFINISHED = 0  # 0
-LOADED_MODULES = 140  # 150
-LOADED_LINES = 20_100  # 20,000
+LOADED_MODULES = 138  # 150
+LOADED_LINES = 19_600  # 20,000
 SECTIONS = 4  # 0
 
 LARGE = 25

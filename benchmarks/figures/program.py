@@ -14,7 +14,7 @@ from benchmarks.figures.page import markdown, results_table, stem
 from benchmarks.figures.settings import TABLE, Settings
 from benchmarks.results import Result, console, prepare_output, write_json, write_text
 from bow.errors import BowError
-from bow.training.given import resolve_device
+from bow.training.checks import resolve_device
 
 PAGE = "figures.md"
 

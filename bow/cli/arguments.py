@@ -18,8 +18,8 @@ from bow.data import DataSplits
 from bow.engines.config import Engine
 from bow.errors import SettingError
 from bow.models import sequence_cross_entropy
+from bow.training.checks import check_learners
 from bow.training.config import Run, Validation
-from bow.training.given import check_learners
 from bow.training.metrics import Accuracy
 from bow.values import whole, whole_seed
 

@@ -122,7 +122,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
     """The engine that would run, and what it would need."""
     from bow.engines import choose_learners
-    from bow.training.given import engine_for
+    from bow.training.checks import engine_for
 
     inputs, size, wanted = arguments["data"][0], arguments["batch_size"], arguments["engine"]
     model = arguments["model"]()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bow.errors import SettingError
-from bow.observe import write_report
+from bow.observe.report import write_report
 
 USAGE = """\
 usage: bow report RUN_DIR

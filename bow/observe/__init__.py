@@ -3,7 +3,6 @@
 from bow.observe.loggers import JsonLinesLogger, Logger, SafeLogger, TensorBoardLogger
 from bow.observe.progress import ProgressBar
 from bow.observe.records import Record, read_records
-from bow.observe.report import write_report
 from bow.observe.run_directory import RunDirectory, RunLock
 from bow.observe.weights_and_biases import WandbLogger
 
@@ -18,5 +17,4 @@ __all__ = [
     "TensorBoardLogger",
     "WandbLogger",
     "read_records",
-    "write_report",
 ]

@@ -17,8 +17,7 @@ from bow.observe import Logger
 from bow.replicas import BufferPolicy, OptimizerFactory
 from bow.sync import Synchroniser
 from bow.training.callbacks import check_callbacks
-from bow.training.checks import check_objects, check_target
-from bow.training.given import check_learners, check_step, check_sync
+from bow.training.checks import check_learners, check_objects, check_step, check_sync, check_target
 from bow.training.metrics import Accuracy, Metric, check_names
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.tuner import Tuner

@@ -3,19 +3,23 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bow.cluster import World
 from bow.data import BatchStream
 from bow.observe import RunDirectory
 from bow.training.config import TrainConfig
-from bow.training.learners import Learners
 from bow.training.metrics import Metric
+from bow.training.replicas import Replicas
 from bow.training.tuning import Tuned
 from bow.tuner import Tuner
 
 if TYPE_CHECKING:
     from bow.training.evaluation import Evaluator
+    from bow.training.partition_learners import PartitionLearners
+
+Learners: TypeAlias = "Replicas | PartitionLearners"
+"""What a training trains: each learner on one device, or its operators in tiles on several."""
 
 
 @dataclass

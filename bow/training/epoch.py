@@ -7,7 +7,7 @@ from bow.cluster import World
 from bow.engines import OnNan, Outcome
 from bow.engines.restarts import REMEDY
 from bow.errors import DivergenceError
-from bow.training.learners import Learners
+from bow.training.context import Learners
 from bow.training.metrics import mean_of
 
 MOST_LOST = 0.5

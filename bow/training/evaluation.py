@@ -21,8 +21,7 @@ from bow.errors import DataError, SettingError
 from bow.replicas import recalibrate
 from bow.seeds import derive_seed
 from bow.training.checks import num_not_finite
-from bow.training.context import RunContext
-from bow.training.learners import Learners
+from bow.training.context import Learners, RunContext
 from bow.training.metrics import Metric, check_names, reached
 from bow.training.run_records import RunRecords
 

@@ -32,8 +32,7 @@ from bow.forking import begin_to_compute
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.schedule import Timeline
 from bow.sync import SMA, Synchroniser
-from bow.training.checkpoint import refusing_damage
-from bow.training.given import (
+from bow.training.checks import (
     check_learners,
     check_schedule,
     check_step,
@@ -337,7 +336,6 @@ class Replicas(nn.Module):
         """
         return ReplicasState(self.group, self.loop).read()
 
-    @refusing_damage()
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
         """Continue from `training_state()`.
 

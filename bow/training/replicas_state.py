@@ -1,15 +1,31 @@
 """What a checkpoint holds of the learners of all devices, and how they go on from it."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from bow.cluster import World
 from bow.engines import Loop
-from bow.errors import CheckpointError
+from bow.errors import BowError, CheckpointError, reason
 from bow.replicas import LearnerGroup
 from bow.sync import Timing
 
 STATE_VERSION = 2
+
+RESUME_REMEDY = "resume from an older one, or another file of a run's checkpoints directory"
+
+
+@contextlib.contextmanager
+def refusing_damage() -> Iterator[None]:
+    """Refuse a state whose parts are not of the kinds that are needed, whatever fails on them."""
+    try:
+        yield
+    except (BowError, torch.OutOfMemoryError):
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"the state to go on from is damaged ({reason(error)}); {RESUME_REMEDY}") from error
 
 
 class ReplicasState:
@@ -35,6 +51,7 @@ class ReplicasState:
             "group": rows,
         }
 
+    @refusing_damage()
     def load(self, state: Mapping[str, Any] | None, learners: int | None) -> None:
         """Go on from what rank 0 is given, with so many learners here; None: as many as it had, or its part of them."""
         group, loop, world = self._group, self._loop, self._group.world

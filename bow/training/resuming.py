@@ -16,11 +16,10 @@ from bow.data import BatchStream
 from bow.data.tensors import TensorStream
 from bow.errors import SettingError
 from bow.observe.records import plain
-from bow.training.checkpoint import refusing_damage
 from bow.training.config import TrainConfig
+from bow.training.context import Learners
 from bow.training.data_source import DataSource
-from bow.training.learners import Learners
-from bow.training.replicas_state import part_of
+from bow.training.replicas_state import part_of, refusing_damage
 
 RENAMED = {
     "lr_scheduler": "scheduler",

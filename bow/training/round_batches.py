@@ -16,7 +16,7 @@ from bow.errors import SettingError
 from bow.graph.learning_step import LearningStep
 from bow.graph.outside import OutsideTensors
 from bow.replicas import LearnerGroup
-from bow.training.given import check_has_values, check_stacked
+from bow.training.checks import check_has_values, check_stacked
 
 DATA_SHARE = 4
 """Samples stay on a device if they take at most this part of the memory that learners leave."""

@@ -15,8 +15,7 @@ from bow.errors import DivergenceError, SettingError
 from bow.observe import ProgressBar
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
-from bow.training.checkpoint import newest_round
-from bow.training.checkpointing import RunCheckpoints
+from bow.training.checkpoint import RunCheckpoints, newest_round
 from bow.training.context import RunContext
 from bow.training.dealing import Dealing
 from bow.training.epoch import Epoch, mean_loss
@@ -24,10 +23,9 @@ from bow.training.evaluation import Evaluations
 from bow.training.interruption import Interruption
 from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
-from bow.training.result import Result
+from bow.training.result import Result, save_results
 from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
-from bow.training.saving import save_results
 from bow.training.watch import Watch, WatchDevices
 
 WARMUP_ROUNDS = 20

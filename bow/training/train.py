@@ -27,9 +27,8 @@ from bow.training.callbacks import Hooks
 from bow.training.checkpoint import delete_checkpoints_after, meant, open_checkpoint, run_of
 from bow.training.checks import make_scheduler, warn_of_first_come
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
-from bow.training.context import Position, RunContext
+from bow.training.context import Learners, Position, RunContext
 from bow.training.interruption import end_as_asked
-from bow.training.learners import Learners
 from bow.training.moved import refuses_moved
 from bow.training.preparation import Prepared, prepare
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC

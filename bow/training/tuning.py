@@ -16,9 +16,9 @@ from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
 from bow.training.candidates import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
+from bow.training.checks import engine_for
 from bow.training.data_source import DataSource
 from bow.training.description import describe
-from bow.training.given import engine_for
 from bow.training.replicas import Replicas
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals

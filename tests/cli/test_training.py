@@ -152,7 +152,7 @@ def test_a_model_that_is_not_in_the_run_directory_is_a_failure(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save_model(model, path)
 
-    monkeypatch.setattr("bow.training.saving.save_model", save)
+    monkeypatch.setattr("bow.training.result.save_model", save)
     assert main(["train", *SMALL, "run=sub/here"]) == 1
     assert (
         "the model cannot be written to sub/here/model.safetensors (the disk is full); it is" in capsys.readouterr().err

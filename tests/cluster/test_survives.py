@@ -76,7 +76,7 @@ class Look:
 @pytest.fixture(scope="module", autouse=True)
 def _no_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bow.training.saving.write_report", lambda run_dir: None)
+        patch.setattr("bow.observe.report.write_report", lambda run_dir: None)
         yield
 
 
@@ -340,7 +340,7 @@ class Checkpoints:
 def test_several_devices_write_checkpoints_by_themselves_when_rank_0_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: bow.Result
 ) -> None:
-    monkeypatch.setattr("bow.training.checkpointing.CheckpointTimer.is_due", lambda timer, now_s: True)
+    monkeypatch.setattr("bow.training.checkpoint.CheckpointTimer.is_due", lambda timer, now_s: True)
     looks = Checkpoints()
     result = train(tmp_path / "run", devices=2, learners=2, checkpoint_every="auto", callbacks=[looks])
     assert_same(result, expected)

@@ -21,7 +21,7 @@ from bow.cluster import ALONE
 from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import ProcessGroup
 from bow.seeds import derive_seed
-from bow.training.given import check_step
+from bow.training.checks import check_step
 from bow.training.partition_learners import PartitionLearners, Placed, captured_step
 from tests.engines.random_steps import Case, Program
 from tests.grouped import of_replicas

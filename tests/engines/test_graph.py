@@ -167,7 +167,7 @@ def test_dropout_differs_between_learners_and_rounds_and_follows_the_seed() -> N
 
 def test_a_shape_is_captured_when_it_comes_again_and_rare_ones_run_in_eager() -> None:
     with Pair("graph", classifier, learners=2) as pair:
-        engine = pair.trainings[1]._engine
+        engine = pair.trainings[1].loop
         for t, samples in enumerate([4, 4, 3, 3, 4, 5, 3]):
             pair.round(batches(t, 2, samples))
         captured = {shape[2][0][0] for shape in engine.runner.tasks}  # type: ignore[attr-defined]

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from bow.errors import RunDirectoryError
-from bow.observe import RunDirectory, write_report
+from bow.observe import RunDirectory
 from bow.observe.charts import charts
-from bow.observe.report import DECISION_HEAD, Report
+from bow.observe.report import DECISION_HEAD, Report, write_report
 
 
 class Page(html.parser.HTMLParser):

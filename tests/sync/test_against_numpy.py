@@ -413,7 +413,7 @@ class TrainingPair:
 @pytest.fixture
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares the pictures of the report, which take three quarters of so short a training."""
-    monkeypatch.setattr("bow.training.saving.write_report", lambda run_dir: None)
+    monkeypatch.setattr("bow.observe.report.write_report", lambda run_dir: None)
 
 
 @pytest.mark.quick(4)

@@ -31,7 +31,7 @@ def model() -> nn.Module:
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bow.Result]:
     """`bow.train` with small defaults in `tmp_path / "run"`, without the pictures of the report."""
-    monkeypatch.setattr("bow.training.saving.write_report", lambda run_dir: None)
+    monkeypatch.setattr("bow.observe.report.write_report", lambda run_dir: None)
 
     def run(model: Any, data: Any, loss: Any = ..., **settings: Any) -> bow.Result:
         if loss is ...:

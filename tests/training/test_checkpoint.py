@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
-from bow.observe import write_report
+from bow.observe.report import write_report
 from bow.training.checkpoint import save_checkpoint
 
 Train = Callable[..., bow.Result]
@@ -180,7 +180,7 @@ def test_a_short_training_writes_no_checkpoints(train: Train, data: tuple[Tensor
 @pytest.fixture
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints behind every round, as if rounds took as long as it takes until one is due."""
-    monkeypatch.setattr("bow.training.checkpointing.CheckpointTimer.is_due", lambda timer, now_s: True)
+    monkeypatch.setattr("bow.training.checkpoint.CheckpointTimer.is_due", lambda timer, now_s: True)
 
 
 @pytest.mark.usefixtures("always_due")
@@ -209,7 +209,7 @@ def test_checkpoints_that_nobody_asked_for_leave_room_for_the_model(
             raise OSError(errno.ENOSPC, "No space left on device")
         save_model(model, path)
 
-    monkeypatch.setattr("bow.training.saving.save_model", save)
+    monkeypatch.setattr("bow.training.result.save_model", save)
     assert train(net(), data).model_path == tmp_path / "run" / "model.safetensors"
 
 

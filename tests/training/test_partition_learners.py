@@ -152,7 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bow.training.saving.write_report", lambda run_dir: None)
+        patch.setattr("bow.observe.report.write_report", lambda run_dir: None)
         for module, name in (
             (partition_check, "_take_turns"),
             (measurement_cache, "cache_folder"),
@@ -242,7 +242,7 @@ def test_what_messages_take_between_two_processes_is_measured_and_kept(folder: P
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bow.Result]]:
     """A training on one device, by a strategy of one."""
-    monkeypatch.setattr("bow.training.saving.write_report", lambda run_dir: None)
+    monkeypatch.setattr("bow.observe.report.write_report", lambda run_dir: None)
 
     def run(given: Any = None, samples: Any = 16, **settings: Any) -> bow.Result:
         options = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON, **settings}

@@ -311,7 +311,7 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[Path]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save_model(model, path)
 
-    monkeypatch.setattr("bow.training.saving.save_model", save)
+    monkeypatch.setattr("bow.training.result.save_model", save)
     for name in ("here", "temporary"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
