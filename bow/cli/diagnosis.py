@@ -137,7 +137,7 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
         place=place,
         saved=saved_bytes(model, inputs[:size], arguments["precision"]),
         clip_norm=arguments["clip_norm"],
-        memory="swap" if wanted.offload else "device",
+        offload=wanted.offload,
     )
     return engine, need
 

@@ -14,7 +14,7 @@ from bow.engines.batches import Batches
 from bow.engines.batches import batch_of as batch_of
 from bow.engines.context import RoundContext
 from bow.engines.loop import TaskRunner
-from bow.engines.offload import Around, swapped_tasks
+from bow.engines.offload import Around, offloaded_tasks
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch, task_random
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
@@ -43,8 +43,8 @@ class Eager(TaskRunner):
         group, device = context.group, context.device
         if device is None and group.device.type == "cuda":
             device = cuda_device(group.device)
-        self.swapped = swapped_tasks(context.settings.memory, group, device, at_once=False)
-        self._in_turn = InTurn(group, context.settings, self.swapped)
+        self.offloaded = offloaded_tasks(context.settings.offload, group, device, at_once=False)
+        self._in_turn = InTurn(group, context.settings, self.offloaded)
 
     def resized(self) -> None:
         """Wrap the learners anew."""
@@ -56,8 +56,8 @@ class Eager(TaskRunner):
 
     def close(self) -> None:
         """Give pinned memory back, if there is some; the next round takes it anew."""
-        if self.swapped is not None:
-            self.swapped.close()
+        if self.offloaded is not None:
+            self.offloaded.close()
 
 
 class InTurn:

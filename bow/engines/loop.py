@@ -245,7 +245,7 @@ class RoundLoop(Loop):
         context = self.context
         due = context.averaging.due(context.round_index)
         context.restarts.observe_learning_rate()
-        with out_of_memory_explained(len(self.group), self.group.device, self.settings.memory):
+        with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
             outcome = self.runner.learn_and_step(batches, due, self._in_parts)
         self._end_round(outcome, due)
         return outcome
@@ -304,7 +304,7 @@ class RoundLoop(Loop):
         due = context.averaging.due(context.round_index + len(batches) - 1)
         context.restarts.observe_learning_rate()
         self.group.gather_buffers()  # for learners that diverge meanwhile
-        with out_of_memory_explained(len(self.group), self.group.device, self.settings.memory):
+        with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
             outcomes = runner.learn_ahead(batches, due)
         for outcome in outcomes[:-1] if due else outcomes:
             context.restarts.count(outcome, context.round_index)

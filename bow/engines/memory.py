@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.devices import StreamDevice
-from bow.engines.offload import Memory
 from bow.engines.saved_tensors import LEAVING, MIN_BYTES
 from bow.engines.task import Batch
 from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, num_state_tensors
@@ -124,7 +123,7 @@ def predict_memory(
     place: Place,
     saved: Sequence[int] | None = None,
     clip_norm: float | None = None,
-    memory: Memory = "device",
+    offload: bool = False,
 ) -> MemoryNeed:
     """Predict what a training needs of its device, without making or running any of it."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -145,7 +144,7 @@ def predict_memory(
         rows_per_device=3 + kept,
         buffer_bytes=0 if lazy else sum(buffer.nbytes for buffer in model.buffers()),
         frozen_bytes=0 if lazy else sum(parameter.nbytes for parameter in frozen),
-        activation_bytes=None if saved is None else _on_device(saved, memory),
+        activation_bytes=None if saved is None else _on_device(saved, offload),
         learners_at_once=1 if engine == "eager" else None,
         workspace_bytes=_workspace_bytes(place),
     )
@@ -209,9 +208,9 @@ def _as_bfloat16(tensor: Tensor) -> Tensor:
     return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
-def _on_device(sizes: Sequence[int], memory: Memory) -> int:
+def _on_device(sizes: Sequence[int], offload: bool) -> int:
     """What of a learning task's activations is on the device at the same time, at least."""
-    if memory == "device":
+    if not offload:
         return sum(sizes)
     large = sorted(size for size in sizes if size >= MIN_BYTES)
     return sum(size for size in sizes if size < MIN_BYTES) + sum(large[-LEAVING - 1 :])

@@ -13,7 +13,6 @@ from torch import nn
 from bow.devices import StreamDevice
 from bow.devices import memory as device_memory
 from bow.engines.memory import MemoryNeed, Place, bytes_text, is_cpu, predict_memory, saved_bytes
-from bow.engines.offload import Memory
 from bow.engines.task import Batch
 from bow.errors import DeviceMemoryError, SettingError
 from bow.replicas import OptimizerFactory, has_lazy_modules
@@ -45,7 +44,7 @@ class MemoryBudget:
     batch: Batch | None = None  # one of a learner's, where `loss` takes it; None: activations are not known
     precision: str | None = None  # as in `LearningConfig`
     clip_norm: float | None = None  # as in `LearningConfig`
-    memory: Memory = "device"  # as in `LearningConfig`
+    offload: bool = False  # as in `LearningConfig`
 
     @property
     def bytes(self) -> int:
@@ -63,7 +62,7 @@ class MemoryBudget:
             place=self.place,
             saved=self._saved,
             clip_norm=self.clip_norm,
-            memory=self.memory,
+            offload=self.offload,
         )
 
     def most(self, wanted: int) -> int:
@@ -131,11 +130,11 @@ class MemoryBudget:
         """What could make one learner fit."""
         if one.held_bytes > room or not one.activation_bytes:
             return "a smaller model"
-        return _any_of(["a smaller batch_size"] + (["offload=True"] if self.memory == "device" else []))
+        return _any_of(["a smaller batch_size"] + ([] if self.offload else ["offload=True"]))
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(learners: int, device: torch.device, memory: Memory = "device") -> Iterator[None]:
+def out_of_memory_explained(learners: int, device: torch.device, offload: bool = False) -> Iterator[None]:
     """Around a round: running out of memory becomes one sentence, which holds nothing on the device.
 
     A learning task that fails has changed no weights, no central model and no optimizer state: the training can be
@@ -150,9 +149,9 @@ def out_of_memory_explained(learners: int, device: torch.device, memory: Memory 
         traceback.clear_frames(error.__traceback__)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        swap_helps = device.type == "cuda" and memory == "device"
+        can_offload = device.type == "cuda" and not offload
         remedies = ["fewer learners"] if learners > 1 else []
-        remedies += ["a smaller batch_size"] + (["offload=True"] if swap_helps else [])
+        remedies += ["a smaller batch_size"] + (["offload=True"] if can_offload else [])
         asked = _ASKED.search(str(error))
         what = f"memory ({asked[1]} more) on {device}" if asked else f"memory on {device}"
         raise DeviceMemoryError(

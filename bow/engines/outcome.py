@@ -11,7 +11,6 @@ from torch import Tensor
 from bow.engines.batches import Batches as Batches
 from bow.engines.batches import Stacked as Stacked
 from bow.engines.config import DEFAULT_ENGINE, Engine
-from bow.engines.offload import Memory
 from bow.engines.task import Metrics, Step, check_precision
 from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
@@ -57,9 +56,9 @@ class LearningConfig:
         return self.engine.schedule if isinstance(self.engine.schedule, Schedule) else None
 
     @property
-    def memory(self) -> Memory:
-        """Where a learning task keeps what its backward pass needs."""
-        return "swap" if self.engine.offload else "device"
+    def offload(self) -> bool:
+        """Whether a learning task keeps what its backward pass needs in host memory."""
+        return self.engine.offload
 
     def compiled(self, compile: bool) -> "LearningConfig":
         """The same with learning tasks that are compiled, or are not."""

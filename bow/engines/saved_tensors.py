@@ -160,7 +160,7 @@ class _Kept(NamedTuple):
 
 
 class Offload:
-    """Swaps what one learning task at a time saves for its backward pass.
+    """Offloads what one learning task at a time saves for its backward pass.
 
     Learners that learn at the same time need one each; learners in turn on the same stream share one, and with it the
     pinned memory.
@@ -168,15 +168,15 @@ class Offload:
     Example:
         >>> from bow.testing import FakeDevice
         >>> device, layer = FakeDevice(), nn.Linear(64, 64)
-        >>> swap = Offload(device, min_bytes=1024)
-        >>> with device.issuing(), swap.task(stays=layer.parameters()):
+        >>> offload = Offload(device, min_bytes=1024)
+        >>> with device.issuing(), offload.task(stays=layer.parameters()):
         ...     layer(torch.ones(32, 64)).exp().sum().backward()
-        >>> swap.pinned_bytes
+        >>> offload.pinned_bytes
         16384
-        >>> swap.close()
+        >>> offload.close()
     """
 
-    def __init__(self, device: StreamDevice, name: str = "swap", min_bytes: int = MIN_BYTES) -> None:
+    def __init__(self, device: StreamDevice, name: str = "offload", min_bytes: int = MIN_BYTES) -> None:
         self._device = device
         self._name = name
         self._min_bytes = min_bytes

@@ -9,7 +9,7 @@ from torch import nn
 
 from bow.devices import available_cores, share_cores
 from bow.engines.choice import FUSED_PARAMETERS
-from bow.engines.offload import SWAPPING
+from bow.engines.offload import OFFLOADING
 from bow.replicas import num_trainable
 from bow.runtime.loading import is_built
 from bow.training.replicas_config import ReplicasConfig
@@ -75,7 +75,7 @@ def lanes(
     if replicas_config.on_cpu:
         engines = ENGINES_CPU
     else:
-        engines = tuple(name for name in ENGINES_CUDA if not replicas_config.task.engine.offload or name in SWAPPING)
+        engines = tuple(name for name in ENGINES_CUDA if not replicas_config.task.engine.offload or name in OFFLOADING)
     if request.engine != "auto":
         engines = (request.engine,)
     found: list[Candidate] = []

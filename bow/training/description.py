@@ -41,7 +41,7 @@ def describe(
         "sync": repr(replicas_config.sync),
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
-        "task settings": [task.precision, task.clip_norm, task.memory, task.engine.dispatch],
+        "task settings": [task.precision, task.clip_norm, task.offload, task.engine.dispatch],
         "asked for": [request.engine, request.learners, request.compile, request.most],
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
         "tuner": [tuner.objective, tuner.threshold, tuner.share],

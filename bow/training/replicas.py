@@ -26,7 +26,7 @@ from bow.engines import (
 )
 from bow.engines.config import Engine as EngineConfig
 from bow.engines.memory_budget import MemoryBudget
-from bow.engines.offload import check_swap
+from bow.engines.offload import check_offload
 from bow.errors import ModelError, SettingError
 from bow.forking import begin_to_compute
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
@@ -165,8 +165,8 @@ class Replicas(nn.Module):
         place = self.device if streams is None else streams
         chosen = engine_for(engine, template, expected_rounds, place)
         check_device(chosen, streams is not None)
-        check_swap(settings.memory, chosen, streams=streams is not None)
-        memory = MemoryBudget(place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.memory)
+        check_offload(settings.offload, chosen, streams=streams is not None)
+        memory = MemoryBudget(place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.offload)
         if is_auto:
             count = max(1, memory.most(count))
         spare = memory.check(count)

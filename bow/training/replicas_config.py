@@ -82,7 +82,7 @@ class ReplicasConfig:
             self.example,
             task.precision,
             task.clip_norm,
-            task.memory,
+            task.offload,
         )
         most = room.most(wanted)
         return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)

@@ -134,7 +134,7 @@ def test_swapping_leaves_what_is_small_and_what_is_about_to_leave() -> None:
         predict_memory, mlp(), SGD, bow.SMA(), learners=2, engine="eager", place=FakeDevice(), saved=sizes
     )
     assert predict().activation_bytes == sum(sizes)
-    assert predict(memory="swap").activation_bytes == sizes[0] + sum(sizes[-LEAVING - 1 :])
+    assert predict(offload=True).activation_bytes == sizes[0] + sum(sizes[-LEAVING - 1 :])
 
 
 def test_model_without_shapes_yet_is_no_error() -> None:

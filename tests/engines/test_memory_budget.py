@@ -74,7 +74,7 @@ def test_where_not_even_one_fits_the_remedies_are_named(gpu: Any) -> None:
     with pytest.raises(SettingError, match=sentence):
         gpu(one.total_bytes - 1, batch=batch).check(2)
     with pytest.raises(SettingError, match=r"learners=1 needs .* free; use a smaller batch_size$"):
-        gpu(one.total_bytes // 4, batch=batch, memory="swap", engine="eager").check(1)
+        gpu(one.total_bytes // 4, batch=batch, offload=True, engine="eager").check(1)
     with pytest.raises(SettingError, match=r"use a smaller model$"):
         gpu(one.held_bytes - 1, batch=batch).check(1)
 
@@ -84,7 +84,7 @@ def test_swapping_lets_a_model_fit_that_would_not(gpu: Any) -> None:
     free = gpu(0, **settings).need(1).total_bytes - 1
     with pytest.raises(SettingError, match="offload=True"):
         gpu(free, **settings).check(1)
-    gpu(free, **settings, memory="swap").check(1)
+    gpu(free, **settings, offload=True).check(1)
 
 
 def test_auto_takes_no_more_than_fit(gpu: Any) -> None:
@@ -209,10 +209,10 @@ def test_memory_of_the_host_counts_as_well() -> None:
         torch.empty(2**60)
 
 
-@pytest.mark.parametrize(("memory", "remedy"), [("device", "batch_size or offload=True"), ("swap", "batch_size")])
-def test_swapping_is_a_remedy_where_it_is_not_used(monkeypatch: pytest.MonkeyPatch, memory: Any, remedy: str) -> None:
+@pytest.mark.parametrize(("offload", "remedy"), [(False, "batch_size or offload=True"), (True, "batch_size")])
+def test_offloading_is_a_remedy_if_unused(monkeypatch: pytest.MonkeyPatch, offload: bool, remedy: str) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    with pytest.raises(DeviceMemoryError, match=f"on cuda:0; .*{remedy}$"), out_of_memory_explained(4, CUDA, memory):
+    with pytest.raises(DeviceMemoryError, match=f"on cuda:0; .*{remedy}$"), out_of_memory_explained(4, CUDA, offload):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bow.engines import Engine, LearningConfig, RoundLoop, step_from_loss
 from bow.engines.eager import Eager, LearningTasks
-from bow.engines.offload import OffloadedTasks, check_swap
+from bow.engines.offload import OffloadedTasks, check_offload
 from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Offload, view_of
 from bow.errors import SettingError
 from bow.models import LeNet, Transformer
@@ -93,7 +93,7 @@ class _First(nn.Module):
 
 
 class Training:
-    """Learning tasks of some learners on a stream of the fake device, with and without swapping."""
+    """Learning tasks of some learners on a stream of the fake device, with and without offloading."""
 
     def __init__(self, name: str = "deep", device: FakeDevice | None = None, learners: int = 1) -> None:
         build, loss, make_batch = MODELS[name]
@@ -104,13 +104,13 @@ class Training:
         optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
         self.group = LearnerGroup(template, optimizer, learners=learners, device=torch.device("cpu"))
         self.settings = LearningConfig(step_from_loss(loss))
-        self.swapped = OffloadedTasks(self.group, self.device, at_once=learners > 1, min_bytes=MIN_BYTES)
-        self.tasks = LearningTasks(self.group, self.settings, self.swapped)
+        self.offloaded = OffloadedTasks(self.group, self.device, at_once=learners > 1, min_bytes=MIN_BYTES)
+        self.tasks = LearningTasks(self.group, self.settings, self.offloaded)
 
     @property
-    def swap(self) -> Offload:
-        (swap,) = self.swapped._swaps.values()
-        return swap
+    def offload(self) -> Offload:
+        (offload,) = self.offloaded._offloads.values()
+        return offload
 
     def run(self, rounds: int = 1, learner: int = 0) -> Tensor:
         stream = self.device.stream(f"learner {learner}")
@@ -127,7 +127,7 @@ class Training:
 
     def close(self) -> None:
         """Give the pinned memory back, and have the device notice."""
-        self.swapped.close()
+        self.offloaded.close()
         gc.collect()
         with self.device.issuing():
             torch.ones(1)
@@ -135,11 +135,11 @@ class Training:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_those_without_swapping(name: str) -> None:
+def test_gradients_are_those_without_offloading(name: str) -> None:
     training = Training(name)
     expected = training.plain_gradient()
     assert torch.equal(training.run(), expected)
-    assert training.swap.pinned_bytes > 0
+    assert training.offload.pinned_bytes > 0
     training.close()
 
 
@@ -150,11 +150,11 @@ def everything(device: FakeDevice) -> None:
 
 
 WAITS = [
-    Wait("swap to the host", "swap: saved"),
-    Wait("learner 0", "swap: on the host"),
-    Wait("swap to the device", "swap: there is room"),
-    Wait("learner 0", "swap: back"),
-    Wait("host", "swap: idle"),
+    Wait("offload to the host", "offload: saved"),
+    Wait("learner 0", "offload: on the host"),
+    Wait("offload to the device", "offload: there is room"),
+    Wait("learner 0", "offload: back"),
+    Wait("host", "offload: idle"),
 ]
 
 
@@ -170,19 +170,19 @@ def test_no_wait_can_be_left_out(wait: Wait) -> None:
         everything(FakeDevice(without=wait))
 
 
-def bytes_at_the_end_of_forward(swap: bool) -> int:
+def bytes_at_the_end_of_forward(offload: bool) -> int:
     """What the device holds when the loss of a task is computed, pinned memory left out."""
     training = Training("deep")
     seen: list[int] = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         gc.collect()
-        pinned = sum(slot.memory.nbytes for slot in training.swap._slots) if swap else 0
+        pinned = sum(slot.memory.nbytes for slot in training.offload._slots) if offload else 0
         seen.append(training.device.used_bytes() - pinned)
         return mse_loss(outputs, targets)
 
     training.settings = LearningConfig(step_from_loss(loss))
-    training.tasks = LearningTasks(training.group, training.settings, training.swapped if swap else None)
+    training.tasks = LearningTasks(training.group, training.settings, training.offloaded if offload else None)
     training.run()
     return seen[0]
 
@@ -190,7 +190,7 @@ def bytes_at_the_end_of_forward(swap: bool) -> int:
 def test_what_is_saved_does_not_stay_on_the_device() -> None:
     activation = 32 * 16 * FLOAT
     saved = 6  # the result of each tanh, which is the next layer's input
-    freed = bytes_at_the_end_of_forward(swap=False) - bytes_at_the_end_of_forward(swap=True)
+    freed = bytes_at_the_end_of_forward(offload=False) - bytes_at_the_end_of_forward(offload=True)
     assert freed == (saved - LEAVING) * activation
 
 
@@ -198,9 +198,9 @@ def test_an_allocation_that_is_saved_twice_is_copied_once() -> None:
     training = Training("deep")
     training.run()
     # The result of each tanh is the next layer's input as well; those that had just left need not come back.
-    assert training.swap.pinned_bytes == 6 * 32 * 16 * FLOAT
-    assert training.device.waits[Wait("swap to the host", "swap: saved")] == 6
-    assert training.device.waits[Wait("swap to the device", "swap: there is room")] == 6 - LEAVING
+    assert training.offload.pinned_bytes == 6 * 32 * 16 * FLOAT
+    assert training.device.waits[Wait("offload to the host", "offload: saved")] == 6
+    assert training.device.waits[Wait("offload to the device", "offload: there is room")] == 6 - LEAVING
 
 
 def test_copies_back_begin_before_they_are_needed() -> None:
@@ -210,8 +210,8 @@ def test_copies_back_begin_before_they_are_needed() -> None:
     waits = device._stream_waits
 
     def watched(stream: str, event: Any) -> None:
-        if event.name == "swap: back":
-            ahead.append(len(training.swap._coming))
+        if event.name == "offload: back":
+            ahead.append(len(training.offload._coming))
         waits(stream, event)
 
     device._stream_waits = watched  # type: ignore[method-assign]
@@ -224,31 +224,31 @@ def test_nothing_is_fetched_only_when_it_is_needed(name: str) -> None:
     """Whatever is saved once or several times, it is asked for in the reverse order."""
     training = Training(name)
     training.run()
-    swap, late = training.swap, 0
-    on_device = swap._on_device
+    offload, late = training.offload, 0
+    on_device = offload._on_device
 
     def watched(parked: Any) -> Tensor:
         nonlocal late
-        leaving = any(leaving.parked is parked for leaving in swap._leaving)
-        late += parked.flat is None and parked.index not in swap._coming and not leaving
+        leaving = any(leaving.parked is parked for leaving in offload._leaving)
+        late += parked.flat is None and parked.index not in offload._coming and not leaving
         return on_device(parked)
 
-    swap._on_device = watched  # type: ignore[method-assign]
+    offload._on_device = watched  # type: ignore[method-assign]
     training.run()
-    assert training.device.launches["swap to the device"] > 0
+    assert training.device.launches["offload to the device"] > 0
     assert late == 0
 
 
 def test_pinned_memory_is_used_again() -> None:
     training = Training("residual")
     training.run()
-    memory = training.swap.pinned_bytes
-    slots = {slot for slots in training.swap._pool.values() for slot in slots}
+    memory = training.offload.pinned_bytes
+    slots = {slot for slots in training.offload._pool.values() for slot in slots}
     training.run(rounds=3)
-    assert training.swap.pinned_bytes == memory
-    assert {slot for slots in training.swap._pool.values() for slot in slots} == slots
+    assert training.offload.pinned_bytes == memory
+    assert {slot for slots in training.offload._pool.values() for slot in slots} == slots
     training.close()
-    assert training.swap.pinned_bytes == 0
+    assert training.offload.pinned_bytes == 0
     assert torch.equal(training.run(), training.plain_gradient())
 
 
@@ -256,14 +256,14 @@ def test_memory_that_others_hold_anyway_stays() -> None:
     training = Training("residual")
     moved: list[int] = []
     training.run()
-    take = training.swap._take
-    swap = training.swap
+    take = training.offload._take
+    offload = training.offload
 
     def watched(num_bytes: int) -> Any:
         moved.append(num_bytes)
         return take(num_bytes)
 
-    swap._take = watched  # type: ignore[method-assign]
+    offload._take = watched  # type: ignore[method-assign]
     training.run()
     # Of each block: the convolution's result and the result of the ReLU. Not the batch, weights or statistics.
     assert moved == [8 * 4 * 12 * 12 * FLOAT] * 6
@@ -271,12 +271,12 @@ def test_memory_that_others_hold_anyway_stays() -> None:
 
 def test_pinned_memory_that_was_only_written_to_can_be_given_back() -> None:
     device = FakeDevice()
-    swap = Offload(device, min_bytes=MIN_BYTES)
+    offload = Offload(device, min_bytes=MIN_BYTES)
     with device.issuing():
-        with swap.task(stays=()):
+        with offload.task(stays=()):
             torch.ones(400, requires_grad=True).exp().sum().backward()
-        assert "swap to the device" not in device.launches
-        swap.close()
+        assert "offload to the device" not in device.launches
+        offload.close()
         gc.collect()
         torch.ones(1)
 
@@ -303,30 +303,30 @@ class _Strides(torch.autograd.Function):
 
 def test_saved_tensors_keep_their_strides() -> None:
     device = FakeDevice()
-    swap = Offload(device, min_bytes=MIN_BYTES)
-    with device.issuing(), swap.task(stays=()):
+    offload = Offload(device, min_bytes=MIN_BYTES)
+    with device.issuing(), offload.task(stays=()):
         x = torch.randn(12, 18, requires_grad=True) * 2
         total = _Strides.apply(x)
         for _ in range(LEAVING + 1):
             total = total * torch.randn(500, requires_grad=True).exp().sum()  # pushes x off the device
         total.backward()
-    assert swap.pinned_bytes > 0
-    swap.close()
+    assert offload.pinned_bytes > 0
+    offload.close()
 
 
 @contextlib.contextmanager
-def swapping() -> Iterator[Offload]:
-    """Around a learning task that swaps; the device then has a look at memory that was given back."""
+def offloading() -> Iterator[Offload]:
+    """Around a learning task that offloads; the device then has a look at memory that was given back."""
     device = FakeDevice()
-    swap = Offload(device, min_bytes=MIN_BYTES)
+    offload = Offload(device, min_bytes=MIN_BYTES)
     with device.issuing():
         try:
-            with swap.task(stays=()):
-                yield swap
+            with offload.task(stays=()):
+                yield offload
             gc.collect()
             torch.ones(1)
         finally:
-            swap.close()
+            offload.close()
 
 
 @pytest.mark.parametrize(
@@ -342,10 +342,10 @@ def swapping() -> Iterator[Offload]:
     ids=["small", "part", "gaps", "overlapping", "conjugated", "sparse"],
 )
 def test_what_cannot_or_need_not_leave_stays(kept: Tensor) -> None:
-    swap = Offload(FakeDevice(), min_bytes=MIN_BYTES)
-    with swap.task(stays=()):
-        back = swap._unpack(swap._pack(kept))
-    assert swap.pinned_bytes == 0
+    offload = Offload(FakeDevice(), min_bytes=MIN_BYTES)
+    with offload.task(stays=()):
+        back = offload._unpack(offload._pack(kept))
+    assert offload.pinned_bytes == 0
     assert back.is_sparse if kept.is_sparse else back.data_ptr() == kept.data_ptr()
 
 
@@ -356,9 +356,9 @@ def test_windows_that_share_elements_overlap() -> None:
     assert not view_of(torch.ones(3, 1, 5)[:, :, ::2].expand(3, 7, 3)).overlaps
 
 
-def test_what_is_changed_in_place_behind_its_use_is_an_error_as_without_swapping() -> None:
+def test_what_is_changed_in_place_behind_its_use_is_an_error_as_without_offloading() -> None:
     small, weight = torch.ones(4), torch.ones(4, requires_grad=True)
-    with swapping():
+    with offloading():
         product = (weight * small).sum()
         small.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -367,9 +367,9 @@ def test_what_is_changed_in_place_behind_its_use_is_an_error_as_without_swapping
 
 def test_what_is_changed_in_place_while_it_is_copied_is_noticed() -> None:
     large, weight = torch.ones(400), torch.ones(400, requires_grad=True)
-    with swapping() as swap:
+    with offloading() as offload:
         product = (weight * large).sum()
-        swap._device.stream("caller").wait(swap._slots[0].on_host)  # lest the fake device is faster
+        offload._device.stream("caller").wait(offload._slots[0].on_host)  # lest the fake device is faster
         large.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
@@ -377,7 +377,7 @@ def test_what_is_changed_in_place_while_it_is_copied_is_noticed() -> None:
 
 def test_a_graph_that_is_kept_is_an_error_when_it_is_used() -> None:
     weight = torch.ones(400, requires_grad=True)
-    with swapping():
+    with offloading():
         kept = (weight * torch.ones(400).exp()).sum()
     with pytest.raises(RuntimeError, match=r"not kept behind its end with offload=True"):
         kept.backward()
@@ -385,7 +385,7 @@ def test_a_graph_that_is_kept_is_an_error_when_it_is_used() -> None:
 
 def test_a_tensor_that_has_changed_since_is_copied_again() -> None:
     one, other = (torch.ones(400, requires_grad=True) for _ in range(2))
-    with swapping():
+    with offloading():
         factor = torch.full((400,), 2.0)
         first = one * factor  # noqa: F841 - the graph holds it, and nobody differentiates it
         for _ in range(LEAVING):
@@ -398,7 +398,7 @@ def test_a_tensor_that_has_changed_since_is_copied_again() -> None:
 def test_parts_that_change_one_after_another_are_saved_as_they_were() -> None:
     """Those of `unsafe_chunk` have versions of their own, equal ones here."""
     weights = torch.ones(400, 2, requires_grad=True)
-    with swapping():
+    with offloading():
         one, other = torch.ones(400, 4).unsafe_chunk(2, dim=1)
         one.add_(1)
         product = (weights * one).sum()
@@ -411,13 +411,13 @@ def test_parts_that_change_one_after_another_are_saved_as_they_were() -> None:
 def test_a_part_of_the_graph_that_is_not_differentiated_does_no_harm() -> None:
     weight = torch.ones(400, requires_grad=True)
     asides = []
-    with swapping() as swap:
+    with offloading() as offload:
         chain = weight * 1
         for _ in range(8):
             asides.append(chain.cos().exp().cos())  # a metric, say
             chain = chain.tanh()
         (gradient,) = torch.autograd.grad(chain.sum(), weight)
-        assert len(swap._coming) == MAX_COMING  # what nobody asked for, and no more of it than that
+        assert len(offload._coming) == MAX_COMING  # what nobody asked for, and no more of it than that
     plain = weight * 1
     for _ in range(8):
         plain = plain.tanh()
@@ -432,7 +432,7 @@ def test_a_graph_can_be_differentiated_twice() -> None:
         return torch.autograd.grad(slope.square().sum(), weight)[0]
 
     expected = penalty()
-    with swapping():
+    with offloading():
         found = penalty()
     assert torch.equal(found, expected)
 
@@ -445,15 +445,15 @@ def test_a_failing_task_leaves_everything_usable() -> None:
     def fail(outputs: Tensor, targets: Tensor) -> Tensor:
         raise ValueError("no loss")
 
-    training.tasks = LearningTasks(training.group, LearningConfig(step_from_loss(fail)), training.swapped)
+    training.tasks = LearningTasks(training.group, LearningConfig(step_from_loss(fail)), training.offloaded)
     with pytest.raises(ValueError, match="no loss"):
         training.run()
-    training.tasks = LearningTasks(training.group, settings, training.swapped)
+    training.tasks = LearningTasks(training.group, settings, training.offloaded)
     assert torch.equal(training.run(), expected)
     training.close()
 
 
-def test_learners_at_once_swap_on_streams_of_their_own() -> None:
+def test_learners_at_once_offload_on_streams_of_their_own() -> None:
     training = Training("residual", learners=3)
     expected = training.plain_gradient()
     threads = [threading.Thread(target=training.run, args=(3, learner)) for learner in range(3)]
@@ -463,34 +463,34 @@ def test_learners_at_once_swap_on_streams_of_their_own() -> None:
         thread.join()
     for learner in training.group.learners:
         assert torch.equal(learner.gradient, expected)
-    assert len(training.swapped._swaps) == 3
+    assert len(training.offloaded._offloads) == 3
     training.close()
 
 
 def test_engine_eager_trains_alike_with_one_pool_for_all_learners() -> None:
-    def trained(memory: str, device: FakeDevice) -> Tensor:
+    def trained(offload: bool, device: FakeDevice) -> Tensor:
         training = Training("residual")
-        settings = LearningConfig(training.settings.step, engine=Engine(offload=memory == "swap"))
+        settings = LearningConfig(training.settings.step, engine=Engine(offload=offload))
         group = LearnerGroup(training.group.template, torch.optim.AdamW, learners=3, device=torch.device("cpu"))
         engine = RoundLoop(Eager, group, SMA(), settings, device)
-        if (swapped := engine.runner.swapped) is not None:  # type: ignore[attr-defined]
-            swapped._min_bytes = MIN_BYTES
+        if (offloadped := engine.runner.offloaded) is not None:  # type: ignore[attr-defined]
+            offloadped._min_bytes = MIN_BYTES
         with device.issuing():
             for _ in range(3):
                 engine.round([training.batch] * 3)
         engine.close()
         return group.matrix.weights.clone()
 
-    swapping_device, plain_device = FakeDevice(), FakeDevice()
-    assert torch.equal(trained("swap", swapping_device), trained("device", plain_device))
-    assert swapping_device.launches["swap to the host"] > 0
+    offloading_device, plain_device = FakeDevice(), FakeDevice()
+    assert torch.equal(trained(True, offloading_device), trained(False, plain_device))
+    assert offloading_device.launches["offload to the host"] > 0
     assert set(plain_device.launches) == {"caller"}
 
 
 def test_functions_that_hooks_do_not_see_through_are_refused() -> None:
     weight = torch.ones(400)
     message = r"offload=True does not go with this learning task .* leave it out"
-    with pytest.raises(SettingError, match=message), swapping():
+    with pytest.raises(SettingError, match=message), offloading():
         torch.func.grad(lambda w: w.tanh().sum())(weight)
 
 
@@ -501,27 +501,27 @@ def test_pinned_memory_that_is_not_to_be_had_is_one_sentence(monkeypatch: pytest
     monkeypatch.setattr(FakeDevice, "pinned", none_left)
     weight = torch.ones(400, requires_grad=True)
     message = r"host memory to pin more .*use fewer learners or a smaller batch_size"
-    with pytest.raises(SettingError, match=message), swapping():
+    with pytest.raises(SettingError, match=message), offloading():
         weight.tanh().sum().backward()
 
 
 @pytest.mark.parametrize("engine", ["graph", "whole_round", "fused"])
-def test_engines_whose_tasks_save_nothing_refuse_to_swap(engine: str) -> None:
+def test_engines_whose_tasks_save_nothing_refuse_to_offload(engine: str) -> None:
     with pytest.raises(SettingError, match=f'"{engine}" do not; use engine="eager" or "streams"'):
-        check_swap("swap", engine, streams=True)
+        check_offload(True, engine, streams=True)
 
 
-def test_swapping_on_a_cpu_is_warned_about() -> None:
+def test_offloading_on_a_cpu_is_warned_about() -> None:
     with pytest.warns(UserWarning, match="offload=True has no effect on a CPU"):
-        check_swap("swap", "eager", streams=False)
+        check_offload(True, "eager", streams=False)
 
 
-def test_what_does_not_swap_is_let_through() -> None:
-    check_swap("device", "fused", streams=True)
-    check_swap("swap", "streams", streams=True)
+def test_what_does_not_offload_is_let_through() -> None:
+    check_offload(False, "fused", streams=True)
+    check_offload(True, "streams", streams=True)
 
 
-def test_settings_that_do_not_go_with_swapping() -> None:
+def test_settings_that_do_not_go_with_offloading() -> None:
     with pytest.raises(SettingError, match="offload must be True or False, got 'disk'"):
         Engine(offload="disk")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=r"which a compiled learning task \(compile=True\) does not show"):

@@ -14,7 +14,7 @@ from bow.engines.cuda.results import Results
 from bow.engines.cuda.step import SgdStep
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
-from bow.engines.offload import swapped_tasks
+from bow.engines.offload import offloaded_tasks
 from bow.engines.outcome import LearningConfig
 from bow.engines.sgd_state import fits
 from bow.replicas import LearnerGroup
@@ -77,8 +77,8 @@ class StreamContext(RoundContext):
         self.order = StreamOrder(device)
         stream = self.order.sync_stream
         super().__init__(group, sync, settings, device, kernels=self.kernels, where=lambda: device.on(stream))
-        self.swapped = swapped_tasks(settings.memory, group, device, at_once=True)
-        self.tasks = LearningTasks(group, settings, self.swapped)
+        self.offloaded = offloaded_tasks(settings.offload, group, device, at_once=True)
+        self.tasks = LearningTasks(group, settings, self.offloaded)
         self.feed = Feed(device)
         self.captures: CaptureCache[Any] = CaptureCache(settings.step, lambda: group.learners[0].module)
         self.live = LiveCheck(group, settings, self.captures)

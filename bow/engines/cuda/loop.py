@@ -87,7 +87,7 @@ class DeviceRoundLoop(Loop):
         if not batches:
             return []
         context, order = self.context, self.context.order
-        memory = out_of_memory_explained(len(self.group), context.device.torch_device, self.settings.memory)
+        memory = out_of_memory_explained(len(self.group), context.device.torch_device, self.settings.offload)
         with context.device.issuing(), memory:
             try:
                 self._captures.prepare(batches)
@@ -112,8 +112,8 @@ class DeviceRoundLoop(Loop):
             self.catch_up()
         finally:
             try:
-                if self.context.swapped is not None:
-                    self.context.swapped.close()
+                if self.context.offloaded is not None:
+                    self.context.offloaded.close()
             finally:
                 self.runner.close()
 

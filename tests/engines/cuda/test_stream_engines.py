@@ -386,7 +386,7 @@ def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
-def test_streams_swap_what_backward_needs(optimizer: Any, device: FakeDevice) -> None:
+def test_streams_offload_what_backward_needs(optimizer: Any, device: FakeDevice) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
         layers = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 3))
@@ -396,13 +396,13 @@ def test_streams_swap_what_backward_needs(optimizer: Any, device: FakeDevice) ->
         return [batch(10 * t + j, 400) for j in range(LEARNERS)]
 
     plain = training("streams", FakeDevice(), build, optimizer=optimizer)
-    swapped = training("streams", device, build, optimizer=optimizer, offload=True)
+    offloaded = training("streams", device, build, optimizer=optimizer, offload=True)
     for t in range(3):
-        for replicas in (plain, swapped):
+        for replicas in (plain, offloaded):
             replicas.round(round_of_many(t))
-    assert torch.equal(plain.W, swapped.W)
-    assert any("swap" in name or "host" in name for name in device.launches if "learner" in name), device.launches
-    for replicas in (plain, swapped):
+    assert torch.equal(plain.W, offloaded.W)
+    assert any("offload" in name or "host" in name for name in device.launches if "learner" in name), device.launches
+    for replicas in (plain, offloaded):
         replicas.close()
 
 
