@@ -46,7 +46,7 @@ def trained(world: World, by_device: list[int], sync: Any, nodes: bool = False) 
     own = replicas(world, by_device[world.rank], sync)
     found = []
     for round_index in range(ROUNDS):
-        own.round([batch(round_index, learner) for learner in own.own])
+        own.round([batch(round_index, learner) for learner in own.group.own])
         found.append(own.z[:FEATURES].clone())
     return found
 

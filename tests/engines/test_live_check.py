@@ -135,7 +135,7 @@ def test_a_training_with_checks_is_that_without(
         torch.manual_seed(1)
         for t in range(0, 9, 3):
             replicas.rounds_at_once([round_of(t + i)[:learners] for i in range(3)])
-        replicas.catch_up()
+        replicas.loop.catch_up()
         state = replicas.training_state()
         assert not replicas.loop.take_events()
         replicas.close()
