@@ -5,6 +5,7 @@ An experiment is a short module or package here; what they share is `benchmarks.
 """
 
 import importlib
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -13,35 +14,43 @@ from typing import Any
 from benchmarks import harness
 from bow.errors import SettingError
 
-EXPERIMENTS = {
-    "engines": ("samples per second of PyTorch, plain and compiled, and of bow's engines", "20 minutes"),
-    "sweep": ("learning rate x mu x learners on the digits; the default of mu follows from it", "20 minutes"),
-    "accuracy": ("how far LeNet gets on Fashion-MNIST, epoch by epoch", "15 minutes"),
-    "readme": ("writes the results in the README from the committed JSON", "a second"),
-    "gpu": ("bow on one GPU, beside its peers, within a time that is given", "8 minutes"),
-    "peers": ("time to accuracy of bow, and of what one would take instead of it", "1 hour"),
-    "figures": ("the figures of the TensorBow evaluation, and its Table 5.1", "15 minutes"),
-    "tuner": ("whether the tuner finds what an exhaustive trial finds, and what that costs", "20 minutes"),
-    "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", "6 minutes"),
-    "schedule": ("a step of the papers' networks, by every policy, against one operator after another", "8 minutes"),
-    "micro": ("what made the papers schedule operators, on the machine at hand", "1 minute"),
-    "costs": ("how well cost models know what operators take", "10 minutes"),
-    "manycore": ("both papers on operator scheduling, on their machine, simulated", "15 minutes"),
-    "placement": ("learned device placement against all that it was compared with", "25 minutes"),
-    "planner": ("the paper's experiments on planning that need no machine, simulated", "4 hours"),
-    "predicted": ("what the planner predicts that a step takes, against what it takes here", "9 minutes"),
-    "tiles": ("a real training by a strategy that the planner found", "5 minutes"),
+EXPERIMENTS: dict[str, tuple[str, float]] = {
+    "engines": ("samples per second of PyTorch, plain and compiled, and of bow's engines", 20),
+    "sweep": ("learning rate x mu x learners on the digits; the default of mu follows from it", 20),
+    "accuracy": ("how far LeNet gets on Fashion-MNIST, epoch by epoch", 15),
+    "gpu": ("bow on one GPU, beside its peers, within a time that is given", 8),
+    "peers": ("time to accuracy of bow, and of what one would take instead of it", 60),
+    "figures": ("the figures of the TensorBow evaluation, and its Table 5.1", 15),
+    "tuner": ("whether the tuner finds what an exhaustive trial finds, and what that costs", 20),
+    "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", 6),
+    "schedule": ("a step of the papers' networks, by every policy, against one operator after another", 8),
+    "micro": ("what made the papers schedule operators, on the machine at hand", 1),
+    "costs": ("how well cost models know what operators take", 10),
+    "manycore": ("both papers on operator scheduling, on their machine, simulated", 15),
+    "placement": ("learned device placement against all that it was compared with", 25),
+    "planner": ("the paper's experiments on planning that need no machine, simulated", 240),
+    "predicted": ("what the planner predicts that a step takes, against what it takes here", 9),
+    "tiles": ("a real training by a strategy that the planner found", 5),
+    "readme": ("writes docs/results.md and the results in the README from the committed JSON", 0.02),
 }
-"""By name: what it shows in a line, and about how long it takes on two cores."""
+"""By name: what it shows in a line, and about how many minutes it takes on two cores."""
 
 HELP = ("-h", "--help")
+ALL, DRY, RENDER = "all", "--dry-run", "render"
 
 
 def usage() -> str:
     """The experiments, with a line each."""
     lines = ["usage: python -m benchmarks NAME [KEY=VALUE ...]", ""]
-    lines += [f"  {name:<10} {about} ({takes})" for name, (about, takes) in EXPERIMENTS.items()]
-    return "\n".join([*lines, "", "python -m benchmarks NAME --help lists the settings of a benchmark."])
+    lines += [f"  {name:<10} {about} ({_told(minutes)})" for name, (about, minutes) in EXPERIMENTS.items()]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "python -m benchmarks NAME --help lists the settings of a benchmark, NAME render makes its page and its",
+            "pictures again from its JSON; all runs every one of them, all --dry-run says how long that takes.",
+        ]
+    )
 
 
 def main(name: str, arguments: Sequence[str]) -> int:
@@ -50,19 +59,22 @@ def main(name: str, arguments: Sequence[str]) -> int:
     Raises:
         SettingError: an unknown name or key, or a value that does not fit; the message lists the choices.
     """
+    if name == ALL:
+        return _all(arguments)
     if name not in EXPERIMENTS:
-        raise SettingError(f"{name!r} is not a benchmark; choose one of {', '.join(EXPERIMENTS)}")
+        raise SettingError(f"{name!r} is not a benchmark; choose one of {', '.join(EXPERIMENTS)}, or {ALL}")
     module = importlib.import_module(f"benchmarks.{name}")
-    if not hasattr(module, "Config"):
-        return _old(name, module, arguments)
     if any(argument in HELP for argument in arguments):
         print(harness.describe(name, module.Config))
         return 0
-    config, command = harness.parse(module.Config, arguments), " ".join(["python -m benchmarks", name, *arguments])
-    if hasattr(module, "run"):
-        status: int = module.run(config, command)
-        return status
-    return carry_out(name, module, config.reduced(), command)
+    words = [argument for argument in arguments if argument != RENDER]
+    config = harness.parse(module.Config, words).reduced()
+    if len(words) < len(arguments):
+        render(name, module, config)
+        return 0
+    command = " ".join(["python -m benchmarks", name, *arguments])
+    status: int = module.run(config, command) if hasattr(module, "run") else carry_out(name, module, config, command)
+    return status
 
 
 def carry_out(name: str, module: Any, config: Any, command: str) -> int:
@@ -76,19 +88,57 @@ def carry_out(name: str, module: Any, config: Any, command: str) -> int:
     finally:
         torch.set_num_threads(threads)
     values = harness.result(name, command, config, time.perf_counter() - began, findings)
-    if hasattr(module, "draw"):
-        module.draw(values, config.out)
-    harness.publish(name, values, config.out, module.page(values) if hasattr(module, "page") else None)
+    harness.write_json(config.out / f"{name}.json", values)
+    write_page(name, module, config, values)
     return int(not config.quick and hasattr(module, "missed") and bool(module.missed(values)))
 
 
-def _old(name: str, module: Any, arguments: Sequence[str]) -> int:
-    from benchmarks.arguments import describe, parse
+def write_page(name: str, module: Any, config: Any, values: dict[str, Any]) -> None:
+    """Page, pictures, and the tables of the document that asks for them, from the values of a result."""
+    if hasattr(module, "draw"):
+        module.draw(values, config.out)
+    page = harness.publish(name, values, config.out, module.page(values) if hasattr(module, "page") else None)
+    if hasattr(config, "docs"):
+        harness.replace_tables(config.docs / module.DOCUMENT, page)
 
-    if any(argument in HELP for argument in arguments):
-        print(describe(name, module.Settings))
-        return 0
-    return int(module.run(parse(module.Settings, arguments), " ".join(["python -m benchmarks", name, *arguments])))
+
+def render(name: str, module: Any, config: Any) -> None:
+    """Make the pages and pictures of an experiment again, from the JSON files in its folder.
+
+    Raises:
+        SettingError: there are none.
+    """
+    if hasattr(module, "render"):
+        module.render(config)
+        return
+    stems = [stem for stem in getattr(module, "RESULTS", (name,)) if (config.out / f"{stem}.json").is_file()]
+    if not stems:
+        raise SettingError(f"{config.out} has no {name}.json; run python -m benchmarks {name} first, or set out=")
+    for stem in stems:
+        values = json.loads((config.out / f"{stem}.json").read_text(encoding="utf-8"))
+        write_page(stem, module, config, values)
+
+
+def _all(arguments: Sequence[str]) -> int:
+    """Run every experiment; those that cannot run here are said to be left out."""
+    import torch
+
+    if set(arguments) - {DRY}:
+        raise SettingError(f"{ALL} takes no settings but {DRY}, got {' '.join(arguments)}; run a benchmark by its name")
+    absent = {} if torch.cuda.is_available() else {"gpu": "needs a GPU"}
+    for name, (about, minutes) in EXPERIMENTS.items():
+        print(f"{name:<10} {absent.get(name) or _told(minutes):<12} {about}")
+    names = [name for name in EXPERIMENTS if name not in absent]
+    print(
+        f"{len(names)} benchmarks, about {_told(sum(EXPERIMENTS[name][1] for name in names))} on two cores", flush=True
+    )
+    return 0 if DRY in arguments else max([main(name, []) for name in names])
+
+
+def _told(minutes: float) -> str:
+    if minutes < 1:
+        return "a second" if minutes < 0.1 else "a minute"
+    return f"{minutes:g} minute{'' if minutes == 1 else 's'}" if minutes < 120 else f"{minutes / 60:.1f} hours"
 
 
 def idle_threads_sleep() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.contestants import SGD
 from benchmarks.harness import counted
+from benchmarks.trainings import SGD
 from benchmarks.workloads import WORKLOADS
 from bow.devices import available_cores, core_sets
 from bow.graph import capture

@@ -15,11 +15,23 @@ from typing import Any, cast
 
 import torch
 
+import bow
 from benchmarks import harness
 from benchmarks.bounds import CALLERS, RULE, Machine, find_bound, measure_operator_costs, sentences
-from benchmarks.contestants import LEARNING_RATE, MOMENTUM, BowTraining, Training, make_training
 from benchmarks.harness import Host, counted, ratios, setting, spread, take_turns, warm_up
+from benchmarks.trainings import (
+    ENDLESS,
+    LEARNING_RATE,
+    MOMENTUM,
+    BowTraining,
+    Data,
+    Feed,
+    PlainTraining,
+    StepTraining,
+    Training,
+)
 from benchmarks.workloads import WORKLOADS, Workload
+from bow.data import open_stream
 from bow.engines import EngineName
 from bow.errors import SettingError
 
@@ -212,13 +224,20 @@ def _training(case: Case) -> Training:
     key = case if case.learners is None else (case.implementation, case.learners)
     if key not in _trainings:
         assert _subject is not None
-        if case.learners is None:
-            _trainings[key] = make_training(*_subject, case.implementation)
-        else:
-            is_compiled = case.implementation == GRAPH_COMPILED
-            engine = cast(EngineName, GRAPH if is_compiled else case.implementation)
-            _trainings[key] = BowTraining(*_subject, case.learners, engine, is_compiled)
+        _trainings[key] = _made(case, *_subject)
     return _trainings[key]
+
+
+def _made(case: Case, workload: Workload, data: Data, batch_size: int) -> Training:
+    if case.learners is not None:
+        is_compiled = case.implementation == GRAPH_COMPILED
+        engine = bow.Engine(cast(EngineName, GRAPH if is_compiled else case.implementation), compile=is_compiled)
+        stream = open_stream(data, batch_size=batch_size, steps=ENDLESS)
+        return BowTraining(workload.model, workload.loss, stream, case.learners, engine)
+    made = workload.model(), workload.loss, Feed(data, batch_size)
+    if case.implementation == COMPILED_STEP:
+        return StepTraining(*made)
+    return PlainTraining(*made, compile="default" if case.implementation == COMPILED else None)
 
 
 def _enter(case: Case) -> tuple[float | None, str]:

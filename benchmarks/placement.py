@@ -11,13 +11,13 @@ and by a policy that learns from real steps; then run, and its steps timed.
 """
 
 import functools
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import harness, placement_real
+from benchmarks import harness, placement_real, write_page
 from benchmarks.harness import setting
 from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, place_cell
 from benchmarks.placement_networks import PLACED
@@ -25,6 +25,8 @@ from bow.planning.placement.evaluation import SearchBudget
 from bow.planning.placement.methods import METHODS
 
 PARTS = ("simulated", "real")
+RESULTS = ("placement", "placement_real")  # of the parts
+DOCUMENT = "placement.md"
 
 SIZES = ("paper", "large")
 
@@ -38,10 +40,9 @@ BASELINES = ("cpu", "gpu", "scotch", "mincut", "metis", "expert")  # methods tha
 
 
 @dataclass(frozen=True)
-class Config(harness.Config):
+class Config(harness.Documented):
     """Settings of the experiment."""
 
-    docs: Path = setting(Path("docs"), "folder with placement.md, whose tables and pictures are replaced")  # noqa: RUF009
     part: str = setting(PARTS[0], "simulated, or real: on this machine", choices=PARTS)
     networks: tuple[str, ...] = setting(tuple(PLACED), "that are placed", choices=tuple(PLACED))
     sizes: tuple[str, ...] = setting(
@@ -81,20 +82,15 @@ class Config(harness.Config):
 
 def run(config: Config, command: str) -> int:
     """Carry out a part, and write what is found; 1 where an aim is missed, else 0."""
-    config = config.reduced()
-    if config.quick:
-        config = replace(config, docs=config.out)
     harness.prepare_output(config.out)
-    began = time.perf_counter()
-    name = "placement_real" if config.part == "real" else "placement"
+    began, name = time.perf_counter(), RESULTS[PARTS.index(config.part)]
     if config.part == "real":
         findings = placement_real.measure(config.budget, config.turns, config.updates, config.seed)
     else:
         findings = _simulated(config)
     values = harness.result(name, command, config, time.perf_counter() - began, findings)
-    page = harness.publish(name, values, config.out, context(values) if "cases" in values else None)
-    if config.docs != config.out:
-        harness.replace_tables(config.docs / "placement.md", page)
+    harness.write_json(config.out / f"{name}.json", values)
+    write_page(name, sys.modules[__name__], config, values)
     return int(not config.quick and any(misses(case) for case in values.get("cases", ())))
 
 
@@ -110,8 +106,10 @@ def _simulated(config: Config) -> dict[str, Any]:
     return {"cases": cases}
 
 
-def context(values: Mapping[str, Any]) -> dict[str, Any]:
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
     """What the page needs besides."""
+    if "cases" not in values:
+        return {}
     told = harness.paper("placement")
 
     def told_times(case: Mapping[str, Any]) -> Mapping[str, Any]:

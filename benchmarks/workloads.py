@@ -1,21 +1,19 @@
-"""What `python -m benchmarks engines` trains: models, their losses, and data with nothing to learn in it."""
+"""Models that are timed, their losses, and data with nothing to learn in it."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.trainings import Data
 from bow.engines import Loss
 from bow.models import MLP, LeNet, LogisticRegression, LSTMLanguageModel, ResNet, sequence_cross_entropy
 
 CLASSES = 10
 VOCABULARY, LENGTH = 65, 20
-
-Data: TypeAlias = tuple[Tensor, Tensor]  # Inputs and targets, `[samples, ...]` each
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,11 @@ class Workload:
     learners: tuple[int, ...] = (1, 2, 4, 8)  # how many are tried where they run at the same time
     fused: int = 4  # how many are tried where they run as one; every number is compiled anew, so it is one number
 
+    def model(self, seed: int = 0) -> nn.Module:
+        """The model, the same one for everybody with that seed."""
+        torch.manual_seed(seed)
+        return self.build()
+
 
 def noise_images(samples: int, channels: int, size: int, seed: int = 0) -> Data:
     """Images that are noise, with random labels: nothing to learn, so nothing fades out.
@@ -40,10 +43,10 @@ def noise_images(samples: int, channels: int, size: int, seed: int = 0) -> Data:
     return inputs, torch.randint(CLASSES, (samples,), generator=generator)
 
 
-def noise_text(samples: int, seed: int = 0) -> Data:
+def noise_text(samples: int, seed: int = 0, vocabulary: int = VOCABULARY, length: int = LENGTH) -> Data:
     """Sequences of random tokens, each of which is to be followed by random ones: see `noise_images`."""
     generator = torch.Generator().manual_seed(seed)
-    first, second = torch.randint(VOCABULARY, (2, samples, LENGTH), generator=generator)
+    first, second = torch.randint(vocabulary, (2, samples, length), generator=generator)
     return first, second
 
 

@@ -1,52 +1,113 @@
-"""Our counterparts of what the paper states, from the values of a figure."""
+"""Our counterparts of what the paper states, from the values of a figure, and what its page says of them."""
 
+import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.figures.convergence import median_to_target
-from benchmarks.figures.entries import Row, matches
-from benchmarks.figures.paper import CHARACTERISTICS, STATEMENTS, Pick, Question, Range, Ratio
-from benchmarks.measure import Spread, ratios
-from benchmarks.results import Table
+from benchmarks.figures.catalogue import FIGURES, MODELS, NAMES, TABLE, count_parameters, model_mb
+from benchmarks.figures.convergence import METRIC, median_to_target
+from benchmarks.figures.forms import SYNC_TITLES, Row, matches, title
+from benchmarks.harness import paper, ratios, spread_text, whole_spread
 
 ABSENT = "not measured in this form"
-NO_COUNTERPART = ""
 
 
-def comparison(name: str, values: Mapping[str, Any]) -> Table:
-    """A row for each statement of the paper about a figure, ours beside it."""
-    rows = [(statement.what, statement.value, answer(statement.ours, values)) for statement in STATEMENTS[name]]
-    return Table(["", "paper", "here"], rows, left=["", "paper", "here"])
+def stem(name: str) -> str:
+    """The name of a figure's files, without what they end in."""
+    return "table_5.1" if name == TABLE else f"figure_{name}"
 
 
-def characteristics_table(values: Mapping[str, Any]) -> Table:
-    """Table 5.1: what the paper has, ours beside it."""
-    paper = {(entry.model, entry.data): entry for entry in CHARACTERISTICS}
-    rows = []
-    for row in values["rows"]:
-        entry = paper.get((row["model"], row["data"]))
-        theirs = ("", "", "")
-        if entry is not None:
-            theirs = f"{entry.data_mb:,.2f}", f"{entry.model_mb:g}", f"{entry.operators:,}"
-        ours = f"{row['data_mb']:,.2f}", f"{row['model_mb']:.3g}", f"{row['operators']:,}"
-        pairs = (text for pair in zip(theirs, ours, strict=True) for text in pair)
-        rows.append((row["model"], row["data"], *pairs, f"{row['parameters']:,}"))
-    both = [f"{what}, {who}" for what in ("data set (MB)", "model (MB)", "operators") for who in ("paper", "here")]
-    return Table(["model", "data set", *both, "parameters, here"], rows, left=["model", "data set"])
+def context(folder: Path) -> dict[str, Any]:
+    """What the page `figures.md` is made of: the JSON files that lie in the folder."""
+    paths = {name: folder / f"{stem(name)}.json" for name in NAMES}
+    return {
+        "figures": FIGURES,
+        "found": {n: json.loads(p.read_text(encoding="utf-8")) for n, p in paths.items() if p.is_file()},
+        "stem": stem,
+        "sizes": sizes,
+        "metric": METRIC,
+        "comparison": comparison,
+        "title": title,
+        "sync_titles": SYNC_TITLES,
+        "trainings": trainings,
+        "refusals": refusals,
+        "rates": lambda row: text(row["samples_per_s"], ",.0f"),
+    }
 
 
-def answer(question: Question | None, values: Mapping[str, Any]) -> str:
+def comparison(name: str, values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """For each statement of the paper about a figure: what, the paper's, and ours beside it."""
+    statements = paper("figures")["statements"][name]
+    return [(each["what"], each["value"], answer(each, values)) for each in statements]
+
+
+def answer(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Ours, in words."""
-    if question is None:
-        return NO_COUNTERPART
-    if isinstance(question, Ratio):
-        return _ratio(question, values)
-    if isinstance(question, Range):
-        return _range(question, values["rows"])
-    if question == "best batch size":
+    if "of" in statement:
+        return _ratio(statement, values)
+    if "range" in statement:
+        return _range(statement["range"], values["rows"])
+    if "ask" not in statement:
+        return ""
+    if statement["ask"] == "best batch size":
         return f"{values['best_batch_size']:,}"
-    return _batch_sizes(values["rows"], reached=question == "reached")
+    return _batch_sizes(values["rows"], reached=statement["ask"] == "reached")
+
+
+def text(values: Sequence[float], form: str) -> str:
+    """Median, and lowest to highest where there are several values."""
+    found = whole_spread(values)
+    return f"{found['median']:{form}}" if found["n"] == 1 else spread_text(found, form)
+
+
+@functools.cache
+def sizes(name: str) -> str:
+    """The size of a model in the paper, and of ours."""
+    told = next(row["model_mb"] for row in paper("figures")["characteristics"] if row["model"] == name)
+    parameters = count_parameters(next(workload for model, workload, *_ in MODELS if model == name).build())
+    return f"{told:g} MB in the paper, {model_mb(parameters):.3g} MB here ({parameters:,} parameters)"
+
+
+def trainings(rows: Sequence[Row]) -> list[list[str]]:
+    """The cells of a table of trainings, a row for each entry."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((title(row), row["batch_size"]), []).append(row)
+    lines = []
+    for (who, batch_size), own in groups.items():
+        reached = f"{sum(row['epochs'] is not None for row in own)} of {len(own)}"
+        times = [_to_target([row[what] for row in own], form) for what, form in (("epochs", ".3g"), ("time_s", ".2f"))]
+        speeds = [row["samples_per_s"] for row in own if row["samples_per_s"] is not None]
+        speed = text(speeds, ",.0f") if speeds else ""
+        lines.append([who, f"{batch_size:,}", str(own[0]["threads"]), reached, *times, speed, _best(own)])
+    return lines
+
+
+def refusals(values: Mapping[str, Any]) -> list[str]:
+    """Which entries bow refused, and with what sentence."""
+    by_sentence: dict[str, list[str]] = {}
+    for row in values["rows"]:
+        if "refused" in row:
+            sync = SYNC_TITLES[row["sync"]]
+            by_sentence.setdefault(row["refused"], []).append(f"{title(row)} on {row['devices']} devices ({sync})")
+    return [f"bow refused {'; '.join(entries)}: \u201c{sentence}\u201d" for sentence, entries in by_sentence.items()]
+
+
+def _to_target(values: Sequence[float | None], form: str) -> str:
+    """Over all trainings; one that never got there took forever."""
+    times = [math.inf if value is None else value for value in values]
+    return "never" if math.isinf(min(times)) else text(times, form).replace("inf", "never")
+
+
+def _best(rows: Sequence[Row]) -> str:
+    """Of the accuracies of single epochs, the median over trainings of the highest."""
+    best = [100 * max(row["accuracies"]) for row in rows if row["accuracies"]]
+    diverged = sum(row["diverged"] for row in rows)
+    told = f"{whole_spread(best)['median']:.1f}%" if best else ""
+    return f"{told} ({diverged} diverged)" if diverged else told
 
 
 def _batch_sizes(rows: Sequence[Row], reached: bool) -> str:
@@ -59,60 +120,47 @@ def _batch_sizes(rows: Sequence[Row], reached: bool) -> str:
     return ", ".join(found) or "none"
 
 
-def _range(question: Range, rows: Sequence[Row]) -> str:
+def _range(ends: Sequence[int], rows: Sequence[Row]) -> str:
     """The longest median time over the shortest one."""
-    sizes = sorted({row["batch_size"] for row in rows if question.low <= row["batch_size"] <= question.high})
-    if len(sizes) < 2:
+    tried = sorted({row["batch_size"] for row in rows if ends[0] <= row["batch_size"] <= ends[1]})
+    if len(tried) < 2:
         return ABSENT
-    times = {size: median_to_target([row for row in rows if row["batch_size"] == size], "time_s") for size in sizes}
-    slow, fast = max(sizes, key=times.__getitem__), min(sizes, key=times.__getitem__)
+    times = {size: median_to_target([row for row in rows if row["batch_size"] == size], "time_s") for size in tried}
+    slow, fast = max(tried, key=times.__getitem__), min(tried, key=times.__getitem__)
     if math.isinf(times[slow]):
         return f"{slow:,} never reached the target"
-    tried = ", ".join(f"{size:,}" for size in sizes)
+    of = ", ".join(f"{size:,}" for size in tried)
     return (
-        f"{times[slow] / times[fast]:.2f} (slowest over fastest of {tried}: {times[slow]:.3g} s with {slow:,} over "
+        f"{times[slow] / times[fast]:.2f} (slowest over fastest of {of}: {times[slow]:.3g} s with {slow:,} over "
         f"{times[fast]:.3g} s with {fast:,})"
     )
 
 
-def _ratio(ratio: Ratio, values: Mapping[str, Any]) -> str:
-    of, over = (_find(pick, values) for pick in (ratio.of, ratio.over))
+def _ratio(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    measure = statement.get("measure", "samples_per_s")
+    of, over = (_find(statement[side], values) for side in ("of", "over"))
     if not of or not over:
         return ABSENT
     refused = [row for row in (*of, *over) if "refused" in row]
     if refused:
         return "waits for several devices, see below" if refused[0]["devices"] > 1 else "refused, see below"
-    if ratio.measure == "samples_per_s":
-        return _rates(of, over)
-    counts = [median_to_target(rows, ratio.measure) for rows in (of, over)]
+    if measure == "samples_per_s":
+        return text(ratios(_flat(of), _flat(over)), ".2f")  # run by run, or seed by seed
+    counts = [median_to_target(rows, measure) for rows in (of, over)]
     if math.inf in counts:
-        return "both never reached the target" if counts[0] == counts[1] else f"the {_which(counts)} never reached it"
-    unit = " s" if ratio.measure == "time_s" else ""
+        which = "first" if math.isinf(counts[0]) else "second"
+        return "both never reached the target" if counts[0] == counts[1] else f"the {which} never reached it"
+    unit = " s" if measure == "time_s" else ""
     return f"{counts[0] / counts[1]:.2f} ({counts[0]:.3g}{unit} over {counts[1]:.3g}{unit})"
 
 
-def _which(counts: Sequence[float]) -> str:
-    return "first" if math.isinf(counts[0]) else "second"
-
-
-def _rates(of: Sequence[Row], over: Sequence[Row]) -> str:
-    """Of runs, run by run; of trainings, seed by seed."""
-    first, second = (_flat([row["samples_per_s"] for row in rows]) for rows in (of, over))
-    return spread_text(ratios(first, second), "{:.2f}")
-
-
-def _find(pick: Pick, values: Mapping[str, Any]) -> list[Row]:
+def _find(pick: Mapping[str, Any], values: Mapping[str, Any]) -> list[Row]:
     best = values.get("best_batch_size", 0)
     words = {"best": best, "half": best // 2, "small": values.get("small_batch")}
     wanted = {field: words.get(value, value) for field, value in pick.items()}
     return [row for row in values["rows"] if matches(row, wanted)]
 
 
-def spread_text(spread: Spread, form: str) -> str:
-    """Median, and lowest to highest where there are several values."""
-    low, middle, high = (form.format(value) for value in (spread.low, spread.median, spread.high))
-    return middle if spread.n == 1 else f"{middle} ({low} to {high})"
-
-
-def _flat(values: Sequence[Any]) -> list[float]:
+def _flat(rows: Sequence[Row]) -> list[float]:
+    values = [row["samples_per_s"] for row in rows]
     return [rate for value in values for rate in (value if isinstance(value, list) else [value])]

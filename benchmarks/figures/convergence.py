@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.figures.entries import Entry, Row
-from benchmarks.figures.forms import MOMENTUM, Lesson
-from benchmarks.figures.throughput import fastest_threads
-from benchmarks.figures.training import Course, Training, accuracy_of, make_training, wait_for
+from benchmarks.figures.forms import MOMENTUM, Entry, Lesson, Row
+from benchmarks.figures.training import Course, accuracy_of, fastest_threads, make_training, quiet, wait_for
+from benchmarks.trainings import Training
 from bow.data import DataSplits
 from bow.errors import DivergenceError
 
@@ -138,6 +137,7 @@ class School:
         return inputs.to(self._device), targets.to(self._device)
 
 
+@quiet()
 def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor, torch.Tensor], threads: int) -> Run:
     """Train until the target is reached or the data end."""
     began, before = time.perf_counter(), torch.get_num_threads()
@@ -160,17 +160,8 @@ def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor
         training.close()
         torch.set_num_threads(before)
     wall_s = time.perf_counter() - began
-    return Run(
-        entry,
-        course.seed,
-        threads,
-        training.engine,
-        tuple(accuracies),
-        tuple(times_s),
-        samples,
-        diverged,
-        wall_s,
-    )
+    seen = tuple(accuracies), tuple(times_s), samples
+    return Run(entry, course.seed, threads, training.engine, *seen, diverged, wall_s)
 
 
 class TimedEpochs:
@@ -187,18 +178,18 @@ class TimedEpochs:
     def train_epoch(self) -> bool:
         """Train to the end of the next epoch; False when the data have ended."""
         began = time.perf_counter()
-        while (stretch := self._training.advance()) is not None:
+        while samples := self._training():
             if self._is_warm:
-                self.samples += stretch.num_samples
+                self.samples += samples
             else:
                 wait_for(self._device)
                 self._is_warm, began = True, time.perf_counter()
-            if stretch.epochs > self._epochs:
-                self._epochs = stretch.epochs
+            if self._training.epochs > self._epochs:
+                self._epochs = self._training.epochs
                 break
         wait_for(self._device)
         self.seconds += time.perf_counter() - began
-        return stretch is not None
+        return samples > 0
 
 
 def _line(run: Run, lesson: Lesson) -> str:

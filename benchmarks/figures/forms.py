@@ -1,4 +1,4 @@
-"""The forms of the figures: which models, data and amounts stand in for the paper's.
+"""The forms of the figures: which models, data and amounts stand in for the paper's, and who is measured.
 
 Even the full form is not the paper's in everything. Its LeNet has 4.24 MB of parameters, ours 1.72 MB (431,080), its
 ResNet-32 1.79 MB, ours 1.86 MB (464,154); logistic regression has 0.0314 MB (7,850) in both. Its text gives no learning
@@ -6,19 +6,69 @@ rate and does not say whether images are augmented: the rates are our choice, an
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from benchmarks.harness import counted
 from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Workload
 from bow.data import DataSplits, cifar10, digits, mnist
 from bow.models import LeNet, LogisticRegression, ResNet
+from bow.sync import SMA, Independent, Synchroniser
 
 MOMENTUM = 0.9
+SIZES, QUICK = ("small", "full"), "quick"
 
 RESNET32 = Workload("ResNet-32", functools.partial(ResNet, 32, CLASSES), COLOR)
+
+
+PYTORCH, BOW = "pytorch", "bow"
+PLAIN_TITLE = "plain PyTorch"
+INDEPENDENT, AVERAGED = "independent", "SMA"
+
+SYNCS: dict[str, Callable[[], Synchroniser]] = {INDEPENDENT: Independent, AVERAGED: SMA}
+SYNC_TITLES = {INDEPENDENT: "no synchronisation", AVERAGED: "SMA"}
+
+Row = Mapping[str, Any]  # what was measured of an entry, as plain values, the fields of `Entry` among them
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is measured."""
+
+    batch_size: int  # samples per batch; for bow, per learner
+    learners: int | None = None  # of bow, on each device; None for plain PyTorch
+    sync: str | None = None  # what keeps the learners together, a name in `SYNCS`; None for plain PyTorch
+    devices: int = 1  # how many train
+
+    def synchroniser(self) -> Synchroniser:
+        """A new one, of bow."""
+        assert self.sync is not None
+        return SYNCS[self.sync]()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry as plain values."""
+        return {"system": PYTORCH if self.learners is None else BOW, **asdict(self)}
+
+
+def bow_entries(
+    batch_size: int, learners: Iterable[int], syncs: Iterable[str], devices: Iterable[int] = (1,)
+) -> list[Entry]:
+    """Entries of bow with all of these."""
+    return [Entry(batch_size, k, sync, n) for n in devices for sync in syncs for k in learners]
+
+
+def title(row: Row) -> str:
+    """Plain PyTorch, or bow with its learners."""
+    return PLAIN_TITLE if row["system"] == PYTORCH else f"bow, {counted(row['learners'], 'learner')}"
+
+
+def matches(row: Row, pick: Mapping[str, Any]) -> bool:
+    """Whether the row has all of these values."""
+    return all(row[field] == value for field, value in pick.items())
 
 
 @dataclass(frozen=True)
@@ -68,14 +118,6 @@ class Form:
     samples: int  # in memory, for throughput
 
 
-def _digits(_: str) -> DataSplits:
-    return digits()
-
-
-def _few_digits(_: str) -> DataSplits:
-    return digits(limit=320)
-
-
 def _mnist(root: str) -> DataSplits:
     return mnist(_folder(root, "mnist"))
 
@@ -97,7 +139,7 @@ _TINY_LESSON = Lesson(
     "logistic regression",
     functools.partial(LogisticRegression, 64, CLASSES),
     "320 digits",
-    _few_digits,
+    lambda _: digits(limit=320),
     target=0.6,
     epochs=3,
     lr=0.02,
@@ -116,7 +158,7 @@ FORMS: dict[str, Form] = {
             "LeNet",
             functools.partial(LeNet, CLASSES, channels=1, size=8),
             "digits (8x8)",
-            _digits,
+            lambda _: digits(),
             target=0.98,
             epochs=30,
             lr=0.005,
@@ -128,7 +170,7 @@ FORMS: dict[str, Form] = {
             "ResNet-8",
             functools.partial(ResNet, 8, CLASSES, channels=1),
             "digits (8x8)",
-            _digits,
+            lambda _: digits(),
             target=0.97,
             epochs=20,
             lr=0.1,

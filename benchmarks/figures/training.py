@@ -1,23 +1,28 @@
-"""The trainings that are measured, plain PyTorch's and bow's, on any one device and from the same stream of batches."""
+"""The trainings of the figures, plain PyTorch's and bow's, on any one device and from the same stream of batches."""
 
+import contextlib
+import functools
+import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.figures.entries import Entry
+from benchmarks.figures.forms import Entry
+from benchmarks.harness import rate, take_turns, warm_up
+from benchmarks.trainings import BowTraining, Deals, PlainTraining, Training
 from bow.data import BatchStream, evaluation_batches, open_stream
-from bow.engines import EngineName, Stacked
+from bow.devices.cores import available_cores
+from bow.engines import EngineName
 from bow.replicas import OptimizerFactory
-from bow.training import Accuracy, Replicas
+from bow.training import Accuracy
 
-ENGINE: EngineName = "graph"  # Of bow: the native runtime on a CPU, CUDA graphs on a GPU
-
-MOST_ROUNDS = 64  # That are issued at once, if the engine takes so many
+ENGINE: EngineName = "graph"  # of bow: the native runtime on a CPU, CUDA graphs on a GPU
+CALLS_CUDA = 32  # pieces of work that are issued to a GPU before it is waited for
+TRIAL_TURNS, TRIAL_S = 3, 0.1  # of the race between numbers of threads, before anything is measured
 
 
 @dataclass(frozen=True)
@@ -44,121 +49,67 @@ class Course:
         return open_stream(data, batch_size=batch_size, epochs=self.epochs, seed=self.seed)
 
 
-class Stretch(NamedTuple):
-    """A piece of training."""
-
-    num_samples: int  # in all batches together
-    epochs: int  # completed since training began
-
-
-class Training(Protocol):
-    """What is measured."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What training has come to, to be evaluated: the central model, or the one there is."""
-        ...
-
-    @property
-    def engine(self) -> str | None:
-        """The engine of bow that really runs, after any fallback."""
-        ...
-
-    def advance(self) -> Stretch | None:
-        """Issue a piece of work that does not go beyond an epoch; None when the data have ended."""
-        ...
-
-    def close(self) -> None:
-        """End the threads of an engine that has some."""
-        ...
-
-
-class PlainTraining:
-    """Plain PyTorch: one model, one batch at a time, from samples in the device's memory."""
-
-    engine = None
-
-    def __init__(self, course: Course, batch_size: int) -> None:
-        self._model = course.model().to(course.device)
-        self._optimizer = course.optimizer(self._model.parameters())
-        inputs, targets = course.data
-        self._stream = course.stream(batch_size, (inputs.to(course.device), targets.to(course.device)))
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained."""
-        return self._model
-
-    def advance(self) -> Stretch | None:
-        """Train on one batch."""
-        deal = self._stream.deal(1)
-        if deal is None:
-            return None
-        inputs, targets = (part[0] for part in deal.batches) if deal.stacked else deal.batches[0]
-        self._optimizer.zero_grad()
-        cross_entropy(self._model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        return Stretch(deal.num_samples, deal.epochs)
-
-    def close(self) -> None:
-        """Nothing runs on."""
-
-
-class BowTraining:
-    """bow: several learners on one device."""
-
-    def __init__(self, course: Course, entry: Entry) -> None:
-        assert entry.learners is not None
-        assert entry.devices == 1
-        self._learners = entry.learners
-        self._replicas = Replicas(
-            course.model(),
-            cross_entropy,
-            optimizer=course.optimizer,
-            learners=entry.learners,
-            engine=ENGINE,
-            sync=entry.synchroniser(),
-            device=course.device,
-            seed=course.seed,
-        )
-        self._stream = course.stream(entry.batch_size, course.data)
-        self._replicas.batches.reside(self._stream)
-        self._epochs = 0
-
-    @property
-    def model(self) -> nn.Module:
-        """The central model."""
-        return self._replicas.central
-
-    @property
-    def engine(self) -> str | None:
-        """The engine that really runs, after any fallback."""
-        return self._replicas.engine
-
-    def advance(self) -> Stretch | None:
-        """Run as many rounds as the engine takes at once, as `bow.train` does."""
-        rounds: list[Any] = []
-        samples, epochs = 0, self._epochs
-        most = min(self._replicas.loop.period, MOST_ROUNDS)
-        while len(rounds) < most and epochs == self._epochs and (deal := self._stream.deal(self._learners)) is not None:
-            rounds.append(Stacked(deal.batches) if deal.stacked else deal.batches)
-            samples, epochs = samples + deal.num_samples, deal.epochs
-        if not rounds:
-            return None
-        self._epochs = epochs
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a learner that diverges starts again from the central model
-            self._replicas.rounds_at_once(rounds)
-        return Stretch(samples, epochs)
-
-    def close(self) -> None:
-        """End the threads of the engine."""
-        self._replicas.close()
-
-
 def make_training(course: Course, entry: Entry) -> Training:
     """The training of plain PyTorch or of bow."""
-    return PlainTraining(course, entry.batch_size) if entry.learners is None else BowTraining(course, entry)
+    if entry.learners is None:
+        inputs, targets = (tensor.to(course.device) for tensor in course.data)
+        deals = Deals(course.stream(entry.batch_size, (inputs, targets)))
+        return PlainTraining(course.model().to(course.device), cross_entropy, deals, course.optimizer)
+    assert entry.devices == 1
+    return BowTraining(
+        course.model(),
+        cross_entropy,
+        course.stream(entry.batch_size, course.data),
+        entry.learners,
+        ENGINE,
+        optimizer=course.optimizer,
+        sync=entry.synchroniser(),
+        device=course.device,
+        seed=course.seed,
+    )
+
+
+def fastest_threads(course: Course, entry: Entry) -> int:
+    """The number of torch's threads with which a training is fastest, by a short race whose rates are not reported."""
+    counts = thread_counts(entry, course.device)
+    if len(counts) == 1:
+        return counts[0]
+    training, before = make_training(course, entry), torch.get_num_threads()
+    run = functools.partial(work, training, course.device)
+
+    def turn(threads: int) -> float:
+        torch.set_num_threads(threads)
+        return rate(run, TRIAL_S)
+
+    with quiet():
+        for threads in counts:
+            torch.set_num_threads(threads)
+            warm_up(run)
+        rates = take_turns({threads: functools.partial(turn, threads) for threads in counts}, TRIAL_TURNS)
+    torch.set_num_threads(before)
+    training.close()
+    return max(counts, key=lambda threads: statistics.median(rates[threads]))
+
+
+def thread_counts(entry: Entry, device: torch.device) -> tuple[int, ...]:
+    """What has a core for every learner runs with one thread; more threads are for what would leave cores idle."""
+    cores = len(available_cores())
+    return (1, cores) if (entry.learners or 1) < cores and device.type == "cpu" else (1,)
+
+
+def work(training: Training, device: torch.device) -> int:
+    """Do a piece of endless work; returns its samples."""
+    samples = sum(training() for _ in range(CALLS_CUDA if device.type == "cuda" else 1))
+    wait_for(device)
+    return samples
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A learner that diverges starts again from the central model, and need not say so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def wait_for(device: torch.device) -> None:

@@ -6,10 +6,12 @@ An experiment is a module (or package) of `benchmarks` with a dataclass `Config(
 * `missed(values) -> bool`, optional: whether an aim was missed, which is the exit status;
 * `page(values) -> context`, optional: what its template in `benchmarks/pages` needs beside the values;
 * `draw(values, folder)`, optional: its pictures;
-* or `run(config, command) -> exit status` instead of all of these, if it writes more than one result.
+* `DOCUMENT`, with a `Config(harness.Documented)`: the page of the documentation that shows its tables;
+* or `run(config, command) -> exit status` (and `render(config)`) instead, if it writes more than one result.
 """
 
 from benchmarks.harness.config import Config as Config
+from benchmarks.harness.config import Documented as Documented
 from benchmarks.harness.config import describe as describe
 from benchmarks.harness.config import parse as parse
 from benchmarks.harness.config import setting as setting
@@ -19,11 +21,13 @@ from benchmarks.harness.pages import Table as Table
 from benchmarks.harness.pages import counted as counted
 from benchmarks.harness.pages import paper as paper
 from benchmarks.harness.pages import render as render
+from benchmarks.harness.pages import spread_text as spread_text
 from benchmarks.harness.processes import CaseError as CaseError
 from benchmarks.harness.processes import Host as Host
 from benchmarks.harness.processes import Remote as Remote
 from benchmarks.harness.processes import apart as apart
 from benchmarks.harness.processes import first_words as first_words
+from benchmarks.harness.processes import in_concert as in_concert
 from benchmarks.harness.processes import parallel as parallel
 from benchmarks.harness.processes import together as together
 from benchmarks.harness.race import rate as rate
@@ -41,3 +45,4 @@ from benchmarks.harness.statistics import median_interval as median_interval
 from benchmarks.harness.statistics import quartiles as quartiles
 from benchmarks.harness.statistics import ratios as ratios
 from benchmarks.harness.statistics import spread as spread
+from benchmarks.harness.statistics import whole_spread as whole_spread

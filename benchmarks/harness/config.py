@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from bow.errors import SettingError
 
 T = TypeVar("T", bound="Config")
 
 RESULTS = Path("benchmarks/results")  # the folder that is committed, seen from the root of the repository
+
+QUICK = Path("build/quick")  # where those of `quick` go instead
 
 
 def setting(
@@ -47,12 +49,26 @@ class Config:
         for field in dataclasses.fields(self):
             _check(field.name, getattr(self, field.name), field.metadata)
 
-    def reduced(self: T) -> T:
-        """What `quick` makes of the settings that were not given."""
+    def reduced(self) -> Self:
+        """What `quick` makes of the settings that were not given; what is committed stays as it is."""
         if not self.quick:
             return self
         own = {f.name: f.metadata["quick"] for f in dataclasses.fields(self) if getattr(self, f.name) == f.default}
-        return dataclasses.replace(self, **{name: value for name, value in own.items() if value is not None})
+        made = dataclasses.replace(self, **{name: value for name, value in own.items() if value is not None})
+        return dataclasses.replace(made, out=QUICK) if RESULTS in (self.out, *self.out.parents) else made
+
+
+@dataclasses.dataclass(frozen=True)
+class Documented(Config):
+    """Settings of an experiment whose tables and pictures a page of the documentation shows."""
+
+    docs: Path = setting(Path("docs"), "folder with the page whose tables and pictures are replaced")  # noqa: RUF009
+
+    def reduced(self) -> Self:
+        """With `quick` the documentation stays as it is, unless its folder was given."""
+        made = super().reduced()
+        given = made.docs != Documented.docs
+        return made if given or not made.quick else dataclasses.replace(made, docs=made.out)
 
 
 def parse(config: type[T], words: Sequence[str]) -> T:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ def render(name: str, values: Mapping[str, Any]) -> str:
         median=statistics.median, max=max, min=min, sum=sum, len=len, dict=dict, abs=abs, geometric_mean=_mean, any=any,
         all=all, sorted=sorted, enumerate=enumerate, str=str, int=int, list=list, round=round,
     )  # fmt: skip
-    return environment.get_template(f"{name}.md").render(**values)
+    page = environment.get_template(f"{name}.md").render(**values)
+    return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +76,11 @@ class Remote:
         """
         self.send(function, *arguments)
         return self.receive(limit_s)
+
+    @property
+    def connection(self) -> "Connection[Any, Any]":
+        """To the process: readable once there is an answer."""
+        return self._connection
 
     def close(self) -> None:
         """Let others talk to the process."""
@@ -171,6 +176,26 @@ def apart(
     with contextlib.closing(Host(environment, log)) as host:
         found: T = host.call(function, *arguments, limit_s=limit_s)
         return found
+
+
+def in_concert(hosts: Sequence[Host], function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
+    """What a function returns in the first of several processes that carry it out together, told their rank.
+
+    Raises:
+        CaseError: it raised in one of them, for which the others would wait, or there is no answer in time.
+    """
+    for rank, host in enumerate(hosts):
+        host.remote.send(function, *arguments, rank)
+    waiting, deadline = {host.remote.connection: host for host in hosts}, time.monotonic() + limit_s
+    while True:
+        ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise CaseError("did not end in time")
+        for each in ready:
+            host = waiting.pop(each)  # type: ignore[call-overload]
+            found: T = host.remote.receive()
+            if host is hosts[0]:
+                return found
 
 
 def parallel(jobs: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:

@@ -35,8 +35,7 @@ def result(benchmark: str, command: str, config: Config, seconds: float, finding
 
 
 def publish(stem: str, values: Mapping[str, Any], out: Path, context: Mapping[str, Any] | None = None) -> str:
-    """Write `STEM.json` and `STEM.md`, and print the beginning of the page; the page."""
-    write_json(out / f"{stem}.json", values)
+    """Write `STEM.md`, and print the beginning of the page; the page."""
     page = render(stem, {**values, **(context or {})})
     write_text(out / f"{stem}.md", page)
     say("\n## ".join(page.split("\n## ")[:2]))

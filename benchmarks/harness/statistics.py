@@ -15,6 +15,11 @@ def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> dict[str
     return _rounded(statistics.median(values), min(values), max(values), len(values), digits, scale)
 
 
+def whole_spread(values: Sequence[float]) -> dict[str, Any]:
+    """The same, not rounded: for pages that make numbers of what was rounded before."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values), "n": len(values)}
+
+
 def quartiles(values: Sequence[float], digits: int, scale: float = 1.0) -> dict[str, Any]:
     """Median, and between which values the middle half of the measurements lies.
 

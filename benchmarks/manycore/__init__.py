@@ -1,4 +1,4 @@
-"""`python -m benchmarks manycore`: the experiments of both papers on operator scheduling, on their machine, simulated.
+"""Both papers on operator scheduling, on their machine, simulated.
 
 Steps of the papers' networks are captured in the papers' sizes; what operators take on the 68 cores of a Xeon Phi is
 `Saturation`'s; the schedulers are those that the runtime is driven by. Nothing is run, so the numbers are the
@@ -10,5 +10,91 @@ an LSTM along diagonals (section 7.4), the options of section 6. Of Liu et al., 
 Of all: sensitivity to the machine's parameters.
 """
 
-from benchmarks.manycore.program import run as run
-from benchmarks.manycore.settings import Settings as Settings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.harness import setting
+from benchmarks.manycore.claims import POINTS, all_claims, steps_of
+from benchmarks.manycore.jobs import all_jobs
+from benchmarks.manycore.machines import AS_IN_TENSORFLOW, CORES, LIU_MACHINES, TEAM_CORES, TEAMS_STAY
+from benchmarks.manycore.options import CHANGE_MS
+from benchmarks.manycore.pictures import draw_found
+from benchmarks.manycore.strategies import SHARED
+from bow.models import NETWORKS
+
+GRAPHI = ("lstm", "phased_lstm", "pathnet", "googlenet")
+LIU = ("resnet50", "dcgan", "inception")
+DOCUMENT = "scheduling.md"
+
+
+@dataclass(frozen=True)
+class Config(harness.Documented):
+    """Settings of the experiment."""
+
+    graphi: tuple[str, ...] = setting(GRAPHI, "networks of Tang et al.", choices=GRAPHI, quick=GRAPHI[::2])
+    sizes: tuple[str, ...] = setting(("small", "medium", "large"), "of these networks", quick=("tiny",))
+    detail: str = setting("medium", "size whose queues, options and sensitivity are looked at", quick="tiny")
+    liu: tuple[str, ...] = setting(LIU, "networks of Liu et al.", choices=LIU, quick=LIU[1:2])
+    size: str = setting("paper", "of these networks", quick="tiny")
+    noise: float = setting(0.01, "of what climbs measure: standard deviation of the logarithm", least=0)
+    interval: int = setting(4, "threads that a climb adds at a time")
+    dispatch_ns: tuple[int, ...] = setting(
+        (0, 100, 300, 1000), "for which an executor that polls keeps a queue", quick=(0, 1000)
+    )
+    factors: tuple[float, ...] = setting(
+        (0.5, 2.0), "that parameters of the machine are multiplied by, one at a time", quick=(2.0,)
+    )
+    seeds: int = setting(5, "schedulers that take any ready operator, each with draws of its own", quick=2)
+    seed: int = setting(0, "of the noise, and of the first of these")
+    workers: int = setting(2, "processes that share the networks; 1: this one", quick=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for network in self.graphi:
+            for size in (*self.sizes, self.detail):
+                NETWORKS[network].size(size)
+        for network in self.liu:
+            NETWORKS[network].size(self.size)
+
+    @property
+    def draws(self) -> range:
+        """Seeds of the schedulers that take any ready operator."""
+        return range(self.seed, self.seed + self.seeds)
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Simulate everything; pictures show more than the JSON holds, so they are drawn here."""
+    done = []
+    for each in harness.parallel(all_jobs(config), config.workers):
+        done.append(each)
+        harness.say(f"{each.network}, {each.size}: {each.found['operators']} operators")
+    found = {(each.network, each.size): each.found for each in done}
+    graphi = {network: {size: found[network, size] for size in config.sizes} for network in config.graphi}
+    if config.docs.is_dir():
+        draw_found(done, graphi, config.docs / "images")
+    return {
+        "cores": CORES,
+        "cores_of_executors": TEAM_CORES,
+        "graphi": graphi,
+        "liu": {network: found[network, config.size] for network in config.liu},
+    }
+
+
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides."""
+    graphi = values["graphi"]
+    detailed = {name: own for name, sizes in graphi.items() for own in sizes.values() if "queues" in own}
+    return {
+        "claims": all_claims(graphi, values["liu"], values["settings"]["detail"]),
+        "counts": sorted({row["executors"] for s in graphi.values() for own in s.values() for row in own["executors"]}),
+        "detailed": detailed,
+        "machines": list(LIU_MACHINES),
+        "teams_stay": TEAMS_STAY,
+        "as_in_tensorflow": AS_IN_TENSORFLOW,
+        "points": POINTS,
+        "change_ms": CHANGE_MS,
+        "shared": SHARED,
+        "steps_of": steps_of,
+    }

@@ -4,14 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from benchmarks.harness import paper
 from benchmarks.manycore.diagonal import CRITICAL, FIRST, RANDOM
 from benchmarks.manycore.machines import LIU_MACHINES
 from benchmarks.manycore.options import CHANGE_MS
-from benchmarks.manycore.paper import BEST_EXECUTORS, BEST_SPEEDUP, FIGURE_3, TABLE_2, TABLE_I, Range, Strategies
-from benchmarks.manycore.report_graphi import best_row
-from benchmarks.manycore.report_liu import steps_of
-from benchmarks.manycore.section import Section
-from benchmarks.results import Table
 from bow.models import NETWORKS
 
 Verdict: TypeAlias = Literal["yes", "in part", "no"]
@@ -36,16 +32,46 @@ class Claim:
     verdict: Verdict  # whether they agree; in part: the same direction, another amount
 
 
-def claims_section(graphi: Mapping[str, Any], liu: Mapping[str, Any], detail: str) -> Section:
-    """All claims as a table."""
-    claims = [*graphi_claims(graphi, detail), *liu_claims(liu)]
-    rows = [[each.what, each.paper, each.here, each.verdict] for each in claims]
-    table = Table(("claim", "paper", "here", "agrees"), rows, left=("claim", "paper", "here", "agrees"))
-    remark = (
-        "In part: the same direction, another amount, or not in all sizes, networks or machines. Of Liu et al. there "
-        f"are two numbers, for the machine {' and '.join(LIU_MACHINES)}; gains within {POINTS:g} count as the same."
-    )
-    return Section("claims", "What agrees", table, remark)
+@dataclass(frozen=True)
+class Range:
+    """From the lowest to the highest of several numbers."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
+
+
+def all_claims(graphi: Mapping[str, Any], liu: Mapping[str, Any], detail: str) -> list[Claim]:
+    """Those of both papers."""
+    return [*graphi_claims(graphi, detail), *liu_claims(liu)]
+
+
+def best_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The executors with the highest speed-up."""
+    return max(rows, key=lambda row: row["speedup"])
+
+
+def steps_of(own: Mapping[str, Any], third: str = "1-3", fourth: str = "1-4") -> dict[str, float]:
+    """What each strategy brings on one machine, on top of those before."""
+    by_plan = {name: plan["speedup"] for name, plan in own["plans"].items()}
+    return {
+        "1": by_plan["1"],
+        "1-2": by_plan["1-2"],
+        "3": by_plan[third] / by_plan["1-2"],
+        "4": by_plan[fourth] / by_plan[third],
+        "all": by_plan[fourth],
+        "pair": own["best_pair"]["speedup"],
+        "over pair": by_plan[fourth] / own["best_pair"]["speedup"],
+    }
+
+
+def _paper(table: str, network: str) -> Any:
+    return paper("manycore")[table][network]
 
 
 def graphi_claims(found: Mapping[str, Any], detail: str) -> Iterator[Claim]:
@@ -67,16 +93,16 @@ def graphi_claims(found: Mapping[str, Any], detail: str) -> Iterator[Claim]:
 def liu_claims(found: Mapping[str, Any]) -> Iterator[Claim]:
     """Those of Liu et al., on both machines."""
     for network, own in found.items():
-        title, paper = NETWORKS[network].title, FIGURE_3[network]
+        title, told = NETWORKS[network].title, _paper("figure_3", network)
         here = [steps_of(own[machine]) for machine in LIU_MACHINES]
-        yield _gain(f"{title}: strategies 1 and 2 over the recommendation", paper.first_two, here, "1-2")
-        yield _gain(f"{title}: strategy 3 over those", paper.third, here, "3")
+        yield _gain(f"{title}: strategies 1 and 2 over the recommendation", told["first_two"], here, "1-2")
+        yield _gain(f"{title}: strategy 3 over those", told["third"], here, "3")
         addition = [steps_of(own[machine], third="1-3, narrow", fourth="1-3, narrow") for machine in LIU_MACHINES]
-        yield _gain(f"{title}: strategy 3 with bow's addition over those", paper.third, addition, "3")
-        yield _gain(f"{title}: strategy 4 over 3", paper.fourth, here, "4")
-        yield _gain(f"{title}: all over the best uniform pair", paper.over_manual, here, "over pair")
-        yield _together(title, paper, [own[machine]["plans"] for machine in LIU_MACHINES])
-        if network in TABLE_I:
+        yield _gain(f"{title}: strategy 3 with bow's addition over those", told["third"], addition, "3")
+        yield _gain(f"{title}: strategy 4 over 3", told["fourth"], here, "4")
+        yield _gain(f"{title}: all over the best uniform pair", told["over_manual"], here, "over pair")
+        yield _together(title, told, [own[machine]["plans"] for machine in LIU_MACHINES])
+        if network in paper("manycore")["table_1"]:
             yield _pairs(network, [own[machine]["best_pair"]["table_1"] for machine in LIU_MACHINES])
 
 
@@ -91,19 +117,19 @@ def _same_gain(paper: float, values: Sequence[float]) -> Verdict:
     return _of(all(same), any(same) or (paper > LEAST and any(value > LEAST for value in values)))
 
 
-def _together(title: str, paper: Strategies, plans: Sequence[Mapping[str, Any]]) -> Claim:
+def _together(title: str, told: Mapping[str, Any], plans: Sequence[Mapping[str, Any]]) -> Claim:
     found = [(each["1-3"]["together"], each["1-4"]["together"]) for each in plans]
-    told = f"{paper.together:.2f} with strategies 1 to 3, {paper.together_with_fourth:.2f} with 4"
+    text = f"{told['together']:.2f} with strategies 1 to 3, {told['together_with_fourth']:.2f} with 4"
     here = " and ".join(f"{third:.2f}, {fourth:.2f}" for third, fourth in found)
     verdict = _of(
-        all(abs(third - paper.together) <= 0.1 and fourth > third for third, fourth in found),
-        any(abs(third - paper.together) <= 0.1 or fourth > third for third, fourth in found),
+        all(abs(third - told["together"]) <= 0.1 and fourth > third for third, fourth in found),
+        any(abs(third - told["together"]) <= 0.1 or fourth > third for third, fourth in found),
     )
-    return Claim(f"{title}: operators that run at the same time", told, here, verdict)
+    return Claim(f"{title}: operators that run at the same time", text, here, verdict)
 
 
 def _pairs(network: str, found: Sequence[Mapping[str, float]]) -> Claim:
-    told = TABLE_I[network]
+    told = _paper("table_1", network)
     best = max(told, key=lambda pair: told[pair])
     what = f"{NETWORKS[network].title}: the best of the pairs of Table I"
     here = " and ".join(f"{max(own, key=lambda pair: own[pair])}: {max(own.values()):.2f}" for own in found)
@@ -112,7 +138,7 @@ def _pairs(network: str, found: Sequence[Mapping[str, float]]) -> Claim:
 
 
 def _speedups(network: str, sizes: Mapping[str, Any]) -> Claim:
-    told = BEST_SPEEDUP[network]
+    told = Range(*_paper("best_speedup", network))
     best = {size: best_row(own["executors"])["speedup"] for size, own in sizes.items()}
     near = Range(told.low * (1 - CLOSE), told.high * (1 + CLOSE))
     inside = [value in near for value in best.values()]
@@ -122,7 +148,7 @@ def _speedups(network: str, sizes: Mapping[str, Any]) -> Claim:
 
 
 def _executors(network: str, sizes: Mapping[str, Any]) -> Claim:
-    told = BEST_EXECUTORS[network]
+    told = Range(*_paper("best_executors", network))
     best = {size: best_row(own["executors"])["executors"] for size, own in sizes.items()}
     inside = [told.low <= value <= told.high for value in best.values()]
     what = f"{NETWORKS[network].title}: executors of the best speed-up"
@@ -149,7 +175,7 @@ def _large_suffer_more(found: Mapping[str, Any]) -> Claim:
 
 
 def _parallel(network: str, sizes: Mapping[str, Any]) -> Claim:
-    told = BEST_EXECUTORS[network]
+    told = Range(*_paper("best_executors", network))
     found = {size: own["parallelism_with_8"] for size, own in sizes.items()}
     near = Range(told.low - 1, told.high + 1)
     what = f"{NETWORKS[network].title}: operators that are parallel"
@@ -158,14 +184,14 @@ def _parallel(network: str, sizes: Mapping[str, Any]) -> Claim:
 
 
 def _queues(network: str, own: Mapping[str, Any]) -> Claim:
-    paper = sorted(TABLE_2[network].values())
+    printed = sorted(_paper("table_2", network).values())
     free = sorted(next(iter(row["queue"].values())) for row in own["queues"])
     drawn = sorted(row["random"]["median"] for row in own["queues"])
-    told = Range(paper[0] - CLOSE, paper[-1] + CLOSE)
+    told = Range(printed[0] - CLOSE, printed[-1] + CLOSE)
     verdict = _of(all(value in told for value in free), min(free) < 1 - CLOSE / 5)
     here = f"{free[0]:.2f} to {free[-1]:.2f}; any ready operator: {drawn[0]:.2f} to {drawn[-1]:.2f}"
     what = f"{NETWORKS[network].title}: time with critical path first over that with a queue"
-    return Claim(what, f"{paper[0]:.2f} to {paper[-1]:.2f}", here, verdict)
+    return Claim(what, f"{printed[0]:.2f} to {printed[-1]:.2f}", here, verdict)
 
 
 def _diagonals(rows: Sequence[Mapping[str, Any]]) -> Iterator[Claim]:

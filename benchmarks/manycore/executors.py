@@ -1,6 +1,7 @@
-"""Executors with teams of threads of their own: a step's time by how many there are (Tang et al., Figure 6)."""
+"""Executors with teams of threads of their own: by number, and against queues (Tang et al., Figure 6, Table 2)."""
 
 import random
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from benchmarks.manycore.machines import TEAM_CORES, durations, share_of_memory,
 from benchmarks.manycore.steps import Step
 from bow.schedule.scheduler import ListScheduler, OperatorScheduler, Start, critical_path
 from bow.schedule.simulator import simulate_operators
+
+TABLE_2_SHAPES = ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))
 
 # Executors, and threads of each, that the paper tries with one network only: as many as operators run in parallel
 EXTRA = {"pathnet": (6, 10), "googlenet": (3, 10)}
@@ -88,4 +91,34 @@ def held_to_shares(machine: Saturation, step: Step, tried: Sequence[tuple[int, i
         times = durations(share_of_memory(machine, executors), step, team(threads))
         first = simulated_ns(critical_first(step, executors, times), times)
         rows.append({"executors": executors, "threads": threads, "speedup": round(before / first, 4)})
+    return rows
+
+
+def compare_queues(
+    machine: Saturation, step: Step, dispatch_ns: Sequence[int], seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The time of a step with critical path first, over that with a queue, for each shape of Table 2."""
+    rows = []
+    for executors, threads in TABLE_2_SHAPES:
+        times = durations(machine, step, team(threads))
+        ratios = {}
+        # An executor that polls a queue keeps it from all others: giving out an operator costs that for each of them.
+        for cost in dispatch_ns:
+            first = simulated_ns(critical_first(step, executors, times), times, cost)
+            queue = simulated_ns(first_come(step, executors), times, cost, polling=executors)
+            ratios[str(cost)] = round(first / queue, 4)
+        first = simulated_ns(critical_first(step, executors, times), times)
+        drawn = [first / simulated_ns(at_random(step, executors, seed), times) for seed in seeds]
+        rows.append(
+            {
+                "executors": executors,
+                "threads": threads,
+                "queue": ratios,
+                "random": {
+                    "median": round(statistics.median(drawn), 4),
+                    "low": round(min(drawn), 4),
+                    "high": round(max(drawn), 4),
+                },
+            }
+        )
     return rows

@@ -1,21 +1,25 @@
 """All that is simulated of one network in one size."""
 
 import functools
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from benchmarks.cost_models import Saturation, sort_of
 from benchmarks.manycore.curves import learn
 from benchmarks.manycore.diagonal import compare_diagonals
-from benchmarks.manycore.executors import fastest, held_to_shares, sequential_ns, shapes, sweep
+from benchmarks.manycore.executors import (
+    TABLE_2_SHAPES,
+    compare_queues,
+    fastest,
+    held_to_shares,
+    sequential_ns,
+    shapes,
+    sweep,
+)
 from benchmarks.manycore.machines import AS_IN_TENSORFLOW, GRAPHI_MACHINES, LIU_MACHINES, TEAMS_STAY, durations, team
 from benchmarks.manycore.options import try_options
-from benchmarks.manycore.queues import TABLE_2_SHAPES, compare_queues
 from benchmarks.manycore.sensitivity import of_executors, of_strategies
-from benchmarks.manycore.settings import Settings
 from benchmarks.manycore.steps import Step, capture_step
 from benchmarks.manycore.strategies import (
     PLANS,
@@ -31,6 +35,9 @@ from benchmarks.manycore.strategies import (
 )
 from bow.schedule import Timeline
 from bow.schedule.scheduler import critical_path
+
+if TYPE_CHECKING:
+    from benchmarks.manycore import Config
 
 MACHINE = Saturation()
 
@@ -50,7 +57,7 @@ class Done:
     counts: Counts  # of a network of Liu et al., to be drawn
 
 
-def all_jobs(settings: Settings) -> list[Callable[[], Done]]:
+def all_jobs(settings: "Config") -> list[Callable[[], Done]]:
     """The jobs, those that take longest first."""
     ordered = sorted(settings.sizes, key=lambda size: (size != settings.detail, size))
     graphi = [(network, size) for network in reversed(settings.graphi) for size in ordered]
@@ -61,17 +68,7 @@ def all_jobs(settings: Settings) -> list[Callable[[], Done]]:
     ]
 
 
-def carry_out(jobs: Sequence[Callable[[], Done]], workers: int) -> Iterator[Done]:
-    """Do the jobs, in so many processes."""
-    if workers == 1:
-        yield from (job() for job in jobs)
-        return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for future in [pool.submit(job) for job in jobs]:
-            yield future.result()
-
-
-def executors_job(network: str, size: str, settings: Settings) -> Done:
+def executors_job(network: str, size: str, settings: "Config") -> Done:
     """A network of Tang et al.; in detail in one size."""
     step = capture_step(network, size)
     machine = GRAPHI_MACHINES[TEAMS_STAY](MACHINE)
@@ -105,7 +102,7 @@ def _sizes(step: Step) -> dict[str, Any]:
     }
 
 
-def strategies_job(network: str, settings: Settings) -> Done:
+def strategies_job(network: str, settings: "Config") -> Done:
     """A network of Liu et al., on both machines."""
     step = capture_step(network, settings.size)
     found: dict[str, Any] = {"operators": len(step)}

@@ -6,8 +6,8 @@ from typing import Any
 from benchmarks.cost_models import Saturation, sort_of
 from benchmarks.manycore.executors import simulated_ns
 from benchmarks.manycore.machines import TEAM_CORES, durations, team
+from benchmarks.manycore.schedulers import TeamScheduler
 from benchmarks.manycore.steps import Step
-from benchmarks.manycore.team_scheduler import TeamScheduler
 from bow.schedule.scheduler import ListScheduler, Start, critical_path
 from bow.schedule.scheduler.thread_counts import Times
 from bow.schedule.simulator import simulate_operators

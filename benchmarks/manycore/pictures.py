@@ -1,15 +1,16 @@
 """Pictures of what was simulated: Figure 6, Figure 4, and cells of an LSTM in time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness import paper, write_text
+from benchmarks.harness.pictures import picture
+from benchmarks.manycore.claims import best_row
 from benchmarks.manycore.diagonal import CRITICAL, FIRST, RANDOM
-from benchmarks.manycore.jobs import Cells, Counts
-from benchmarks.manycore.paper import BEST_SPEEDUP
-from benchmarks.results import write_text
+from benchmarks.manycore.jobs import Cells, Counts, Done
 from bow.models import NETWORKS
-from bow.observe.charts import BLUE, GREY, ORANGE, STYLE
+from bow.observe.charts import BLUE, GREY, ORANGE
 from bow.schedule.picture import timeline_svg
 
 if TYPE_CHECKING:
@@ -21,47 +22,44 @@ COLORS = (GREEN, BLUE, ORANGE)
 CELL_FILES = {CRITICAL: "critical_path", FIRST: "first_come", RANDOM: "any_ready"}
 
 
-def draw_cells(cells: Cells, executors: int, size: str, folder: Path) -> list[str]:
-    """A timeline of the cells for each scheduler, with so many executors; the names of the files."""
-    names = []
+def draw_found(done: Sequence[Done], graphi: Mapping[str, Any], folder: Path) -> None:
+    """Draw all pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_speedups(graphi, folder / "manycore_figure_6.png")
+    draw_counts({each.network: each.counts for each in done if each.counts}, folder / "manycore_figure_4.png")
+    for each in done:
+        if each.cells:
+            draw_cells(each.cells, best_row(each.found["executors"])["executors"], each.size, folder)
+
+
+def draw_cells(cells: Cells, executors: int, size: str, folder: Path) -> None:
+    """A timeline of the cells for each scheduler, with so many executors."""
     for (count, scheduler), timeline in cells.items():
         if count == executors:
-            names.append(f"manycore_cells_{CELL_FILES[scheduler]}.svg")
             title = f"LSTM, {size}, forward pass on {executors} executors: {scheduler}; a colour for each step in time"
-            write_text(folder / names[-1], timeline_svg(timeline, title) + "\n")
-    return names
+            name = f"manycore_cells_{CELL_FILES[scheduler]}.svg"
+            write_text(folder / name, timeline_svg(timeline, title) + "\n")
 
 
 def draw_speedups(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """A panel for each network: speed-up against the number of executors, a line for each size; shaded, the paper's
     range of the best ones.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.0, 2.6), layout="constrained", dpi=130)
+    with picture(path, 9.0, 2.6, dpi=130) as figure:
         panels = figure.subplots(1, len(found), squeeze=False)[0]
         for axes, (network, sizes) in zip(panels, found.items(), strict=True):
             for color, (size, own) in zip(COLORS, sizes.items(), strict=False):
                 rows = own["executors"]
-                axes.plot(
-                    [row["executors"] for row in rows],
-                    [row["speedup"] for row in rows],
-                    color=color,
-                    marker="o",
-                    markersize=3,
-                    label=size,
-                )
+                points = [row["executors"] for row in rows], [row["speedup"] for row in rows]
+                axes.plot(*points, color=color, marker="o", markersize=3, label=size)
             _finish_speedups(axes, network)
         panels[0].set_ylabel("speed-up over 1 executor x 64 threads")
         panels[-1].legend(frameon=False, loc="upper right")
-        figure.savefig(path)
 
 
 def _finish_speedups(axes: "Axes", network: str) -> None:
-    told = BEST_SPEEDUP[network]
-    axes.axhspan(told.low - 0.02, told.high + 0.02, color=GREY, alpha=0.25, linewidth=0)
+    low, high = paper("manycore")["best_speedup"][network]
+    axes.axhspan(low - 0.02, high + 0.02, color=GREY, alpha=0.25, linewidth=0)
     axes.axhline(1.0, color=GREY, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
@@ -73,12 +71,8 @@ def _finish_speedups(axes: "Axes", network: str) -> None:
 
 def draw_counts(counts: Mapping[str, Counts], path: Path) -> None:
     """A panel for each network and strategy: how many operators run behind each event, and their mean."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     plans = list(next(iter(counts.values())))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.0, 1.9 * len(plans)), layout="constrained", dpi=130)
+    with picture(path, 9.0, 1.9 * len(plans), dpi=130) as figure:
         panels = figure.subplots(len(plans), len(counts), squeeze=False)
         for (row, column), (title, events) in _panels(counts, plans):
             axes = panels[row][column]
@@ -92,7 +86,6 @@ def draw_counts(counts: Mapping[str, Counts], path: Path) -> None:
             axes.set_xlabel("events of a step")
         for line in panels:
             line[0].set_ylabel("operators")
-        figure.savefig(path)
 
 
 def _panels(counts: Mapping[str, Counts], plans: list[str]) -> Iterator[tuple[tuple[int, int], tuple[str, list[int]]]]:

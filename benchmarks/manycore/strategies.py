@@ -10,7 +10,7 @@ from benchmarks.cost_models import Saturation, Threads, Work
 from benchmarks.manycore.curves import Curves, Teams
 from benchmarks.manycore.executors import first_come
 from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds
-from benchmarks.manycore.seats import Seated, fit
+from benchmarks.manycore.schedulers import Seated, fit
 from benchmarks.manycore.steps import Step
 from bow.schedule import Timeline
 from bow.schedule.picture import co_running, mean_co_running

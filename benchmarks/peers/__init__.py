@@ -1,4 +1,4 @@
-"""`python -m benchmarks peers`: time to accuracy of bow, and of what one would take instead of it.
+"""Time to accuracy of bow, and of what one would take instead of it.
 
 The same model on the same data, on one machine, by one command: plain PyTorch, PyTorch compiled, with large batches or
 as a CUDA graph, accelerate's LocalSGD, Lightning, an ensemble by `torch.func`, and `bow.train`. It runs in two stages:
@@ -11,12 +11,218 @@ as a CUDA graph, accelerate's LocalSGD, Lightning, an ensemble by `torch.func`, 
 The claim that it checks is `verdict.CLAIM`: the exit status is 1 where it does not hold.
 """
 
-import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from benchmarks.peers.settings import Settings as Settings
+import torch
+
+from benchmarks import harness
+from benchmarks.caches import empty_caches
+from benchmarks.harness import setting, spread_text, whole_spread
+from benchmarks.peers import picture
+from benchmarks.peers.contestants import AS_BOW_SETS, BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
+from benchmarks.peers.program import (
+    FINALISTS,
+    REHEARSALS,
+    REHEARSED_EPOCHS,
+    Program,
+    missing,
+    package_versions,
+    train_apart,
+)
+from benchmarks.peers.sweep_rule import MARGIN, RULE
+from benchmarks.peers.task import DATA, MODELS
+from benchmarks.peers.training import DIVERGED, FAILED, FINAL, SWEEP, Training, by_choice
+from benchmarks.peers.verdict import CLAIM, LEAST_SEEDS, LIMIT, decide, represent, time_ratios
+from benchmarks.trainings import MOMENTUM
+from bow.data import DataSplits
+from bow.errors import SettingError
 
 
-def run(settings: Settings, command: str) -> int:
-    """Run both stages, and write `peers.json`, `peers.md` and `peers.png`; 1 where the claim does not hold, else 0."""
-    status: int = importlib.import_module("benchmarks.peers.program").run(settings, command)
-    return status
+@dataclass(frozen=True)
+class Config(harness.Config):
+    """Settings of the experiment."""
+
+    contestants: tuple[str, ...] = setting(tuple(CONTESTANTS), "who takes part", choices=tuple(CONTESTANTS))
+    model: str = setting("lenet", "what is trained", choices=tuple(MODELS), quick="mlp")
+    data: str = setting("fashion_mnist", "data set", choices=tuple(DATA), quick="digits")
+    root: str = setting("", "folder of its files; empty: where they usually are")
+    device: str = setting("cpu", "where", choices=("cpu", "cuda"))
+    target: float = setting(0.89, "accuracy to be reached, as a share")
+    epochs: int = setting(6, "passes over the data after which a training ends")
+    limit_s: float = setting(120.0, "seconds of training after which it ends")
+    evaluate_every: float = setting(0.125, "epochs between evaluations")
+    seeds: int = setting(3, "trainings of each contestant in the finals", quick=1)
+    batch_sizes: tuple[int, ...] = setting(
+        (8, 16, 32, 64, 128, 256), "swept for plain PyTorch and for bow", quick=(16,)
+    )
+    lrs: tuple[float, ...] = setting((0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16), "likewise", quick=(0.05,))
+    large_batch_sizes: tuple[int, ...] = setting((128, 256, 512), "tried by the linear scaling rule", quick=(64,))
+    threads: tuple[int, ...] = setting((1, 2), "torch's threads; whoever gains by more of them has them", quick=(1,))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.evaluate_every > 1:
+            raise SettingError(f"evaluate_every must be at most 1 epoch, got {self.evaluate_every:g}")
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Run both stages."""
+    data = check(config)
+    with empty_caches() as caches:
+        program = Program(config, partial(train_apart, environment=caches), harness.say)
+        program.run()
+    verdict = decide(program.of(FINAL))
+    harness.say(str(verdict))
+    return {
+        "fixed": f"{MODELS[config.model]}, SGD with momentum {MOMENTUM:g}, constant learning rate, float32",
+        "epoch_samples": len(data.train[1]),
+        "test_samples": len(data.validation[1]),
+        "rehearsed_epochs": REHEARSED_EPOCHS,
+        "rehearsals": REHEARSALS,
+        "finalists": FINALISTS,
+        "rule": RULE,
+        "margin": MARGIN,
+        "limit": LIMIT,
+        "least_seeds": LEAST_SEEDS,
+        "environments": {name: dict(contestant.environment) for name, contestant in CONTESTANTS.items()},
+        "packages": package_versions(),
+        "left_out": program.left_out,
+        "verdict": verdict.as_dict(),
+        "finals": {name: [asdict(choice) for choice in own] for name, own in program.entries.items()},
+        "trainings": [training.as_dict() for training in program.trainings],
+    }
+
+
+def missed(values: Mapping[str, Any]) -> bool:
+    """Whether the claim does not hold."""
+    return values["verdict"]["is_met"] is False
+
+
+def check(config: Config) -> DataSplits:
+    """Find out before the first training what none of them could do; returns the data."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise SettingError("device=cuda needs a CUDA device, and torch sees none; use device=cpu")
+    absent = missing(config)
+    if set(config.contestants) <= set(absent):
+        whys = "; ".join(f"{name}: {why}" for name, why in absent.items())
+        raise SettingError(f"contestants must name at least one that can take part, got {whys or 'nothing'}")
+    return DATA[config.data](config.root) if config.root else DATA[config.data]()
+
+
+def draw(values: Mapping[str, Any], folder: Path) -> None:
+    """Accuracy against seconds of training."""
+    finals = [training for training in trainings_of(values) if training.stage == FINAL]
+    picture.draw(finals, values["settings"]["target"], folder / "peers.png")
+
+
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page needs besides."""
+    trainings = trainings_of(values)
+    finals = [training for training in trainings if training.stage == FINAL]
+    verdict = decide(finals)
+    return {
+        "claim": CLAIM,
+        "told_verdict": f"**{verdict}** {verdict.explanation()}".strip(),
+        "duels": verdict.duels,
+        "rows": finals_rows(finals),
+        "contestants": CONTESTANTS,
+        "as_bow_sets": AS_BOW_SETS,
+        "sweeps": {name: _sweep(trainings, name, values) for name in (PYTORCH, BOW, LARGE_BATCH)},
+    }
+
+
+def trainings_of(values: Mapping[str, Any]) -> list[Training]:
+    """All trainings of a result."""
+    return [Training.from_dict(each) for each in values["trainings"]]
+
+
+def finals_rows(finals: Sequence[Training]) -> list[list[str]]:
+    """The cells of a row for every contestant and setting, the fastest first."""
+    plain = represent([training for training in finals if training.choice.contestant == PYTORCH])
+    names = {training.choice.contestant for training in finals}
+    rows = []
+    for trainings in sorted(by_choice(finals).values(), key=_rank):
+        choice = trainings[0].choice
+        reached = [training for training in trainings if training.time_s is not None]
+        looked = [training for training in trainings if training.looks]
+        ran_as = dict.fromkeys(training.ran_as for training in trainings if training.ran_as is not None)
+        rows.append(
+            [
+                CONTESTANTS[choice.contestant].title,
+                _setting_of(choice.contestant, names),
+                str(choice.batch_size),
+                f"{choice.lr:g}",
+                str(choice.threads),
+                "; ".join(map(str, ran_as)),
+                _time(trainings),
+                _spread([training.samples for training in reached], ",.0f"),
+                _spread([training.throughput for training in looked], ",.0f"),
+                _spread([training.rest_s for training in looked], ".1f"),
+                _spread(time_ratios(trainings, plain), ".2f"),
+            ]
+        )
+    return rows
+
+
+def _setting_of(name: str, names: set[str]) -> str:
+    """Where a contestant has its setting from, in finals of these contestants."""
+    base = CONTESTANTS[name].base
+    if base is None:
+        return "of its own sweep"
+    if name == LARGE_BATCH:
+        return "by linear scaling"
+    if base not in names:
+        return "middle of the grid"
+    return "at plain PyTorch's setting" if base == PYTORCH else f"at {CONTESTANTS[base].title}'s setting"
+
+
+def _sweep(trainings: Sequence[Training], name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """By batch size and learning rate what a contestant's sweep found, and what of the best lies at the grid's edge."""
+    own = [each for each in trainings if each.stage == SWEEP and each.choice.contestant == name]
+    lrs = sorted({each.choice.lr for each in own})
+    rows = []
+    for size in sorted({each.choice.batch_size for each in own}):
+        found = {each.choice.lr: each for each in own if each.choice.batch_size == size}
+        threads = next(iter(found.values())).choice.threads
+        rows.append([str(size), str(threads), *(_cell(found.get(lr)) for lr in lrs)])
+    best, edges = next(iter(values["finals"].get(name, ())), None), []
+    for what, grid in (("batch_size", values["settings"]["batch_sizes"]), ("lr", values["settings"]["lrs"])):
+        if best and name != LARGE_BATCH and len(grid) > 1 and best[what] in (min(grid), max(grid)):
+            edges.append(f"{what} {best[what]:g}")
+    return {"lrs": lrs, "rows": rows, "edges": edges}
+
+
+def _rank(trainings: Sequence[Training]) -> tuple[int, float]:
+    """Who reached the target most often, and then in the shortest time, comes first."""
+    times = [training.time_s for training in trainings if training.time_s is not None]
+    return len(trainings) - len(times), whole_spread(times)["median"] if times else 0.0
+
+
+def _time(trainings: Sequence[Training]) -> str:
+    times = [training.time_s for training in trainings if training.time_s is not None]
+    if len(times) == len(trainings):
+        return _spread(times, ".1f")
+    if not times and all(training.ending == FAILED for training in trainings):
+        return f"failed: {trainings[0].why}"
+    diverged = sum(training.ending == DIVERGED for training in trainings)
+    best = max(training.best_accuracy for training in trainings)
+    some = f"reached in {len(times)} of {len(trainings)}" if times else "not reached"
+    return f"{some}, {f'{diverged} diverged, ' if diverged else ''}best {best:.1%}"
+
+
+def _cell(training: Training | None) -> str:
+    if training is None:
+        return ""
+    if training.ending in (DIVERGED, FAILED):
+        return "✗" if training.ending == DIVERGED else FAILED
+    return f"{training.best_accuracy:.1%}" if training.time_s is None else f"**{training.time_s:.1f} s**"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:{form}}" for value in values)
+    return spread_text(whole_spread(values), form)

@@ -17,7 +17,7 @@ class Contestant:
     """One way to train."""
 
     title: str  # its name, for people
-    home: str  # the module, in this package, that has it
+    function: str  # its name in `benchmarks.peers.trainings`
     about: str  # what it is, a sentence for the page
     threads: Literal["fastest", "one", "all"] = "fastest"  # how many of torch's threads a process has
     package: str | None = None  # what has to be installed besides bow
@@ -26,7 +26,6 @@ class Contestant:
     imports: tuple[str, ...] = ()  # modules that it would import in the course of training, besides `COMPILER`
     base: str | None = "pytorch"  # whose setting it takes; None: what is best for itself
     environment: Mapping[str, str] = field(default_factory=dict)
-    function: str = "train"  # its name in the module
 
     def missing(self, device: str) -> str | None:
         """Why it cannot take part on a device; None where it can."""
@@ -40,7 +39,7 @@ class Contestant:
         """Import everything, and return the function that trains."""
         for name in (*COMPILER, *self.imports):
             importlib.import_module(name)
-        module = importlib.import_module(f"benchmarks.peers.{self.home}")
+        module = importlib.import_module("benchmarks.peers.trainings")
         function: Callable[[Job], str | None] = getattr(module, self.function)
         return function
 
@@ -53,30 +52,30 @@ AS_BOW_SETS = {"OMP_WAIT_POLICY": "PASSIVE"}
 CONTESTANTS: dict[str, Contestant] = {
     PYTORCH: Contestant(
         "PyTorch",
-        "plain",
+        "train",
         "one model, one batch at a time",
         base=None,
     ),
     "compile": Contestant(
         "torch.compile, model",
-        "compiled",
+        "train_compiled",
         "the same, with the model compiled",
     ),
     "compile_step": Contestant(
         "torch.compile, step",
-        "compiled_step",
+        "train_step",
         "the whole step, forward, backward and SGD, written as one function and compiled, with only the guards on "
         "tensors",
     ),
     LARGE_BATCH: Contestant(
         "PyTorch, large batch",
-        "large_batch",
+        "train_large_batch",
         "a learning rate in proportion to the batch size, after a warm-up from 0 over half an epoch (after Goyal et "
         "al., Accurate, large minibatch SGD, 2017)",
     ),
     "local_sgd": Contestant(
         "accelerate LocalSGD",
-        "local_sgd",
+        "train_local_sgd",
         "two processes of one thread each, which average their weights by gloo every 8 steps; starting them is not "
         "timed",
         threads="one",
@@ -87,26 +86,26 @@ CONTESTANTS: dict[str, Contestant] = {
     ),
     "lightning": Contestant(
         "Lightning",
-        "lightning_trainer",
+        "train_lightning",
         "a `Trainer` without logger, checkpoints, progress bar and summary, which gets the same batches as PyTorch",
         package="lightning",
         imports=("lightning",),
     ),
     "ensemble": Contestant(
         "torch.func ensemble",
-        "ensemble",
+        "train_ensemble",
         "two models with weights and batches of their own, trained by one `vmap`; evaluated by the average of their "
         "probabilities; epochs and samples are those of each model",
     ),
     "cuda_graph": Contestant(
         "PyTorch, CUDA graph",
-        "cuda_graph",
+        "train_graphed",
         "the whole step captured into one CUDA graph",
         devices=("cuda",),
     ),
     BOW: Contestant(
         "bow",
-        "bow_train",
+        "train_bow",
         'bow.train with learners="auto" and engine="auto"',
         threads="all",
         base=None,
@@ -114,11 +113,10 @@ CONTESTANTS: dict[str, Contestant] = {
     ),
     GOODPUT: Contestant(
         "bow, goodput",
-        "bow_train",
+        "train_for_goodput",
         'the same with bow.tuner.Tuner(objective="goodput")',
         threads="all",
         base=BOW,
         environment=AS_BOW_SETS,
-        function="train_for_goodput",
     ),
 }

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.harness.pictures import picture
 from benchmarks.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
 from benchmarks.peers.training import Choice, Training, by_choice
-from bow.observe.charts import BLUE, GREY, ORANGE, STYLE
+from bow.observe.charts import BLUE, GREY, ORANGE
 
 COLORS = {BOW: BLUE, GOODPUT: "#2a9d6f", PYTORCH: ORANGE}
 OTHERS = ("#8f4fa8", "#b23a48", "#5b6577", "#b8a12e", "#4fa3a8", "#8b6b4a", "#d98cb3")
@@ -17,8 +18,6 @@ def draw(finals: Sequence[Training], target: float, path: Path) -> None:
 
     A contestant's second setting is dashed.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
     groups = by_choice(training for training in finals if training.looks)
@@ -27,8 +26,7 @@ def draw(finals: Sequence[Training], target: float, path: Path) -> None:
     firsts = {choice.contestant: choice for choice in reversed(groups)}
     others = iter(OTHERS)
     colors = {name: COLORS.get(name) or next(others) for name in CONTESTANTS if name in names}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 3.6), layout="constrained", dpi=160)
+    with picture(path, 7.6, 3.6) as figure:
         axes = figure.add_subplot()
         for choice, own in sorted(groups.items(), key=lambda group: typical(group[1]).looks[-1].seconds):
             middle = typical(own)
@@ -55,7 +53,6 @@ def draw(finals: Sequence[Training], target: float, path: Path) -> None:
         axes.grid(axis="y")
         if names:
             figure.legend(loc="outside right center", frameon=False)
-        figure.savefig(path)
 
 
 def labels_of(choices: Sequence[Choice]) -> dict[Choice, str]:

@@ -1,30 +1,27 @@
-"""The two stages: who trains what, in which order."""
+"""The two stages: who trains what, in which order; every training in a process of its own."""
 
 import contextlib
 import importlib.metadata
 import math
-import time
+import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.caches import empty_caches
-from benchmarks.environment import inspect_environment
+from benchmarks.harness import CaseError, Host, in_concert
 from benchmarks.peers.contestants import BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
-from benchmarks.peers.picture import draw
-from benchmarks.peers.process import train_apart
-from benchmarks.peers.report import finals_table, markdown
-from benchmarks.peers.settings import Settings
-from benchmarks.peers.sweep_rule import MARGIN, RULE, best, fastest, score, sweep
-from benchmarks.peers.task import DATA, MODELS, MOMENTUM, Task
+from benchmarks.peers.referee import Referee
+from benchmarks.peers.sweep_rule import best, fastest, score, sweep
+from benchmarks.peers.task import Job, Task
 from benchmarks.peers.training import DIVERGED, FAILED, FINAL, REHEARSAL, SWEEP, Choice, Training
-from benchmarks.peers.verdict import LEAST_SEEDS, LIMIT, decide
-from benchmarks.results import Result, console, prepare_output, write_json, write_text
-from bow.data import DataSplits
-from bow.errors import SettingError
+from bow.errors import DivergenceError
+
+if TYPE_CHECKING:
+    from benchmarks.peers import Config
+
+PATIENCE_S = 600.0  # for everything in a process besides training: starting, compiling, evaluating; then it hangs
 
 SWEEP_SEED = 0  # Of the sweep; those of the finals begin behind it, so that the luck of the sweep does not count
 
@@ -41,7 +38,7 @@ FINALISTS = 2
 class Program:
     """Both stages."""
 
-    settings: Settings  # of the benchmark
+    config: "Config"  # of the benchmark
     train: Callable[[Task], Training]  # carries a training out
     say: Callable[[str], object]  # is told every line of the protocol
     trainings: list[Training] = field(default_factory=list)  # all of them, in their order
@@ -55,19 +52,19 @@ class Program:
             if found := self._find(name):
                 self.entries[name] = found
         order = line_up(self.entries)
-        for seed in range(1, 1 + self.settings.seeds):
+        for seed in range(1, 1 + self.config.seeds):
             for choice in order if seed % 2 else reversed(order):
-                self._train(choice, FINAL, seed, limit_s=self.settings.limit_s)
+                self._train(choice, FINAL, seed, limit_s=self.config.limit_s)
 
     def of(self, stage: str) -> list[Training]:
         """The trainings of a stage."""
         return [training for training in self.trainings if training.stage == stage]
 
     def _present(self) -> list[str]:
-        absent = missing(self.settings)
+        absent = missing(self.config)
         for name, why in absent.items():
             self._leave_out(name, why)
-        return [name for name in CONTESTANTS if name in self.settings.contestants and name not in absent]
+        return [name for name in CONTESTANTS if name in self.config.contestants and name not in absent]
 
     def _leave_out(self, name: str, why: str) -> None:
         self.left_out[name] = why
@@ -95,22 +92,22 @@ class Program:
             swept.append(self._sweep_one(name, batch_size, lr, limit_s))
             return swept[-1]
 
-        settings = self.settings
-        sweep(sorted(settings.batch_sizes), sorted(settings.lrs), settings.limit_s, train)
+        config = self.config
+        sweep(sorted(config.batch_sizes), sorted(config.lrs), config.limit_s, train)
         return best(swept, FINALISTS)
 
     def _sweep_large(self, name: str, base: Choice) -> Training:
-        limit_s = self.settings.limit_s
+        limit_s = self.config.limit_s
         found = []
-        for batch_size in self.settings.large_batch_sizes:
+        for batch_size in self.config.large_batch_sizes:
             found.append(self._sweep_one(name, batch_size, base.lr * batch_size / base.batch_size, limit_s))
             limit_s = min(limit_s, found[-1].time_s or limit_s)
         return min(found, key=score)
 
     def _base(self, name: str) -> Choice:
         """The setting that others go by; the middle of the grid where its contestant does not take part."""
-        sizes, lrs = sorted(self.settings.batch_sizes), sorted(self.settings.lrs)
-        middle = Choice(name, sizes[(len(sizes) - 1) // 2], lrs[(len(lrs) - 1) // 2], min(self.settings.threads))
+        sizes, lrs = sorted(self.config.batch_sizes), sorted(self.config.lrs)
+        middle = Choice(name, sizes[(len(sizes) - 1) // 2], lrs[(len(lrs) - 1) // 2], min(self.config.threads))
         return self.entries[name][0] if name in self.entries else middle
 
     def _sweep_one(self, name: str, batch_size: int, lr: float, limit_s: float) -> Training:
@@ -125,36 +122,36 @@ class Program:
         All numbers of threads take turns, and do so again unless all have failed.
         """
         if (name, batch_size) not in self._rehearsals:
-            settings, rule = self.settings, CONTESTANTS[name].threads
-            threads = {"fastest": settings.threads, "one": (1,), "all": (max(settings.threads),)}[rule]
+            config, rule = self.config, CONTESTANTS[name].threads
+            threads = {"fastest": config.threads, "one": (1,), "all": (max(config.threads),)}[rule]
             choices = [Choice(name, batch_size, lr, count) for count in threads]
             rehearsals: list[Training] = []
             for _ in range(REHEARSALS if len(choices) > 1 else 1):
-                rehearsals += [self._train(each, REHEARSAL, SWEEP_SEED, limit_s=settings.limit_s) for each in choices]
+                rehearsals += [self._train(each, REHEARSAL, SWEEP_SEED, limit_s=config.limit_s) for each in choices]
                 if all(training.ending == FAILED for training in rehearsals):
                     break
             self._rehearsals[name, batch_size] = fastest(rehearsals)
         return self._rehearsals[name, batch_size]
 
     def _train(self, choice: Choice, stage: str, seed: int, limit_s: float) -> Training:
-        settings, rehearses = self.settings, stage == REHEARSAL
+        config, rehearses = self.config, stage == REHEARSAL
         task = Task(
             choice,
             seed=seed,
             stage=stage,
-            model=settings.model,
-            data=settings.data,
-            root=settings.root,
-            device=settings.device,
-            target=math.inf if rehearses else settings.target,
-            epochs=settings.epochs,
-            until=REHEARSED_EPOCHS if rehearses else settings.epochs,
+            model=config.model,
+            data=config.data,
+            root=config.root,
+            device=config.device,
+            target=math.inf if rehearses else config.target,
+            epochs=config.epochs,
+            until=REHEARSED_EPOCHS if rehearses else config.epochs,
             limit_s=limit_s,
-            evaluate_every=REHEARSED_EPOCHS / 4 if rehearses else settings.evaluate_every,
+            evaluate_every=REHEARSED_EPOCHS / 4 if rehearses else config.evaluate_every,
         )
         training = self.train(task)
         self.trainings.append(training)
-        self.say(training.summary(settings.target))
+        self.say(training.summary(config.target))
         return training
 
 
@@ -165,61 +162,10 @@ def line_up(entries: Mapping[str, Sequence[Choice]]) -> list[Choice]:
     return [*plain[:1], *bow, *plain[1:], *others]
 
 
-def missing(settings: Settings) -> dict[str, str]:
+def missing(config: "Config") -> dict[str, str]:
     """Who cannot take part, of those that are asked to, and why."""
-    whys = {name: CONTESTANTS[name].missing(settings.device) for name in CONTESTANTS if name in settings.contestants}
+    whys = {name: CONTESTANTS[name].missing(config.device) for name in CONTESTANTS if name in config.contestants}
     return {name: why for name, why in whys.items() if why is not None}
-
-
-def run(settings: Settings, command: str) -> int:
-    """Run both stages and write the results."""
-    settings = settings.reduced()
-    data = check(settings)
-    prepare_output(settings.out)
-    began = time.perf_counter()
-    say = partial(console().print, highlight=False, markup=False, soft_wrap=True)
-    with empty_caches() as caches:
-        program = Program(settings, partial(train_apart, environment=caches), say)
-        program.run()
-    verdict = decide(program.of(FINAL))
-    environment = inspect_environment()
-    findings: dict[str, Any] = {
-        "fixed": f"{MODELS[settings.model]}, SGD with momentum {MOMENTUM:g}, constant learning rate, float32",
-        "epoch_samples": len(data.train[1]),
-        "test_samples": len(data.validation[1]),
-        "rehearsed_epochs": REHEARSED_EPOCHS,
-        "rehearsals": REHEARSALS,
-        "finalists": FINALISTS,
-        "rule": RULE,
-        "margin": MARGIN,
-        "limit": LIMIT,
-        "least_seeds": LEAST_SEEDS,
-        "environments": {name: dict(contestant.environment) for name, contestant in CONTESTANTS.items()},
-        "packages": package_versions(),
-        "left_out": program.left_out,
-        "verdict": verdict.as_dict(),
-        "finals": {name: [asdict(choice) for choice in own] for name, own in program.entries.items()},
-        "trainings": [training.as_dict() for training in program.trainings],
-    }
-    values = Result("peers", command, environment, settings, time.perf_counter() - began, findings).as_dict()
-    write_json(settings.out / "peers.json", values)
-    write_text(settings.out / "peers.md", markdown(program.trainings, verdict, values, environment))
-    draw(program.of(FINAL), settings.target, settings.out / "peers.png")
-    finals_table(program.of(FINAL), settings.target).show(f"time to {settings.target:.1%}")
-    say(str(verdict))
-    say(f"written to {settings.out}")
-    return 1 if verdict.is_met is False else 0
-
-
-def check(settings: Settings) -> DataSplits:
-    """Find out before the first training what none of them could do; returns the data."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device=cuda needs a CUDA device, and torch sees none; use device=cpu")
-    absent = missing(settings)
-    if set(settings.contestants) <= set(absent):
-        whys = "; ".join(f"{name}: {why}" for name, why in absent.items())
-        raise SettingError(f"contestants must name at least one that can take part, got {whys or 'nothing'}")
-    return DATA[settings.data](settings.root) if settings.root else DATA[settings.data]()
 
 
 def package_versions() -> dict[str, str]:
@@ -230,3 +176,56 @@ def package_versions() -> dict[str, str]:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[contestant.package] = importlib.metadata.version(contestant.package)
     return versions
+
+
+def train_apart(task: Task, environment: Mapping[str, str] | None = None) -> Training:
+    """Train in a process of its own, or in several that train together; if one fails or hangs, the training failed."""
+    count, port = CONTESTANTS[task.choice.contestant].processes, _free_port()
+    with contextlib.ExitStack() as stack:
+        try:
+            variables = {**(environment or {}), **environment_of(task.choice)}
+            hosts = [
+                stack.enter_context(contextlib.closing(Host({**variables, **_together(rank, count, port)})))
+                for rank in range(count)
+            ]
+            found: Training = in_concert(hosts, train, task, limit_s=PATIENCE_S + 2 * task.limit_s)
+        except CaseError as error:
+            return Training(task.choice, task.seed, task.stage, FAILED, why=str(error), limit_s=task.limit_s)
+        return found
+
+
+def train(task: Task, rank: int = 0) -> Training:
+    """Train in this process; the clock starts when the data are read and the contestant's modules imported."""
+    torch.set_num_threads(task.choice.threads)
+    data = task.load()
+    run = CONTESTANTS[task.choice.contestant].load()
+    samples = len(data.train[1])
+    referee = Referee(data.validation, task.evaluate_every * samples, task.target, task.until * samples, task.limit_s)
+    referee.start()
+    try:
+        ran_as = run(Job(task, data, referee, rank))
+    except DivergenceError:
+        ran_as, referee.ending = None, DIVERGED
+    ending = referee.ending or FAILED
+    why = "ended by itself" if referee.ending is None and rank == 0 else None
+    return Training(task.choice, task.seed, task.stage, ending, tuple(referee.looks), ran_as, why, task.limit_s)
+
+
+def environment_of(choice: Choice) -> dict[str, str]:
+    """The variables that a contestant's process has besides those of all."""
+    return {**CONTESTANTS[choice.contestant].environment, "OMP_NUM_THREADS": str(choice.threads)}
+
+
+def _together(rank: int, count: int, port: int) -> dict[str, str]:
+    """What processes find each other by, where there are several."""
+    if count == 1:
+        return {}
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,9 +1,8 @@
 """One training: what is asked for, and what a contestant gets to work with."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +10,12 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.referee import Referee
 from benchmarks.peers.training import Choice
+from benchmarks.trainings import MOMENTUM, Feed
 from bow.data import DataSplits, digits, fashion_mnist, mnist
 from bow.models import MLP, LeNet
 
-MOMENTUM = 0.9
 DATA: dict[str, Callable[..., DataSplits]] = {"fashion_mnist": fashion_mnist, "mnist": mnist, "digits": digits}
 MODELS = {"lenet": "LeNet with 20 and 50 filters and 500 hidden units", "mlp": "an MLP with 256 hidden units"}
-
-Samples: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,6 @@ class Task:
     limit_s: float  # seconds after which it ends
     evaluate_every: float  # epochs between evaluations
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Task":
-        """The task of what `dataclasses.asdict` makes of one."""
-        return cls(**{**values, "choice": Choice(**values["choice"])})
-
     def load(self) -> DataSplits:
         """Read the data, and bring them to the device."""
         splits = DATA[self.data](self.root) if self.root else DATA[self.data]()
@@ -61,7 +53,6 @@ class Job:
 
     @property
     def choice(self) -> Choice:
-        """What is tuned."""
         return self.task.choice
 
     def build(self, seed: int | None = None) -> nn.Module:
@@ -82,27 +73,6 @@ class Job:
         """Makes SGD with momentum: fused, as without it PyTorch updates parameter by parameter on a CPU."""
         return functools.partial(torch.optim.SGD, lr=self.choice.lr, momentum=MOMENTUM, fused=True)
 
-    def batches(self, stream: int = 0) -> "Batches":
+    def batches(self, stream: int = 0) -> Feed:
         """Endless batches; those of another stream are in another order."""
-        return Batches(self.data.train, self.choice.batch_size, self.task.seed + 1000 * stream)
-
-
-class Batches:
-    """Endless batches of data in memory: one `index_select` per tensor, in an order that is drawn anew each epoch."""
-
-    def __init__(self, data: Samples, batch_size: int, seed: int) -> None:
-        self._inputs, self._targets = data
-        self._batch_size = batch_size
-        self._generator = torch.Generator(self._inputs.device).manual_seed(seed)
-
-    def __iter__(self) -> Iterator[Samples]:
-        """Batches without end."""
-        for indices in self.indices():
-            yield self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
-
-    def indices(self) -> Iterator[Tensor]:
-        """Which samples are in the batches."""
-        count = len(self._targets)
-        while True:
-            order = torch.randperm(count, generator=self._generator, device=self._inputs.device)
-            yield from torch.split(order, self._batch_size)[: max(count // self._batch_size, 1)]
+        return Feed(self.data.train, self.choice.batch_size, self.task.seed + 1000 * stream)

@@ -2,11 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.measure import Spread
+from benchmarks.harness import whole_spread
 from benchmarks.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
 from benchmarks.peers.training import Choice, Training, by_choice
 
@@ -57,7 +57,7 @@ class Peer:
     """The fastest of all peers, plain PyTorch included."""
 
     choice: Choice  # what it does
-    ratio: Spread  # of the times, bow's by its, over the seeds with which both reached the target
+    ratio: dict[str, Any]  # of the times, bow's by its, over the seeds with which both reached the target
 
     def __str__(self) -> str:
         """For people."""
@@ -66,7 +66,7 @@ class Peer:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**asdict(self.choice), "ratio": self.ratio.as_dict(digits=3)}
+        return {**asdict(self.choice), "ratio": _rounded(self.ratio)}
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Verdict:
     best_peer: Peer | None = None  # the fastest of all that are not bow; None where bow met none of them at the target
 
     @property
-    def ratio(self) -> Spread | None:
+    def ratio(self) -> dict[str, Any] | None:
         """Of the times, seed by seed; None where there is none."""
-        return Spread.of([duel.ratio for duel in self.duels]) if self.duels else None
+        return whole_spread([duel.ratio for duel in self.duels]) if self.duels else None
 
     @property
     def num_seeds(self) -> int:
@@ -92,7 +92,7 @@ class Verdict:
         """Whether the claim holds; None where bow and plain PyTorch did not both train with enough seeds."""
         if self.num_seeds < LEAST_SEEDS:
             return None
-        return not self.missed and self.ratio is not None and self.ratio.median <= LIMIT
+        return not self.missed and self.ratio is not None and self.ratio["median"] <= LIMIT
 
     @property
     def typical(self) -> Duel:
@@ -144,7 +144,7 @@ class Verdict:
         return {
             "claim": CLAIM,
             "is_met": self.is_met,
-            "ratio": None if self.ratio is None else self.ratio.as_dict(digits=3),
+            "ratio": None if self.ratio is None else _rounded(self.ratio),
             "seeds": [duel.as_dict() for duel in self.duels],
             "missed": [list(miss) for miss in self.missed],
             "settings": {side.choice.contestant: asdict(side.choice) for side in self._sides()},
@@ -170,7 +170,7 @@ def decide(finals: Sequence[Training]) -> Verdict:
             duels.append(Duel(bow, plain))
     peers = represent([training for training in finals if training.choice.contestant not in (BOW, GOODPUT)])
     ratios = time_ratios(bows, peers)
-    return Verdict(tuple(duels), tuple(missed), Peer(peers[0].choice, Spread.of(ratios)) if ratios else None)
+    return Verdict(tuple(duels), tuple(missed), Peer(peers[0].choice, whole_spread(ratios)) if ratios else None)
 
 
 def represent(finals: Sequence[Training]) -> list[Training]:
@@ -190,5 +190,9 @@ def time_ratios(trainings: Sequence[Training], bases: Sequence[Training]) -> lis
     return [time_s / base_s for time_s, base_s in pairs if time_s is not None and base_s is not None]
 
 
-def _spread(ratio: Spread) -> str:
-    return f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}, n = {ratio.n})"
+def _spread(ratio: Mapping[str, Any]) -> str:
+    return "{median:.2f} ({low:.2f} to {high:.2f}, n = {n})".format(**ratio)
+
+
+def _rounded(ratio: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 3) for name, value in ratio.items()}

@@ -1,21 +1,21 @@
 """What the parts of the benchmark consist of, and who does it."""
 
 import functools
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from benchmarks.planner.clusters import compare_strategies, without_search
 from benchmarks.planner.nmt import best_over_time, of_seed
 from benchmarks.planner.problems import CLUSTERS, cluster, lenet, problem_of, short_language_model
 from benchmarks.planner.proofs import check_neighbours, prove
-from benchmarks.planner.settings import Settings
 from benchmarks.planner.simulators import compare_simulators
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.simulator.native_simulator import Algorithm
+
+if TYPE_CHECKING:
+    from benchmarks.planner import Config
 
 CURVES: tuple[Algorithm, ...] = ("delta", "full")
 
@@ -38,105 +38,95 @@ class Done:
 Job: TypeAlias = Callable[[], Done]
 
 
-def shared_jobs(settings: Settings, graphs: Mapping[str, OperatorGraph]) -> list[Job]:
+def shared_jobs(config: "Config", graphs: Mapping[str, OperatorGraph]) -> list[Job]:
     """What workers share: proofs, neighbours, simulators, curves and clusters; what takes long first."""
     made: list[Job] = []
-    if "proof" in settings.parts:
-        made += [functools.partial(_proof, name, settings) for name in settings.proofs]
-    if "curve" in settings.parts and "nmt" in graphs:
-        made += [functools.partial(_curve, graphs["nmt"], each, settings) for each in CURVES]
-    if "neighbours" in settings.parts:
+    if "proof" in config.parts:
+        made += [functools.partial(_proof, name, config) for name in config.proofs]
+    if "curve" in config.parts and "nmt" in graphs:
+        made += [functools.partial(_curve, graphs["nmt"], each, config) for each in CURVES]
+    if "neighbours" in config.parts:
         pairs = [
-            (name, count) for count in sorted(settings.local_devices, reverse=True) for name in reversed(list(graphs))
+            (name, count) for count in sorted(config.local_devices, reverse=True) for name in reversed(list(graphs))
         ]
-        made += [functools.partial(_neighbours, name, graphs[name], count, settings) for name, count in pairs]
-    if "clusters" in settings.parts:
-        made += [functools.partial(_cluster, *each, settings) for each in _places(settings, graphs)]
-    if "simulators" in settings.parts:
-        pairs = [(name, n) for n in sorted(settings.simulated_devices, reverse=True) for name in reversed(list(graphs))]
-        made += [functools.partial(_simulators, name, graphs[name], count, settings) for name, count in pairs]
+        made += [functools.partial(_neighbours, name, graphs[name], count, config) for name, count in pairs]
+    if "clusters" in config.parts:
+        made += [functools.partial(_cluster, *each, config) for each in _places(config, graphs)]
+    if "simulators" in config.parts:
+        pairs = [(name, n) for n in sorted(config.simulated_devices, reverse=True) for name in reversed(list(graphs))]
+        made += [functools.partial(_simulators, name, graphs[name], count, config) for name, count in pairs]
     return made
 
 
-def own_jobs(settings: Settings, graphs: Mapping[str, OperatorGraph]) -> list[Job]:
+def own_jobs(config: "Config", graphs: Mapping[str, OperatorGraph]) -> list[Job]:
     """What needs both cores: searches by two processes."""
-    if "seeds" not in settings.parts or "nmt" not in graphs:
+    if "seeds" not in config.parts or "nmt" not in graphs:
         return []
-    first = settings.seed
-    short = [(seed, settings.seed_s) for seed in range(first, first + settings.seeds)]
-    long = [(seed, 10 * settings.seed_s) for seed in range(first, first + settings.long_seeds)]
-    baselines = functools.partial(_seed_baselines, graphs["nmt"], settings)
-    return [baselines, *(functools.partial(_seed, graphs["nmt"], *each, settings) for each in (*short, *long))]
+    first = config.seed
+    short = [(seed, config.seed_s) for seed in range(first, first + config.seeds)]
+    long = [(seed, 10 * config.seed_s) for seed in range(first, first + config.long_seeds)]
+    baselines = functools.partial(_seed_baselines, graphs["nmt"], config)
+    return [baselines, *(functools.partial(_seed, graphs["nmt"], *each, config) for each in (*short, *long))]
 
 
-def carry_out(jobs: Sequence[Job], workers: int) -> Iterator[Done]:
-    """Do the jobs, in so many processes."""
-    if workers == 1:
-        yield from (job() for job in jobs)
-        return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for future in [pool.submit(job) for job in jobs]:
-            yield future.result()
-
-
-def _places(settings: Settings, graphs: Mapping[str, OperatorGraph]) -> Iterator[tuple[str, OperatorGraph, str, int]]:
-    for count in sorted(settings.cluster_devices, reverse=True):
+def _places(config: "Config", graphs: Mapping[str, OperatorGraph]) -> Iterator[tuple[str, OperatorGraph, str, int]]:
+    for count in sorted(config.cluster_devices, reverse=True):
         for gpu in CLUSTERS:
             if gpu != "P100" or count <= P100S:
                 yield from ((name, graphs[name], gpu, count) for name in reversed(list(graphs)))
 
 
-def _proof(name: str, settings: Settings) -> Done:
-    graph = lenet() if name == "lenet" else short_language_model(settings.size)
-    found = prove(graph, cluster("P100", 4), search_s=settings.search_s, proof_s=settings.proof_s, seed=settings.seed)
+def _proof(name: str, config: "Config") -> Done:
+    graph = lenet() if name == "lenet" else short_language_model(config.size)
+    found = prove(graph, cluster("P100", 4), search_s=config.search_s, proof_s=config.proof_s, seed=config.seed)
     return Done(("proof", name), found)
 
 
-def _neighbours(name: str, graph: OperatorGraph, devices: int, settings: Settings) -> Done:
-    found = check_neighbours(graph, cluster("P100", devices), search_s=settings.local_s, seed=settings.seed)
+def _neighbours(name: str, graph: OperatorGraph, devices: int, config: "Config") -> Done:
+    found = check_neighbours(graph, cluster("P100", devices), search_s=config.local_s, seed=config.seed)
     return Done(("neighbours", name, str(devices)), found)
 
 
-def _simulators(name: str, graph: OperatorGraph, devices: int, settings: Settings) -> Done:
+def _simulators(name: str, graph: OperatorGraph, devices: int, config: "Config") -> Done:
     found = compare_simulators(
         graph,
         cluster("K80", devices),
-        recorded_s=settings.recorded_s,
-        replayed_s=settings.replayed_s,
-        seed=settings.seed,
+        recorded_s=config.recorded_s,
+        replayed_s=config.replayed_s,
+        seed=config.seed,
     )
     return Done(("simulators", name, str(devices)), found)
 
 
-def _curve(graph: OperatorGraph, algorithm: Algorithm, settings: Settings) -> Done:
-    devices = cluster("P100", 4 if settings.quick else P100S)
+def _curve(graph: OperatorGraph, algorithm: Algorithm, config: "Config") -> Done:
+    devices = cluster("P100", 4 if config.quick else P100S)
     return Done(
         ("curve", algorithm),
-        best_over_time(graph, devices, algorithm, seconds=settings.curve_s, seed=settings.seed),
+        best_over_time(graph, devices, algorithm, seconds=config.curve_s, seed=config.seed),
     )
 
 
-def _seed_devices(settings: Settings) -> int:
-    return 4 if settings.quick else 64
+def _seed_devices(config: "Config") -> int:
+    return 4 if config.quick else 64
 
 
-def _seed_baselines(graph: OperatorGraph, settings: Settings) -> Done:
-    problem = problem_of(graph, cluster("K80", _seed_devices(settings)))
+def _seed_baselines(graph: OperatorGraph, config: "Config") -> Done:
+    problem = problem_of(graph, cluster("K80", _seed_devices(config)))
     return Done(("seeds", "baselines"), without_search(problem))
 
 
-def _seed(graph: OperatorGraph, seed: int, seconds: float, settings: Settings) -> Done:
-    devices = cluster("K80", _seed_devices(settings))
-    found = of_seed(graph, devices, seconds=seconds, seed=seed, processes=settings.workers)
-    return Done(("seeds", "long" if seconds > settings.seed_s else "short", str(seed)), found)
+def _seed(graph: OperatorGraph, seed: int, seconds: float, config: "Config") -> Done:
+    devices = cluster("K80", _seed_devices(config))
+    found = of_seed(graph, devices, seconds=seconds, seed=seed, processes=config.workers)
+    return Done(("seeds", "long" if seconds > config.seed_s else "short", str(seed)), found)
 
 
-def _cluster(name: str, graph: OperatorGraph, gpu: str, devices: int, settings: Settings) -> Done:
+def _cluster(name: str, graph: OperatorGraph, gpu: str, devices: int, config: "Config") -> Done:
     found, splits = compare_strategies(
         graph,
         cluster(gpu, devices),
-        seconds=settings.cluster_s,
-        seed=settings.seed,
+        seconds=config.cluster_s,
+        seed=config.seed,
         with_optcnn=(gpu, devices) == OPTCNN,
     )
     is_drawn = name in STRUCTURES and (gpu, devices) == ("P100", 4)

@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-from benchmarks.contestants import LEARNING_RATE, MOMENTUM
 from benchmarks.harness import apart, median_interval, ratios, spread
+from benchmarks.trainings import LEARNING_RATE, MOMENTUM
 from benchmarks.tuner.exhaustive import Tried, everything, take_turns, try_all
 from benchmarks.tuner.pairs import PAIRS, Pair
 from bow.compiling import CACHE

@@ -3,7 +3,8 @@
 import functools
 from dataclasses import dataclass
 
-from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Data, Workload
+from benchmarks.trainings import Data
+from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Workload
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.models import LogisticRegression
 

@@ -5,40 +5,54 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from benchmarks import main
+from benchmarks.figures import markdown
 from benchmarks.harness import render
+from bow.errors import SettingError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-PAGES = {
-    "accuracy": "accuracy",
-    "allreduce": "allreduce",
-    "costs": "costs",
-    "engines": "engines",
-    "micro": "micro",
-    "placement": "placement",
-    "placement_real": "",
-    "placement_small": "",
-    "predicted": "predicted",
-    "schedule": "schedule",
-    "sweep": "sweep",
-    "tiles": "tiles",
-    "tuner": "tuner",
-}
+OF_PLACEMENT = ("placement_real", "placement_small")
+PAGES = {path.stem: path.stem for path in RESULTS.glob("*.json")} | dict.fromkeys(OF_PLACEMENT, "placement")
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", sorted(PAGES))
 def test_a_page_is_made_of_the_committed_numbers(name: str) -> None:
     values = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    module = importlib.import_module(f"benchmarks.{PAGES[name]}") if PAGES[name] else None
-    own = getattr(module, "page", getattr(module, "context", None))
-    page = render(name, {**values, **(own(values) if own else {})})
+    module = importlib.import_module(f"benchmarks.{PAGES[name]}")
+    own = module.page(values) if hasattr(module, "page") else {}
+    page = render(name, {**values, **own})
     committed = RESULTS / f"{name}.md"
     if committed.is_file():
         assert cells(page) == cells(committed.read_text(encoding="utf-8"))
         assert headings(page) == headings(committed.read_text(encoding="utf-8"))
+
+
+def test_the_page_of_the_figures_is_made_of_their_numbers() -> None:
+    committed = (RESULTS / "figures" / "figures.md").read_text(encoding="utf-8")
+    assert markdown(RESULTS / "figures") == committed
+
+
+@pytest.mark.parametrize("name", ["planner", "manycore", "accuracy", "figures"])
+def test_a_page_is_made_again_by_a_command(name: str, tmp_path: Path) -> None:
+    folder = RESULTS / "figures" if name == "figures" else RESULTS
+    for path in folder.glob("*.json"):
+        if path.stem == name or "5.8" in path.stem:
+            shutil.copy(path, tmp_path)
+    more = [f"docs={tmp_path}"] if name in ("planner", "manycore") else []
+    assert main(name, ["render", f"out={tmp_path}", *more]) == 0
+    page = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
+    committed = (folder / f"{name}.md").read_text(encoding="utf-8")
+    assert page == committed if name != "figures" else "Figure 5.8" in page
+
+
+def test_without_numbers_there_is_no_page(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"no engines\.json"):
+        main("engines", ["render", f"out={tmp_path}"])
 
 
 def cells(text: str) -> int:

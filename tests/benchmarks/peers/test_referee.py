@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.peers.bow_train import BowWatch
 from benchmarks.peers.referee import Referee
-from benchmarks.peers.task import Batches
 from benchmarks.peers.training import DIVERGED, EPOCHS, REACHED, TIME
+from benchmarks.peers.trainings import BowWatch
+from benchmarks.trainings import Feed
 
 LABELS = torch.arange(10)
 IMAGES = torch.eye(10)
@@ -115,17 +115,17 @@ def test_bow_is_evaluated_with_the_clock_stopped_and_told_to_end() -> None:
 
 def test_every_sample_is_seen_once_an_epoch_in_an_order_of_its_own() -> None:
     data = torch.arange(20.0).unsqueeze(1), torch.arange(20)
-    batches = list(itertools.islice(Batches(data, 5, seed=1), 8))
+    batches = list(itertools.islice(Feed(data, 5, seed=1), 8))
     first, second = (torch.cat([targets for _, targets in part]) for part in (batches[:4], batches[4:]))
     assert first.sort().values.equal(data[1])
     assert second.sort().values.equal(data[1])
     assert not first.equal(second)
     assert all(inputs.squeeze(1).equal(targets.float()) for inputs, targets in batches)
-    again = list(itertools.islice(Batches(data, 5, seed=1), 1))
+    again = list(itertools.islice(Feed(data, 5, seed=1), 1))
     assert again[0][1].equal(batches[0][1])
 
 
 def test_what_is_left_of_an_epoch_is_left_out() -> None:
     data = torch.zeros(20, 1), torch.arange(20)
-    assert {len(targets) for _, targets in itertools.islice(Batches(data, 16, seed=1), 4)} == {16}
-    assert {len(targets) for _, targets in itertools.islice(Batches(data, 64, seed=1), 4)} == {20}
+    assert {len(targets) for _, targets in itertools.islice(Feed(data, 16, seed=1), 4)} == {16}
+    assert {len(targets) for _, targets in itertools.islice(Feed(data, 64, seed=1), 4)} == {20}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.manycore.team_scheduler import TeamScheduler
+from benchmarks.manycore.schedulers import TeamScheduler
 from bow.errors import ScheduleError
 from bow.schedule import Timeline
 from bow.schedule.scheduler import Start

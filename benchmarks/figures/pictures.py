@@ -1,21 +1,23 @@
-"""The two kinds of pictures: boxes side by side, and curves over time."""
+"""The pictures of the figures: boxes side by side, and curves over time, from what their JSON files hold."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.figures.entries import PLAIN_TITLE
-from bow.observe.charts import GREY, STYLE
+from benchmarks.figures.catalogue import FIGURES, View
+from benchmarks.figures.convergence import LAST_EPOCHS, smoothed
+from benchmarks.figures.forms import BOW, PLAIN_TITLE, PYTORCH, SYNC_TITLES, Row, title
+from benchmarks.harness import counted
+from benchmarks.harness.pictures import COLORS, picture
+from benchmarks.harness.pictures import GREY as GREY_INK
+from bow.observe.charts import GREY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = ("#2563a8", "#d9822b", "#2a9d6f", "#8f4fa8", "#b23a48", "#0f7f8c")
-INK = "#5b6577"
-DASHED: dict[str, Any] = {"color": INK, "linewidth": 1.3, "linestyle": (0, (4, 3))}
+DASHED: dict[str, Any] = {"color": GREY_INK, "linewidth": 1.3, "linestyle": (0, (4, 3))}
 TICKS = (0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)  # Of the axis of shares
 
 LEAST = 0.002  # A share that lacks less is drawn there, since the axis has no place for what lacks nothing
@@ -30,6 +32,19 @@ WIDTH = 0.8  # Of all boxes at one place of the axis, whose places are 1 apart
 WIDEST = 0.45  # Of a single one
 
 GAP = 0.12  # Between two of them, as a share of a box
+
+
+AXES = {
+    "learners": "learners on the device",
+    "batch_size": "batch size (samples per learner)",
+    "devices": "devices",
+    "entry": "",
+}
+MEASURES: dict[str, str] = {
+    "samples_per_s": "throughput (samples/s)",
+    "time_s": "time to accuracy (s)",
+    "epochs": "epochs to accuracy",
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,8 @@ class Curve:
 def draw_boxes(path: Path, boxes: Sequence[Box], x: str, y: str, level: Level | None = None) -> None:
     """Draw boxes: quartiles, a line at the median, whiskers to 1.5 times the interquartile range, points beyond."""
     places, series = _distinct(box.place for box in boxes), _distinct(box.series for box in boxes)
-    with _picture(path, max(MIN_WIDTH, 1.4 + 0.5 * (len(places) + len(boxes)))) as axes:
+    with picture(path, max(MIN_WIDTH, 1.4 + 0.5 * (len(places) + len(boxes))), 3.1) as figure:
+        axes = figure.add_subplot()
         if level is not None:
             _draw_level(axes, level)
         top = max((value for box in boxes for value in box.values), default=1.0)
@@ -86,7 +102,8 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, target: flo
     from matplotlib.ticker import FixedLocator, NullLocator
 
     series = _distinct(curve.series for curve in curves)
-    with _picture(path, 5.8) as axes:
+    with picture(path, 5.8, 3.1) as figure:
+        axes = figure.add_subplot()
         for curve in curves:
             lacking = [max(LEAST, 1 - share) for share in curve.y]
             axes.plot(curve.x, lacking, color=_color(series, curve.series), linewidth=1.2, alpha=0.85)
@@ -99,17 +116,6 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, target: flo
         axes.set_xlim(left=0)
         _label(axes, x, y)
         _legend(axes, {name: _color(series, name) for name in series}, f"target {target:.0%}")
-
-
-@contextmanager
-def _picture(path: Path, width: float) -> "Iterator[Axes]":
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure: Figure = Figure(figsize=(width, 3.1), layout="constrained", dpi=160)
-        yield figure.add_subplot()
-        figure.savefig(path)
 
 
 def _draw_box(axes: "Axes", box: Box, middle: float, width: float, color: str, top: float) -> None:
@@ -159,9 +165,76 @@ def _legend(axes: "Axes", colors: Mapping[str, str], dashed: str | None) -> None
 def _color(series: Sequence[str], name: str) -> str:
     """Plain PyTorch is grey wherever it is."""
     if name == PLAIN_TITLE:
-        return INK
+        return GREY_INK
     return COLORS[[other for other in series if other != PLAIN_TITLE].index(name) % len(COLORS)]
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
+
+
+def draw(name: str, values: Mapping[str, Any], path: Path) -> None:
+    """Draw a figure from what its JSON file holds."""
+    view = FIGURES[name].view
+    assert view is not None
+    if view.curves:
+        y = f"test accuracy, median of {LAST_EPOCHS} epochs"
+        draw_curves(path, curves(values["rows"]), "training time (s)", y, values["target"])
+        return
+    level = None if view.x in ("batch_size", "entry") else _level(values["rows"], view.x)
+    rows = [row for row in values["rows"] if level is None or row["system"] != PYTORCH]
+    y = MEASURES[view.measure]
+    if "target" in values:
+        y = y.replace("accuracy", f"{values['target']:.0%} accuracy")
+    draw_boxes(path, boxes(rows, view), AXES[view.x], y, level)
+
+
+def boxes(rows: Sequence[Row], view: View) -> list[Box]:
+    """A box for each entry, from all of its runs or trainings."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((_place(row, view.x), _series(row, view.series)), []).append(row)
+    return [Box(*key, _values(own, view.measure), _note(own, view.measure)) for key, own in groups.items()]
+
+
+def curves(rows: Sequence[Row]) -> list[Curve]:
+    """The accuracy of every training over time."""
+    return [Curve(f"batch {row['batch_size']:,}", row["times_s"], smoothed(row["accuracies"])) for row in rows]
+
+
+def _place(row: Row, x: str) -> str:
+    if x == "entry":
+        return "\n".join((*title(row).split(", "), f"batch {row['batch_size']}"))
+    return f"{row[x]:,}"
+
+
+def _series(row: Row, fields: Sequence[str]) -> str:
+    if "system" in fields:
+        return title(row)
+    if not fields:
+        return PLAIN_TITLE if row["system"] == PYTORCH else BOW
+    words = {"learners": lambda k: f"{counted(k, 'learner')} each", "sync": SYNC_TITLES.__getitem__}
+    return ", ".join(words[field](row[field]) for field in fields)
+
+
+def _values(rows: Sequence[Row], measure: str) -> list[float]:
+    found: list[float] = []
+    for row in rows:
+        value = row[measure]
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    return found
+
+
+def _note(rows: Sequence[Row], measure: str) -> str:
+    if any("refused" in row for row in rows):
+        return "refused"
+    never = sum(row[measure] is None for row in rows)
+    if not never:
+        return ""
+    return "never" if never == len(rows) else f"{never} of {len(rows)} never"
+
+
+def _level(rows: Sequence[Row], x: str) -> Level:
+    """Plain PyTorch, which has neither learners nor further devices."""
+    name = f"{PLAIN_TITLE}, 1 device" if x == "devices" else PLAIN_TITLE
+    return Level(name, _values([row for row in rows if row["system"] == PYTORCH], "samples_per_s"))
