@@ -20,6 +20,7 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "accuracy": ("how far LeNet gets on Fashion-MNIST, epoch by epoch", 15),
     "gpu": ("bow on one GPU, beside its peers, within a time that is given", 8),
     "peers": ("time to accuracy of bow, and of what one would take instead of it", 60),
+    "members": ("models that owe each other nothing, side by side, against a loop and processes of them", 45),
     "figures": ("the figures of the TensorBow evaluation, and its Table 5.1", 15),
     "tuner": ("whether the tuner finds what an exhaustive trial finds, and what that costs", 20),
     "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", 6),

@@ -26,7 +26,7 @@ from benchmarks.figures.forms import FORMS, QUICK, SIZES
 from benchmarks.figures.pictures import draw
 from benchmarks.harness import setting
 from bow.errors import BowError, SettingError
-from bow.training.given import resolve_device
+from bow.training.checks import resolve_device
 
 ALL = "all"
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bandwidth import LARGE, Rows
-from benchmarks.gpu.contestants import BowTraining
 from benchmarks.gpu.parts import Context
-from benchmarks.gpu.serving import first_words
-from benchmarks.gpu.workloads import workload
+from benchmarks.gpu.racing import Race
+from benchmarks.harness import first_words
 from bow.devices import TorchKernels
 
 KERNELS = ("sma_round", "sgd_round", "sma_center")
@@ -29,15 +28,15 @@ MODELS = (("lenet", 16), ("resnet32", 32))
 
 def measure(context: Context) -> None:
     """Compare."""
-    machine, settings = context.machine, context.settings
+    machine, config = context.machine, context.config
     kernels: list[dict[str, Any]] = []
     with machine.device.issuing(), torch.no_grad():
-        for columns in COLUMNS if not settings.fake else (33,):
+        for columns in COLUMNS if not config.fake else (33,):
             for learners in (1, 3, 8):
                 kernels += compared(context, columns, learners)
                 context.record(kernels=kernels)
     engines: list[dict[str, Any]] = []
-    for model, batch_size in MODELS if not settings.fake else MODELS[1:]:
+    for model, batch_size in MODELS if not config.fake else MODELS[1:]:
         if engines and not context.time.allows(3):
             context.note(f"{model}: engines not compared, because time ran out")
             continue
@@ -64,19 +63,16 @@ def compared(context: Context, columns: int, learners: int) -> list[dict[str, An
 
 def engines_compared(context: Context, model: str, batch_size: int) -> list[dict[str, Any]]:
     """The central models of all engines after the same rounds."""
-    machine, settings = context.machine, context.settings
-    subject = workload(model, settings.fake)
-    data = subject.data(settings.samples)
+    machine, config = context.machine, context.config
+    subject = Race(context, model, batch_size).subject
     trained: dict[str, Tensor] = {}
     rows: list[dict[str, Any]] = []
-    rounds = ROUNDS if not settings.fake else TOGETHER
+    rounds = ROUNDS if not config.fake else TOGETHER
     for engine in ("eager", *ENGINES):
         try:
             # What is compiled is compared in the tests.
             with machine.around(), torch.compiler.set_stance("force_eager"):
-                training = BowTraining(
-                    machine.device, subject, data, batch_size, LEARNERS, engine, gathers=False, most_rounds=TOGETHER
-                )
+                training = subject.bow(LEARNERS, engine, resides=False, most_rounds=TOGETHER)
                 with machine.device.issuing():
                     while training.replicas.rounds < rounds:
                         training()

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Context
-from benchmarks.gpu.racing import spread
 from benchmarks.gpu.workloads import workload
+from benchmarks.harness import spread
+from benchmarks.trainings import branch
 from bow.devices import Kernels
 
 LEARNERS = (1, 2, 4, 8, 16)
@@ -41,14 +42,14 @@ class Case:
 
 def measure(context: Context) -> None:
     """Time every kernel and a copy in turns."""
-    machine, settings = context.machine, context.settings
+    machine, config = context.machine, context.config
     rows: list[dict[str, Any]] = []
     with machine.device.issuing(), torch.no_grad():
-        for case in cases(machine, settings.fake):
+        for case in cases(machine, config.fake):
             if rows and not context.time.allows(0.5):
                 context.note("not all sizes: time ran out")
                 break
-            rows.append(timed(machine, case, settings.repeats, MOST_LAUNCHES if not settings.fake else 1))
+            rows.append(timed(machine, case, config.repeats, MOST_LAUNCHES if not config.fake else 1))
             context.record(kernels=machine.kernels.name, why_not_cupy=machine.kernels.reason, rows=rows)
 
 
@@ -142,7 +143,7 @@ class Rows:
 def gather_case(machine: Machine, model: str, learners: int, fake: bool) -> Case:
     """The images of a round."""
     where = machine.device.torch_device
-    shape = workload(model, fake).shape
+    shape = workload(model, fake).make_data(1)[0].shape[1:]
     source = torch.zeros(IMAGES if not fake else 64, *shape, device=where)
     count = learners * BATCH
     indices = torch.randperm(len(source), device=where)[:count].contiguous()
@@ -155,7 +156,7 @@ def gather_case(machine: Machine, model: str, learners: int, fake: bool) -> Case
 def _graph(machine: Machine, run: Callable[[], object], launches: int) -> Callable[[], None]:
     device = machine.device
     stream = device.stream("kernels")
-    machine.branch([stream])
+    branch(device, [stream])
     with device.on(stream):
         run()  # loads the kernel
     with device.capture(stream) as graph:

@@ -32,7 +32,7 @@ def measure(context: Context) -> None:
         if rows and not context.time.allows(1):
             context.note(f"{model}, batch {batch_size}: left out, because time ran out")
             continue
-        rows.append(step_costs(model, batch_size, context.settings.fake))
+        rows.append(step_costs(model, batch_size, context.config.fake))
         context.record(rows=rows)
 
 
@@ -40,7 +40,7 @@ def step_costs(model: str, batch_size: int, fake: bool) -> dict[str, Any]:
     """What a step of one learner asks for: its operators, without views, as kernels, and one for the update."""
     subject = workload(model, fake)
     module = subject.model()
-    graph = bow.capture(module, subject.data(batch_size), subject.loss)
+    graph = bow.capture(module, subject.make_data(batch_size), subject.loss)
     return {
         "model": model,
         "batch_size": batch_size,

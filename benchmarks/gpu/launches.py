@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Context
-from benchmarks.gpu.racing import spread
+from benchmarks.harness import spread
+from benchmarks.trainings import branch
 
 NODES = 200
 STREAMS = (1, 2, 4, 8, 16, 32)
@@ -29,7 +30,7 @@ class Chains:
         self._streams = [device.stream(f"chain {index}") for index in range(count)]
         self._nodes = nodes
         self._tensors = []
-        machine.branch(self._streams)
+        branch(device, self._streams)
         for stream in self._streams:
             with device.on(stream):
                 self._tensors.append(torch.zeros(32, device=device.torch_device))
@@ -75,9 +76,9 @@ class Chains:
 
 def measure(context: Context) -> None:
     """Rates for every number of streams."""
-    machine, settings = context.machine.apart(), context.settings  # it takes all the streams that there are
-    counts = STREAMS if not settings.fake else STREAMS[:2]
-    nodes = NODES if not settings.fake else 5
+    machine, config = context.machine.apart(), context.config  # it takes all the streams that there are
+    counts = STREAMS if not config.fake else STREAMS[:2]
+    nodes = NODES if not config.fake else 5
     rows: list[dict[str, Any]] = []
     with machine.device.issuing(), torch.no_grad():
         chains = Chains(machine, max(counts), nodes)
@@ -87,9 +88,9 @@ def measure(context: Context) -> None:
                 break
             branched = chains.branched(count)
             machine.synchronize()  # graphs on streams of their own write the same memory
-            graphs = _timed(machine, functools.partial(chains.replay, count), count, nodes, settings.repeats)
+            graphs = _timed(machine, functools.partial(chains.replay, count), count, nodes, config.repeats)
             rows.append({"streams": count, "graphs": graphs})
-            rows[-1]["branches"] = _timed(machine, branched, count, nodes, settings.repeats)
+            rows[-1]["branches"] = _timed(machine, branched, count, nodes, config.repeats)
             context.record(nodes=nodes, rows=rows)
 
 

@@ -100,13 +100,6 @@ class Machine(abc.ABC):
         """Around what contestants do: what they warn of is not for whoever measures them."""
         return _quiet()
 
-    def branch(self, streams: Sequence[Stream]) -> None:
-        """Have these streams wait for what the caller has issued."""
-        begun = self.device.event("the caller is through")
-        self.device.caller().record(begun)
-        for stream in streams:
-            stream.wait(begun)
-
     def join(self, streams: Sequence[Stream]) -> None:
         """Have the caller's stream wait for these."""
         for stream in streams:

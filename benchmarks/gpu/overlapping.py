@@ -4,11 +4,11 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.contestants import BowTraining
 from benchmarks.gpu.parts import Context
-from benchmarks.gpu.serving import first_words
+from benchmarks.gpu.racing import Race
 from benchmarks.gpu.trace import overlap, save_small
-from benchmarks.gpu.workloads import workload
+from benchmarks.harness import first_words
+from benchmarks.trainings import BowTraining
 
 ENGINES: tuple[str, ...] = ("graph", "whole_round", "streams")
 LEARNERS = 2
@@ -32,11 +32,9 @@ def measure(context: Context) -> None:
 
 def traced(context: Context, engine: str) -> dict[str, Any]:
     """Trace some rounds of an engine."""
-    machine, settings = context.machine, context.settings
-    subject = workload(MODEL, settings.fake)
-    data = subject.data(settings.samples)
+    machine = context.machine
     with machine.around():
-        training = BowTraining(machine.device, subject, data, BATCH, LEARNERS, engine, most_rounds=4)
+        training = Race(context, MODEL, BATCH).subject.bow(LEARNERS, engine, most_rounds=4)
         with machine.device.issuing():
             for _ in range(CALLS):
                 training()

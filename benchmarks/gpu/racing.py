@@ -1,43 +1,163 @@
-"""Contestants that take turns, until their time is over."""
+"""Contestants on a device that take turns, until their time is over; and who of them is held against whom."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from benchmarks import harness
-from benchmarks.gpu.budget import Allotment
-from benchmarks.gpu.contestants import MOST_ROUNDS, BowTraining, Contestant, GraphedTraining, PlainTraining, Training
-from benchmarks.gpu.parts import Context
-from benchmarks.gpu.peers import Peer, PeerError
-from benchmarks.gpu.serving import first_words
-from benchmarks.gpu.workloads import Data, Workload, workload
-from benchmarks.harness import ratios
+from benchmarks.gpu.machine import Machine, place
+from benchmarks.gpu.parts import Allotment, Context
+from benchmarks.gpu.peers import Peer
+from benchmarks.gpu.workloads import workload
+from benchmarks.harness import CaseError, first_words, ratios, spread
+from benchmarks.trainings import ENDLESS, MOST_ROUNDS, BowTraining, Data, Feed, GraphedTraining, PlainTraining, Training
+from benchmarks.workloads import Workload
+from bow import Engine
+from bow.data import open_stream
 from bow.devices import StreamDevice
+from bow.schedule import Schedule
+from bow.sync import Synchroniser
+
+PLAIN = "pytorch"
+GRAPHED = "pytorch, whole step as a CUDA graph"
+COMPILED = "pytorch compiled"
+REDUCED = "pytorch compiled, reduce-overhead"
+COMPILED_GRAPHED = "pytorch compiled, whole step as a CUDA graph"
+ONE_GRAPHED = (GRAPHED, "graph, 1", "whole_round, 1")  # the fastest of these is what several are held against
 
 
-class Runner(Protocol):
-    """Who takes turns: a contestant of this process or of another one."""
+def bow_name(engine: str, learners: int) -> str:
+    """The name of a contestant of bow."""
+    return f"{engine}, {learners}"
 
-    first_call_s: float
+
+def best_of_bow(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The fastest engine and number of learners."""
+    return _fastest([row for row in rows if row["engine"] is not None])
+
+
+def one_graphed(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """One learner as a graph, by whoever is fastest."""
+    return _fastest([row for row in rows if row["name"] in ONE_GRAPHED])
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return max(rows, key=lambda row: float(row["samples_per_s"]["median"]), default=None)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What contestants train: a model, and data in the memory of the host."""
+
+    machine: Machine
+    workload: Workload
+    data: Data
+    batch_size: int  # per learner
+
+    def feed(self, device: StreamDevice) -> Feed:
+        """Batches of data that lies on the device, for all in the same order."""
+        with device.issuing():
+            inputs, targets = (place(device, tensor) for tensor in self.data)
+            return Feed((inputs, targets), self.batch_size)
+
+    def plain(self, compile: str | None = None) -> PlainTraining:
+        """PyTorch."""
+        device = self.machine.device
+        with device.issuing():
+            model = self.workload.model().to(device.torch_device)
+            return PlainTraining(model, self.workload.loss, self.feed(device), compile=compile)
+
+    def graphed(self, compile: bool = False) -> GraphedTraining:
+        """The whole step as one graph."""
+        return GraphedTraining(self.machine.device, lambda: self.plain("default" if compile else None))
+
+    def bow(
+        self,
+        learners: int,
+        engine: str,
+        device: StreamDevice | None = None,
+        sync: Synchroniser | None = None,
+        compile: bool = False,
+        schedule: Schedule | None = None,
+        resides: bool = True,
+        most_rounds: int = MOST_ROUNDS,
+    ) -> BowTraining:
+        """bow: several learners, averaged in every round."""
+        where = self.machine.device if device is None else device
+        with where.issuing():
+            stream = open_stream(self.data, batch_size=self.batch_size, steps=ENDLESS)
+        return BowTraining(
+            self.workload.model,
+            self.workload.loss,
+            stream,
+            learners,
+            Engine(schedule=schedule).run_by(engine, compile),
+            sync=sync,
+            device=where,
+            make_feed=lambda: self.feed(where),
+            resides=resides,
+            most_rounds=most_rounds,
+        )
+
+
+class Contestant:
+    """A training that takes turns with others on one machine; it is warm once it is made."""
+
+    def __init__(self, machine: Machine, make: Callable[[], Training], device: StreamDevice | None = None) -> None:
+        self._machine = machine
+        self._device = machine.device if device is None else device
+        began = time.perf_counter()
+        with machine.around():
+            self.training: Any = make()
+            with self._device.issuing():
+                self.training()
+                machine.synchronize()
+                self.first_call_s = time.perf_counter() - began
+                self._call_s = max(1e-7, machine.seconds(self.training, machine.warm_up) / machine.warm_up)
 
     @property
     def engine(self) -> str | None:
         """What really runs, if it is bow."""
-        ...
-
-    def turn(self, seconds: float) -> float:
-        """Samples per second in a turn."""
-        ...
+        engine: str | None = self.training.engine
+        return engine
 
     def loss(self) -> float:
-        """The mean loss of the last round, of bow."""
-        ...
+        """The mean loss of the last round, of bow; nothing is under way by then."""
+        return float(self.training.loss())
+
+    def turn(self, seconds: float) -> float:
+        """Samples per second in a turn of so many seconds, of at least one call."""
+        calls = max(1, round(seconds / self._call_s))
+        samples = 0
+
+        def call() -> None:
+            nonlocal samples
+            samples += self.training()
+
+        with self._machine.around(), self._device.issuing():
+            took = self._machine.seconds(call, calls)
+        self._call_s = took / calls
+        return samples / took
 
     def close(self) -> None:
         """Give everything back."""
-        ...
+        self.training.close()
+        del self.training
+
+
+class Runner(Protocol):
+    """Who takes turns: a `Contestant` of this process, or a `Peer` in another one."""
+
+    first_call_s: float
+
+    @property
+    def engine(self) -> str | None: ...
+
+    def turn(self, seconds: float) -> float: ...
+
+    def loss(self) -> float: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -45,40 +165,45 @@ class Race:
     """Contestants on one model and batch size."""
 
     context: Context  # of the part
-    subject: Workload  # what is trained
+    model: str
     batch_size: int  # per learner
     runners: dict[str, Runner] = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
-    data: Data = field(init=False)
+    subject: Subject = field(init=False)
 
     def __post_init__(self) -> None:
-        self.data = self.subject.data(self.context.settings.samples)
-
-    @classmethod
-    def of(cls, context: Context, model: str, batch_size: int) -> "Race":
-        """A race on a workload by its name."""
-        return cls(context, workload(model, context.settings.fake), batch_size)
+        chosen = workload(self.model, self.context.config.fake)
+        data = chosen.make_data(self.context.config.samples)
+        self.subject = Subject(self.context.machine, chosen, data, self.batch_size)
 
     def plain(self, name: str, **settings: Any) -> None:
         """Let PyTorch take part."""
-        device = self.context.machine.device
-        self._enter(name, None, lambda: PlainTraining(device, self.subject, self.data, self.batch_size, **settings))
+        self.other(name, None, lambda: self.subject.plain(**settings))
 
     def graphed(self, name: str, **settings: Any) -> None:
         """Let the whole step as one graph take part."""
-        machine = self.context.machine
-        self._enter(name, None, lambda: GraphedTraining(machine, self.subject, self.data, self.batch_size, **settings))
+        self.other(name, None, lambda: self.subject.graphed(**settings))
 
     def bow(self, name: str, learners: int, device: StreamDevice | None = None, **settings: Any) -> None:
         """Let bow take part."""
-        where = self.context.machine.device if device is None else device
-        make = functools.partial(BowTraining, where, self.subject, self.data, self.batch_size, learners)
-        most_rounds = MOST_ROUNDS if not self.context.settings.fake else 2
-        self._enter(name, learners, lambda: make(most_rounds=most_rounds, **settings), where)
+        most = MOST_ROUNDS if not self.context.config.fake else 2
+        make = lambda: self.subject.bow(learners, device=device, most_rounds=most, **settings)  # noqa: E731
+        self.other(name, learners, make, device)
 
-    def other(self, name: str, learners: int | None, make: Callable[[], Training]) -> None:
-        """Let something else take part."""
-        self._enter(name, learners, make)
+    def other(
+        self, name: str, learners: int | None, make: Callable[[], Training], device: StreamDevice | None = None
+    ) -> None:
+        """Let something take part."""
+        # Whoever takes part shall have a turn as well.
+        if self.runners and self.context.time.left <= 2 * self.context.config.stint_s * len(self.runners):
+            self.context.note(f"{name}: left out, because time ran out")
+            return
+        try:
+            runner = Contestant(self.context.machine, make, device)
+        except Exception as error:
+            self.context.note(f"{name}: left out, {first_words(error)}")
+            return
+        self._add(name, learners, runner)
 
     def peers(self, most_s: float, learners: Mapping[str, int | None]) -> None:
         """Let those of other processes take part that are ready by then."""
@@ -86,7 +211,7 @@ class Race:
         for name, address in self.context.peers.items():
             try:
                 peer = Peer(address, waiting)
-            except PeerError as error:
+            except CaseError as error:
                 self.context.note(f"{name}: left out, {error}")
                 continue
             self._add(name, learners.get(name), peer)
@@ -131,20 +256,6 @@ class Race:
         self.runners.clear()
         self.context.machine.tidy()
 
-    def _enter(
-        self, name: str, learners: int | None, make: Callable[[], Training], device: StreamDevice | None = None
-    ) -> None:
-        # Whoever takes part shall have a turn as well.
-        if self.runners and self.context.time.left <= 2 * self.context.settings.stint_s * len(self.runners):
-            self.context.note(f"{name}: left out, because time ran out")
-            return
-        try:
-            runner = Contestant(self.context.machine, make, device)
-        except Exception as error:
-            self.context.note(f"{name}: left out, {first_words(error)}")
-            return
-        self._add(name, learners, runner)
-
     def _add(self, name: str, learners: int | None, runner: Runner) -> None:
         self.runners[name] = runner
         about = {"learners": learners, "engine": runner.engine, "first_call_s": round(runner.first_call_s, 2)}
@@ -163,12 +274,7 @@ class Race:
                 "rates": [round(rate, 1) for rate in own],
             }
             rows.append(row)
-        self.context.record(model=self.subject.name, batch_size=self.batch_size, contestants=rows)
-
-
-def spread(values: Sequence[float], digits: int) -> dict[str, Any]:
-    """Median, lowest and highest, as plain values."""
-    return harness.spread(values, digits)
+        self.context.record(model=self.model, batch_size=self.batch_size, contestants=rows)
 
 
 def gain(rates: Mapping[str, Sequence[float]], name: str, over: str) -> dict[str, Any] | None:

@@ -13,9 +13,8 @@ the schedule is issued under capture, so that streams are branches of one graph.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.line_up import GRAPHED, bow_name
 from benchmarks.gpu.parts import Context
-from benchmarks.gpu.racing import Race, gain
+from benchmarks.gpu.racing import GRAPHED, Race, bow_name, gain
 from benchmarks.gpu.spreading import spread, subject_of
 from bow.schedule.profiler import BoundStep, Policy, Profile
 from bow.schedule.profiler.device import device_policies, measure_on
@@ -28,16 +27,16 @@ LEARNERS_S = 10.0  # Less time than this is not enough for learners: capturing t
 
 def measure(context: Context, network: str) -> None:
     """Profile the operators, let schedules race, and let learners race with the best of these."""
-    settings = context.settings
-    race = Race.of(context, network, BATCH)
+    config = context.config
+    race = Race(context, network, BATCH)
     subject = subject_of(race)
-    profile = measure_on(context.machine.device, subject, repeats=settings.repeats, cache=False)
+    profile = measure_on(context.machine.device, subject, repeats=config.repeats, cache=False)
     policies = device_policies(subject, profile)
     context.record(model=network, batch_size=BATCH, profile=_facts(subject, profile, policies))
     race.graphed(GRAPHED)
     for policy in policies:
         race.other(policy.name, 1, spread(race, subject.graph, policy.schedule, captured=True))
-    first = race.run(settings.repeats, settings.stint_s)
+    first = race.run(config.repeats, config.stint_s)
     one, several = policies[0], [policy for policy in policies[1:] if policy.name in first]
     best = max(several, key=lambda policy: sum(first[policy.name]), default=None)
     gains = _gains(first, {policy.name: one.name for policy in several})
@@ -45,7 +44,7 @@ def measure(context: Context, network: str) -> None:
     race.close()
     if best is None:
         return
-    if context.time.allows(LEARNERS_S) or settings.fake:
+    if context.time.allows(LEARNERS_S) or config.fake:
         _race_learners(context, network, best)
     else:
         context.note("learners by schedules: left out, because time ran out")
@@ -53,16 +52,16 @@ def measure(context: Context, network: str) -> None:
 
 def _race_learners(context: Context, network: str, policy: Policy) -> None:
     """Engine `graph` with and without a schedule."""
-    settings = context.settings
-    race = Race.of(context, network, BATCH)
+    config = context.config
+    race = Race(context, network, BATCH)
     pairs = {}
-    for count in sorted({1, min(MOST_LEARNERS, max(settings.learners))}):
+    for count in sorted({1, min(MOST_LEARNERS, max(config.learners))}):
         usual = bow_name("graph", count)
         scheduled = f"{usual}, {policy.name}"
         race.bow(usual, count, engine="graph")
         race.bow(scheduled, count, engine="graph", schedule=policy.schedule)
         pairs[scheduled] = usual
-    rates = race.run(settings.repeats, settings.stint_s)
+    rates = race.run(config.repeats, config.stint_s)
     context.record(gains={**context.findings["gains"], **_gains(rates, pairs)})
     race.close()
 

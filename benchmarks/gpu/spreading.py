@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.averaging import NEVER
 from benchmarks.gpu.branches import branch_schedule
-from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.comparisons import NEVER
 from benchmarks.gpu.parts import Context
-from benchmarks.gpu.racing import Race
-from benchmarks.gpu.workloads import LEARNING_RATE, MOMENTUM, Data, Feed, Workload
+from benchmarks.gpu.racing import Race, Subject
+from benchmarks.trainings import LEARNING_RATE, MOMENTUM, WARM_UP, branch
 from bow.engines import step_from_loss
 from bow.graph import StepGraph
 from bow.runtime.streams import StreamRuntime
@@ -22,7 +21,6 @@ from bow.sync import SMA
 
 STREAMS = (1, 2, 4, 8)
 MODELS = (("logistic", 16), ("lenet", 16))
-WARM_UP = 3
 
 
 class SpreadTraining:
@@ -30,24 +28,21 @@ class SpreadTraining:
 
     def __init__(
         self,
-        machine: Machine,
-        subject: Workload,
-        data: Data,
-        batch_size: int,
+        subject: Subject,
         graph: StepGraph,
         schedule: Schedule,
         captured: bool,
     ) -> None:
-        device = self._device = machine.device
+        device = self._device = subject.machine.device
         self._streams = [device.stream(f"operators {index}") for index in range(len(schedule.threads))]
-        self._batch_size = batch_size
+        self._batch_size = subject.batch_size
         self._graph: Any = None
         with device.issuing():
-            machine.branch(self._streams)
+            branch(device, self._streams)
             with device.on(self._streams[0]):
-                model = subject.model().to(device.torch_device)
-                self._feed = Feed(device, data, batch_size)
-                self._batch = self._feed.batch()
+                self._model = model = subject.workload.model().to(device.torch_device)
+                self._feed = subject.feed(device)
+                self._batch = self._feed.next()
                 self._parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
                 self._buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
                 self._momenta = [torch.zeros_like(p) for p in self._parameters.values()]
@@ -60,8 +55,14 @@ class SpreadTraining:
                 with device.capture(self._streams[0]) as self._graph:
                     self._step()
 
+    engine = None
+    epochs = 0
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._model
+
     def __call__(self) -> int:
-        """Train on one batch; returns its samples."""
         with torch.no_grad():
             with self._device.on(self._streams[0]):
                 self._feed.into(*self._batch)
@@ -91,8 +92,8 @@ class SpreadTraining:
 
 def subject_of(race: Race) -> BoundStep:
     """The step that contestants run, on the device, captured from a model of its own."""
-    machine, workload = race.context.machine, race.subject
-    batch = tuple(part[: race.batch_size] for part in race.data)
+    machine, workload = race.context.machine, race.subject.workload
+    batch = tuple(part[: race.batch_size] for part in race.subject.data)
     found = bind_on(machine.device, workload.model(), batch, step_from_loss(workload.loss))
     machine.synchronize()
     return found
@@ -101,19 +102,19 @@ def subject_of(race: Race) -> BoundStep:
 def measure(context: Context) -> None:
     """For each number of streams: one learner spread over them, and as many learners, without averaging."""
     groups: list[dict[str, Any]] = []
-    settings = context.settings
+    config = context.config
     for model, batch_size in MODELS:
         if groups and not context.time.allows(5):
             context.note(f"{model}: left out, because time ran out")
             continue
-        race = Race.of(context, model, batch_size)
+        race = Race(context, model, batch_size)
         graph = subject_of(race).graph
-        for count in STREAMS if not settings.fake else STREAMS[:2]:
+        for count in STREAMS if not config.fake else STREAMS[:2]:
             for captured in (False, True):
                 name = f"one learner on {count} streams{', as a graph' if captured else ''}"
                 race.other(name, 1, spread(race, graph, branch_schedule(graph, count), captured))
             race.bow(f"{count} learners", count, engine="graph", sync=SMA(every=NEVER))
-        race.run(settings.repeats, settings.stint_s)
+        race.run(config.repeats, config.stint_s)
         race.close()
         groups.append({key: context.findings[key] for key in ("model", "batch_size", "contestants")})
         context.record(groups=groups)
@@ -121,7 +122,4 @@ def measure(context: Context) -> None:
 
 def spread(race: Race, graph: StepGraph, schedule: Schedule, captured: bool) -> Callable[[], SpreadTraining]:
     """What makes a contestant whose operators are spread over streams."""
-    machine, subject = race.context.machine, race.subject
-    return functools.partial(
-        SpreadTraining, machine, subject, race.data, race.batch_size, graph, schedule, captured=captured
-    )
+    return functools.partial(SpreadTraining, race.subject, graph, schedule, captured=captured)

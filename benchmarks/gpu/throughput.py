@@ -1,19 +1,24 @@
 """Samples per second of one model at one batch size: PyTorch beside bow, in turns."""
 
-from benchmarks.gpu.line_up import (
+from typing import TYPE_CHECKING
+
+from benchmarks.gpu.comparisons import PEERS_S
+from benchmarks.gpu.parts import PARTS, Context
+from benchmarks.gpu.peers import Spec
+from benchmarks.gpu.racing import (
     COMPILED,
     COMPILED_GRAPHED,
     GRAPHED,
     PLAIN,
     REDUCED,
+    Race,
     best_of_bow,
     bow_name,
     one_graphed,
 )
-from benchmarks.gpu.parts import PARTS, Context
-from benchmarks.gpu.peers import Spec
-from benchmarks.gpu.racing import Race
-from benchmarks.gpu.settings import Config
+
+if TYPE_CHECKING:
+    from benchmarks.gpu import Config
 
 # Each number is compiled by itself, which takes most of a minute
 FUSED_LEARNERS = {
@@ -24,26 +29,26 @@ FUSED_LEARNERS = {
     "throughput_resnet32_64": (4,),
 }
 
-PEERS_S = 10.0  # So long a part waits for contestants in other processes, which have been given their time before
+PARTS_WITH_ALL = ("throughput_lenet_16", "throughput_resnet32_32")
 
 
 def measure(context: Context, model: str, batch_size: int) -> None:
     """Let everybody race."""
-    settings = context.settings
-    race = Race.of(context, model, batch_size)
+    config = context.config
+    race = Race(context, model, batch_size)
     race.plain(PLAIN)
     race.graphed(GRAPHED)
-    for learners in settings.learners:
+    for learners in config.learners:
         for engine in ("graph", "whole_round"):
-            race.bow(bow_name(engine, learners), learners, engine=_engine(engine))
-    for learners in settings.learners:
+            race.bow(bow_name(engine, learners), learners, engine=engine)
+    for learners in config.learners:
         race.bow(bow_name("streams", learners), learners, engine="streams")
-    if settings.processes:
-        own = {spec.name: spec.settings.get("learners") for spec in peers(settings)}
+    if config.processes:
+        own = {spec.name: spec.settings.get("learners") for spec in peers(config)}
         race.peers(PEERS_S, own)
     else:
-        _enter_here(race, settings)
-    race.run(settings.repeats, settings.stint_s)
+        _enter_here(race, config)
+    race.run(config.repeats, config.stint_s)
     _race_final(race)
     race.close()
 
@@ -53,20 +58,20 @@ def _race_final(race: Race) -> None:
 
     Who is the fastest of many was lucky as well; this race knows nothing of that choice.
     """
-    settings, rows = race.context.settings, race.context.findings["contestants"]
+    config, rows = race.context.config, race.context.findings["contestants"]
     best, one = best_of_bow(rows), one_graphed(rows)
     if best is None or one is None:
         return
-    rates = race.again((best["name"], one["name"]), settings.repeats, settings.stint_s)
+    rates = race.again((best["name"], one["name"]), config.repeats, config.stint_s)
     if len(rates) == len({best["name"], one["name"]}):
         race.context.record(final={"best": best["name"], "one": one["name"], "rates": rates})
 
 
-def peers(settings: Config) -> list[Spec]:
+def peers(config: "Config") -> list[Spec]:
     """What is compiled, the most important ones first."""
     specs = []
     for part in PARTS:
-        if part.module != "throughput":
+        if part.function != "throughput":
             continue
         model, batch_size = part.arguments["model"], part.arguments["batch_size"]
         common = (part.name, model, batch_size)
@@ -77,26 +82,19 @@ def peers(settings: Config) -> list[Spec]:
         if part.name in PARTS_WITH_ALL:
             specs.append(_spec(COMPILED_GRAPHED, "graphed", *common, compile=True))
         for learners in FUSED_LEARNERS[part.name]:
-            if learners in settings.learners:
+            if learners in config.learners:
                 name = bow_name("fused", learners)
                 specs.append(_spec(name, "bow", *common, learners=learners, engine="fused"))
     return specs
-
-
-PARTS_WITH_ALL = ("throughput_lenet_16", "throughput_resnet32_32")
 
 
 def _spec(name: str, kind: str, part: str, model: str, batch_size: int, **settings: object) -> Spec:
     return Spec(name, part, kind, model, batch_size, settings)
 
 
-def _enter_here(race: Race, settings: Config) -> None:
+def _enter_here(race: Race, config: "Config") -> None:
     """What is compiled, in this process; not what empties workspaces that graphs of others need."""
     race.plain(COMPILED, compile="default")
     race.graphed(COMPILED_GRAPHED, compile=True)
-    for learners in settings.learners[:2]:
+    for learners in config.learners[:2]:
         race.bow(bow_name("fused", learners), learners, engine="fused")
-
-
-def _engine(name: str) -> str:
-    return name

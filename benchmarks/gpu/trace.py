@@ -1,4 +1,4 @@
-"""Traces of torch's profiler: which kernels of which stream ran at the same time."""
+"""Which kernels of which stream ran at the same time, by traces of torch's profiler."""
 
 import gzip
 import json

@@ -1,0 +1,261 @@
+"""The ways to train several members: models that owe each other nothing but the data in memory.
+
+Member `s` begins with the weights of seed `s` and sees its batches in the order of seed `s`, whoever trains it: all
+contestants come to the same weights, to rounding.
+"""
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+import bow
+from benchmarks.harness import CaseError, rate, warm_up
+from benchmarks.trainings import SGD, Data, Feed, PlainTraining, Tensors, compiled_step
+from benchmarks.workloads import WORKLOADS, Workload
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained."""
+
+    model: str  # a name in `WORKLOADS`
+    batch_size: int  # of each member
+    samples: int  # in memory, the same for all
+    seeds: tuple[int, ...]  # a member for each
+
+    @property
+    def workload(self) -> Workload:
+        return WORKLOADS[self.model]
+
+    @functools.cached_property
+    def data(self) -> Data:
+        return self.workload.make_data(self.samples)
+
+    @property
+    def steps(self) -> int:
+        """In an epoch."""
+        return max(1, self.samples // self.batch_size)
+
+    def feed(self, seed: int) -> Feed:
+        """A member's batches."""
+        return Feed(self.data, self.batch_size, seed)
+
+
+class Members(Protocol):
+    """A contestant, in its process."""
+
+    def turn(self, seconds: float) -> float:
+        """Samples per second in the steady state, of all members together, in a window of so many seconds."""
+        ...
+
+    def train(self, epochs: int) -> list[Tensors]:
+        """Train all members from their beginning; the weights of each."""
+        ...
+
+
+class Loop:
+    """One member after another, in one module, compiled once if it is: the weights of each are loaded into it."""
+
+    def __init__(self, task: Task, compile: str | None = None) -> None:
+        self._task, self._compile = task, compile
+        self._module = task.workload.model(task.seeds[0])
+        self._training: PlainTraining | None = None
+        self._forward: Any = None
+
+    def turn(self, seconds: float) -> float:
+        return rate(self._trainings_of(self._task.seeds[0]), seconds)
+
+    def train(self, epochs: int) -> list[Tensors]:
+        found = []
+        for seed in self._task.seeds:
+            training = self._begun(seed)
+            for _ in range(epochs * self._task.steps):
+                training()
+            found.append({name: tensor.clone() for name, tensor in self._module.state_dict().items()})
+        return found
+
+    def _trainings_of(self, seed: int) -> PlainTraining:
+        if self._training is None:
+            self._training = self._begun(seed)
+            warm_up(self._training)
+        return self._training
+
+    def _begun(self, seed: int) -> PlainTraining:
+        self._module.load_state_dict(self._task.workload.model(seed).state_dict())
+        training = PlainTraining(self._module, self._task.workload.loss, self._task.feed(seed))
+        if self._compile is not None:
+            if self._forward is None:
+                self._forward = torch.compile(self._module, dynamic=False, mode=self._compile)
+            training.forward = self._forward
+        return training
+
+
+class StepLoop:
+    """One member after another, by one function of weights, momenta and a batch that is the whole step, compiled."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._step = compiled_step(task.workload.model(), task.workload.loss)
+        self._run: Callable[[], int] | None = None
+
+    def turn(self, seconds: float) -> float:
+        if self._run is None:
+            _, self._run = self._begun(self._task.seeds[0])
+            warm_up(self._run)
+        return rate(self._run, seconds)
+
+    def train(self, epochs: int) -> list[Tensors]:
+        found = []
+        for seed in self._task.seeds:
+            weights, run = self._begun(seed)
+            for _ in range(epochs * self._task.steps):
+                run()
+            found.append(weights)
+        return found
+
+    def _begun(self, seed: int) -> tuple[Tensors, Callable[[], int]]:
+        model, feed = self._task.workload.model(seed), self._task.feed(seed)
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        momenta = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        buffers = dict(model.named_buffers())
+
+        def run() -> int:
+            inputs, targets = feed.next()
+            self._step(parameters, momenta, buffers, inputs, targets)
+            return len(targets)
+
+        return {**parameters, **buffers}, run
+
+
+class Stacked:
+    """All members at once by `torch.func`, as PyTorch's tutorial on model ensembling has them, or compiled."""
+
+    def __init__(self, task: Task, compile: bool = False) -> None:
+        self._task = task
+        loss, skeleton = task.workload.loss, copy.deepcopy(task.workload.model()).to("meta")
+
+        def forward(parameters: Tensors, buffers: Tensors, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            return loss(functional_call(skeleton, {**parameters, **own}, (inputs,)), targets), own
+
+        self._differentiate: Any = vmap(grad_and_value(forward, has_aux=True), randomness="different")
+        if compile:
+            self._differentiate = torch.compile(self._differentiate, dynamic=False)
+        self._run: Callable[[], int] | None = None
+
+    def turn(self, seconds: float) -> float:
+        if self._run is None:
+            _, self._run = self._begun()
+            warm_up(self._run)
+        return rate(self._run, seconds)
+
+    def train(self, epochs: int) -> list[Tensors]:
+        weights, run = self._begun()
+        for _ in range(epochs * self._task.steps):
+            run()
+        return [{name: tensor[index] for name, tensor in weights.items()} for index in range(len(self._task.seeds))]
+
+    def _begun(self) -> tuple[Tensors, Callable[[], int]]:
+        task = self._task
+        parameters, buffers = stack_module_state([task.workload.model(seed) for seed in task.seeds])
+        optimizer, feeds = SGD(parameters.values()), [task.feed(seed) for seed in task.seeds]
+
+        def run() -> int:
+            indices = torch.cat([feed.indices() for feed in feeds])
+            inputs, targets = (
+                part.index_select(0, indices).view(len(feeds), -1, *part.shape[1:]) for part in task.data
+            )
+            with torch.no_grad():
+                gradients, (_, after) = self._differentiate(parameters, buffers, inputs, targets)
+            for name, parameter in parameters.items():
+                parameter.grad = gradients[name]
+            optimizer.step()
+            for name, buffer in buffers.items():
+                buffer.copy_(after[name])
+            return len(indices)
+
+        return {**parameters, **buffers}, run
+
+
+class Bow:
+    """bow's members side by side.
+
+    To be filled in: `turn` and `train` by `bow.sweep(make_model, data, loss, variants=[bow.Variant(seed=s,
+    optimizer=SGD) ...], batch_size=..., epochs=...)`.
+    """
+
+    def __init__(self, task: Task) -> None:
+        if not hasattr(bow, "sweep"):
+            raise CaseError("bow.sweep is not there yet")
+        self._task = task
+
+    def turn(self, seconds: float) -> float:
+        raise CaseError("its members are not timed yet")
+
+    def train(self, epochs: int) -> list[Tensors]:
+        raise CaseError("its members are not trained yet")
+
+
+LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW = (
+    "loop",
+    "compiled loop",
+    "compiled-step loop",
+    "two pinned processes",
+    "two pinned processes, compiled step",
+    "torch.func",
+    "torch.func, compiled",
+    "bow",
+)
+MAKERS: dict[str, Callable[[Task], Members]] = {
+    LOOP: Loop,
+    COMPILED: functools.partial(Loop, compile="default"),
+    STEP: StepLoop,
+    PINNED: Loop,
+    PINNED_STEP: StepLoop,
+    STACKED: Stacked,
+    STACKED_COMPILED: functools.partial(Stacked, compile=True),
+    BOW: Bow,
+}
+APART = (PINNED, PINNED_STEP)  # whose members are shared out among processes with a core each
+ONE_PROCESS = tuple(name for name in MAKERS if name not in (*APART, BOW))
+
+
+def shares(task: Task, processes: int) -> Iterator[Task]:
+    """The task in so many parts: each has its share of the members."""
+    for index in range(processes):
+        yield Task(task.model, task.batch_size, task.samples, task.seeds[index::processes])
+
+
+# What follows runs in the process of a contestant.
+
+_entered: list[Members] = []
+
+
+def enter(name: str, task: Task, core: int | None) -> None:
+    """Make a contestant, on a core of its own if it has one."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    torch._dynamo.config.allow_rnn = True  # torch.compile leaves `nn.LSTM` alone unless it is told otherwise
+    _entered.append(MAKERS[name](task))
+
+
+def turn(seconds: float) -> float:
+    """Samples per second."""
+    return _entered[0].turn(seconds)
+
+
+def train(epochs: int) -> None:
+    """Train all members from their beginning."""
+    _entered[0].train(epochs)
+
+
+def weights(name: str, task: Task, epochs: int) -> Sequence[Tensors]:
+    """What a contestant's members come to."""
+    return MAKERS[name](task).train(epochs)
