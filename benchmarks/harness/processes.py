@@ -106,10 +106,7 @@ class Host:
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bow-"))
         self.address = self._folder / "calls"
-        variables = {"OMP_WAIT_POLICY": None, **(environment or {})}
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        kept = {name: value for name, value in os.environ.items() if name not in variables}
-        own = {name: value for name, value in variables.items() if value is not None}
+        variables = environment_of({"OMP_WAIT_POLICY": None, **(environment or {})})
         with contextlib.ExitStack() as stack:
             output = None if log is None else stack.enter_context(log.open("ab"))
             self._process = subprocess.Popen(
@@ -117,7 +114,7 @@ class Host:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
-                env={**kept, "PYTHONPATH": path, **own},
+                env=variables,
                 preexec_fn=(lambda: os.nice(nice)) if nice else None,
             )
         self._remote: Remote | None = None
@@ -159,6 +156,13 @@ class Host:
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def environment_of(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """The variables of a process that has to find this very bow, some of them changed; None: it has none of that."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = {**os.environ, "PYTHONPATH": path, **changes}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def apart(

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import aims
-from benchmarks.gpu.budget import Allotment
+from benchmarks.gpu import Config, aims, page
 from benchmarks.gpu.floors import CHAIN_US, Floors, step_costs
-from benchmarks.gpu.line_up import best_of_bow, one_graphed
 from benchmarks.gpu.machine import ONE_STREAM, FakeMachine, nvidia_smi
-from benchmarks.gpu.report import markdown
-from benchmarks.gpu.settings import Config
+from benchmarks.gpu.parts import Allotment
+from benchmarks.gpu.racing import Subject, best_of_bow, one_graphed
 from benchmarks.gpu.throughput import FUSED_LEARNERS, PARTS_WITH_ALL, peers
 from benchmarks.gpu.trace import KernelRun, kernel_runs, overlap, save_small
-from benchmarks.gpu.workloads import Feed, workload
+from benchmarks.gpu.workloads import workload
+from benchmarks.harness import render
+from benchmarks.trainings import Feed
 
 
 def spread(median: float) -> dict[str, Any]:
@@ -153,19 +153,18 @@ def test_the_steps_of_the_papers_networks_have_the_costs_that_are_known() -> Non
 
 @pytest.mark.parametrize("learners", [1, 3])
 def test_all_are_fed_the_same(learners: int) -> None:
-    device = FakeMachine().device
-    subject = workload("logistic", fake=True)
-    first, second = (Feed(device, subject.data(12), 2) for _ in range(2))
+    machine, chosen = FakeMachine(), workload("logistic", fake=True)
+    subject = Subject(machine, chosen, chosen.make_data(12), 2)
+    first, second = (subject.feed(machine.device) for _ in range(2))
     rounds = [first.stacked(learners).value[0].flatten(0, 1) for _ in range(4)]
-    singly = [second.batch()[0] for _ in range(4 * learners)]
+    singly = [second.next()[0] for _ in range(4 * learners)]
     assert torch.equal(torch.cat(rounds), torch.cat(singly))
 
 
 def test_a_feed_deals_every_sample_once_an_epoch_and_rounds_that_are_larger_than_the_data() -> None:
-    device = FakeMachine().device
     inputs = torch.arange(6.0)
-    feed = Feed(device, (inputs, inputs.long()), 2)
-    assert sorted(torch.cat([feed.batch()[0] for _ in range(3)]).tolist()) == inputs.tolist()
+    feed = Feed((inputs, inputs.long()), 2)
+    assert sorted(torch.cat([feed.next()[0] for _ in range(3)]).tolist()) == inputs.tolist()
     assert feed.stacked(4).value[0].shape == (4, 2)
 
 
@@ -213,6 +212,6 @@ def test_a_page_of_next_to_nothing_can_be_written() -> None:
         "aims": aims.judge({}, fake=False),
         "parts": {"launches": {"failure": "its process ended with status -9"}, "kernels": {"notes": ["a note"]}},
     }
-    page = markdown(values)
-    assert "* launches: its process ended with status -9" in page
-    assert "* kernels: a note" in page
+    text = render("gpu", {**values, **page(values)})
+    assert "* launches: its process ended with status -9" in text
+    assert "* kernels: a note" in text

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from multiprocessing.connection import Listener
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import serving
-from benchmarks.gpu.budget import Allotment
-from benchmarks.gpu.peers import Peer, PeerError
-from benchmarks.harness import bare
+from benchmarks.gpu import peers
+from benchmarks.gpu.parts import Allotment
+from benchmarks.gpu.peers import Peer
+from benchmarks.harness import CaseError, Host, bare
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,26 +94,28 @@ class Runner:
         return 2.0
 
 
-def test_a_peer_takes_turns_for_one_caller_after_another(tmp_path: Path) -> None:
-    address = str(tmp_path / "0")
-    with Listener(address, family="AF_UNIX") as listener:
-        thread = threading.Thread(target=serving.serve, args=(listener, Runner()))
-        thread.start()
-        first = Peer(address, Allotment(5))
+def enter(is_good: bool) -> None:
+    """In the process of a peer."""
+    if not is_good:
+        raise MemoryError("no room")
+    peers._entered.append(Runner())
+
+
+def test_a_peer_takes_turns_for_one_caller_after_another() -> None:
+    with contextlib.closing(Host(prepare=(enter, (True,)))) as host:
+        first = Peer(str(host.address), Allotment(60))
         assert (first.engine, first.first_call_s, first.turn(0.5), first.loss()) == ("graph", 1.5, 50.0, 2.0)
-        with pytest.raises(PeerError, match="illegal memory access"):
+        with pytest.raises(CaseError, match="illegal memory access"):
             first.turn(2)
-        first._connection.close()
-        second = Peer(address, Allotment(5))
+        first.close()
+        second = Peer(str(host.address), Allotment(5))
         assert second.turn(1) == 100
         second.close()
-        thread.join(5)
-        assert not thread.is_alive()
 
 
 def test_a_peer_that_failed_says_why_and_one_that_is_late_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "0.failed").write_text("OutOfMemoryError: no room")
-    with pytest.raises(PeerError, match="no room"):
-        Peer(str(tmp_path / "0"), Allotment(5))
-    with pytest.raises(PeerError, match="not ready in time"):
-        Peer(str(tmp_path / "1"), Allotment(0.1))
+    with contextlib.closing(Host(log=tmp_path / "log", prepare=(enter, (False,)))) as host:
+        with pytest.raises(CaseError, match="no room"):
+            Peer(str(host.address), Allotment(60))
+        with pytest.raises(CaseError, match="not ready in time"):
+            Peer(str(tmp_path / "1"), Allotment(0.1))

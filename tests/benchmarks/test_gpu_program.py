@@ -11,10 +11,9 @@ import pytest
 from benchmarks import main
 from benchmarks.gpu import Config, program
 from benchmarks.gpu.aims import OPEN
-from benchmarks.gpu.budget import Allotment
-from benchmarks.gpu.child import measure
 from benchmarks.gpu.machine import open_machine
-from benchmarks.gpu.parts import NAMES, Context, Part
+from benchmarks.gpu.parts import NAMES, Allotment, Context, Part
+from benchmarks.gpu.program import measure
 from bow.errors import SettingError
 
 # What the compiler uses when it is first imported.
@@ -32,7 +31,7 @@ def settings(out: Path, *parts: str, **changes: Any) -> Config:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one run of all parts leaves."""
     out = tmp_path_factory.mktemp("gpu")
-    assert program.run(settings(out, *ONE_OF_EACH), "python -m benchmarks gpu") == 0
+    assert program.run(settings(out, *ONE_OF_EACH).reduced(), "python -m benchmarks gpu") == 0
     return out
 
 

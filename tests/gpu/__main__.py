@@ -144,13 +144,13 @@ class Group:
 
     def _run_from(self, first: int, path: Path, log: Any) -> tuple[str, str]:
         words = [self.name, str(path), str(first), str(self.deadline), str(self.options.fake)]
-        from benchmarks.gpu.peers import child_environment
+        from benchmarks.harness.processes import environment_of
 
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu.one_group", *words],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=child_environment({}),
+            env=environment_of({}),
             cwd=Path(__file__).parents[2],
         )
         since, seen = time.monotonic(), 0

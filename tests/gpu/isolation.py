@@ -15,6 +15,7 @@ import bow
 from benchmarks.gpu.branches import branch_schedule
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.trace import overlap
+from benchmarks.trainings import branch
 from bow.runtime.streams import StreamRuntime
 from tests.gpu.case import Case
 from tests.gpu.trainings import batches, exact, few, is_fake, subject, training
@@ -94,7 +95,7 @@ def _spread(model: str, num_streams: int, way: str, machine: Machine) -> None:
         with torch.no_grad(), device.issuing():
             expected = graph.run(parameters, buffers, batch)
             machine.synchronize()
-            machine.branch(streams)
+            branch(machine.device, streams)
         runtime = StreamRuntime(graph, branch_schedule(graph, num_streams), device, streams)
         if way == "captured":
             step = runtime.capture(parameters, buffers, batch)

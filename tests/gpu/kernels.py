@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.machine import Machine
+from benchmarks.trainings import branch
 from bow.devices import Kernels, TorchKernels
 from tests.gpu.case import Case, Skipped
 from tests.gpu.trainings import is_fake
@@ -118,14 +119,14 @@ def _captured(machine: Machine) -> None:
         numbers = torch.tensor(NUMBERS, dtype=torch.float64, device=device.torch_device)
         finite = torch.ones(3, dtype=torch.bool, device=device.torch_device)
         machine.synchronize()
-        machine.branch([stream])
+        branch(machine.device, [stream])
         with device.on(stream):
             rows.clone().call(machine.kernels, "sgd_round", numbers, finite, True)
         with device.capture(stream) as graph:
             rows.call(machine.kernels, "sgd_round", numbers, finite, True)
         machine.join([stream])
         device.upload(numbers, NESTEROV)
-        machine.branch([stream])
+        branch(machine.device, [stream])
         with device.on(stream):
             graph.replay()
         machine.synchronize()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.machine import Machine
+from benchmarks.trainings import branch
 from tests.gpu.case import Case
 from tests.gpu.trainings import ENGINES, batches, few, subject, training, weights
 
@@ -55,7 +56,7 @@ def _concurrent(machine: Machine) -> None:
     generators = [device.generator() for _ in range(2)]
     outputs, graphs = [], []
     with device.issuing(), torch.no_grad():
-        machine.branch(streams)
+        branch(machine.device, streams)
         for stream, generator in zip(streams, generators, strict=True):
             with device.on(stream):
                 ones, output = (torch.ones(size, device=device.torch_device) for _ in range(2))
