@@ -81,11 +81,7 @@ def _chain(order: list[list[int]], priority: list[int]) -> float:
 
 
 class Machine:
-    """Rates of one core of this machine, measured when they are first asked for.
-
-    Args:
-        operator_costs: seconds for calling an operator, by who calls.
-    """
+    """Rates of one core of this machine, measured when they are first asked for."""
 
     def __init__(self, operator_costs: Mapping[str, Sequence[float]]) -> None:
         # What it costs Python counts where there is no native runtime.
@@ -126,15 +122,7 @@ class Machine:
 
 
 def find_bound(model: str, batch_size: int, rate: float, learners: int, machine: Machine) -> dict[str, Any]:
-    """How a step's time in engine `graph`, operator by operator, compares with three estimates.
-
-    Args:
-        model: a name in `WORKLOADS`.
-        batch_size: per learner.
-        rate: samples per second of all learners, on one thread each.
-        learners: how many.
-        machine: its rates.
-    """
+    """How a step's time in engine `graph`, operator by operator, compares with three estimates."""
     workload = WORKLOADS[model]
     module = workload.build()
     graph = capture(module, workload.make_data(batch_size), workload.loss, optimizer=SGD)

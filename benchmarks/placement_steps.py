@@ -26,18 +26,6 @@ class RealSteps:
     The first process asks for placements by calling this; all others `serve` until it is closed there. What does not
     fit the devices' memory by the simulation, or is not allowed, is not run.
 
-    Args:
-        captured: the step.
-        model: that was captured; it is not changed.
-        batch: of the shapes that were captured.
-        optimizer: makes an optimizer from the model's parameters.
-        evaluator: of the same placements; it knows what fits.
-        group: the devices, as many as the evaluator's.
-        steps: with each placement.
-
-    Raises:
-        SettingError: less than two steps, or another number of devices.
-
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.4.
     """

@@ -63,11 +63,7 @@ class Config(harness.Config):
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Measure all networks, and what scheduling costs by itself.
-
-    Raises:
-        SettingError: there is one core only, or a network has no such size.
-    """
+    """Measure all networks, and what scheduling costs by itself."""
     cores = len(available_cores())
     if cores < 2:
         raise SettingError("operators run side by side on 2 cores or more, got 1; run this where there are more")

@@ -38,12 +38,6 @@ class ScheduledThreads:
     really happened can be recorded and given to the native runtime, whose executors are many times faster. On its own
     this is how executors fare that share Python's lock: a baseline, and an oracle.
 
-    Args:
-        graph: a step graph, without updates or with updates that are left out.
-        scheduler: of its operators.
-        cores: by executor, the cores that its thread keeps to; an executor's operators use as many threads as the
-            scheduler says.
-
     Example:
         >>> import bow
         >>> from bow.runtime.local import dependencies_of

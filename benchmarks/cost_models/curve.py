@@ -21,12 +21,6 @@ class Curve:
     where time has risen, that noise always points upwards: for the operators of ResNet-50 on the made-up machine, with
     interval 2, such lines are 1 point more accurate without noise, and 20 points less where times vary by 3 %.
 
-    Args:
-        measured: seconds by case, at least one.
-
-    Raises:
-        SettingError: nothing was measured, or a time is below 0 or not finite.
-
     Example:
         >>> curve = Curve({Threads(1): 10.0, Threads(4): 4.0})
         >>> [curve.time_s(Threads(threads)) for threads in (1, 2, 3, 4, 9)]

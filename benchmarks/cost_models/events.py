@@ -25,9 +25,6 @@ class Sample:
         time_s: seconds that it took.
         events: how often each happened, by name; `instructions` among them.
 
-    Raises:
-        SettingError: no instruction was counted.
-
     Example:
         >>> Sample(1e-3, {"instructions": 2e6, "cycles": 3e6}).normalised()
         {'cycles': 1.5}

@@ -25,15 +25,6 @@ class Regression:
     performance events for each instruction; a decision tree that predicts times says by its importances which those
     are. A prediction is never below the shortest time that was seen in training: no operator takes less than nothing.
 
-    Args:
-        family: which regression, of `ESTIMATORS`.
-        samples: the sample cases; `evenly` chooses some.
-        num_events: how many events are chosen.
-        seed: of regressions that draw random numbers.
-
-    Raises:
-        SettingError: an unknown family, no sample case, or no event.
-
     Example:
         >>> model = Regression("ordinary least squares", samples=[Threads(1)], num_events=1)
         >>> profiles = {name: {Threads(1): Sample(t, {"instructions": 1.0, "cycles": t})} for name, t in

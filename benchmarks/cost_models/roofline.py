@@ -12,16 +12,6 @@ class Roofline:
     `time = latency + max(flops / (peak * n / cores), bytes / (bandwidth * min(n, k) / k))` for `n` threads, where `k`
     threads are enough to use all of the bandwidth.
 
-    Args:
-        peak_flops_per_s: of the whole machine; a multiply-add counts as two.
-        bandwidth_bytes_per_s: of the whole machine.
-        latency_s: seconds before an operator begins.
-        cores: that make up the peak; 1 for what is used as a whole, such as a GPU.
-        bandwidth_cores: how many use all of the bandwidth; None: all.
-
-    Raises:
-        SettingError: a value outside its range.
-
     Example:
         >>> machine = Roofline(1e12, 1e11, latency_s=1e-6, cores=4)
         >>> [round(1e6 * machine.time_s(2e6, 3e4, threads), 3) for threads in (1, 4)]

@@ -42,9 +42,6 @@ class Saturation:
         noise: standard deviation of the logarithm of a time.
         seed: of the noise.
 
-    Raises:
-        SettingError: a value outside its range.
-
     Example:
         >>> machine = Saturation()
         >>> gemm = [machine.time_s(2 * 64 * 512 * 512, 1.3e6, "aten.mm.default", Threads(n)) for n in (1, 8, 32)]

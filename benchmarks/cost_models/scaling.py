@@ -22,9 +22,6 @@ class Scaling:
         serial_s: seconds that only one thread works, however large the operator is.
         traffic: memory traffic where two threads share a cache, over that where none do: below 1 they use each
             other's data, above 1 they are in each other's way.
-
-    Raises:
-        SettingError: a value outside its range.
     """
 
     flops_per_s: float

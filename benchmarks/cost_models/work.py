@@ -15,9 +15,6 @@ class Work:
         kind: such as `aten.mm.default`; what `scaling_of` knows.
         flops: floating-point operations; a multiply-add counts as two.
         bytes_moved: of what it reads and makes.
-
-    Raises:
-        SettingError: a number is below 0.
     """
 
     kind: str
@@ -37,10 +34,6 @@ class Work:
 
 class Analytic:
     """A cost model that computes times from work: no measurement.
-
-    Args:
-        works: by operator.
-        time: seconds of some work in a case.
 
     Example:
         >>> model = Analytic({"mm": Work("aten.mm.default", 2e9, 1e6)}, lambda work, case: work.flops / 1e9)

@@ -40,11 +40,7 @@ class Spec:
 
 
 class Peer:
-    """A contestant in another process, seen from the one that measures.
-
-    Raises:
-        CaseError: it was not ready in time, has failed, or does not answer.
-    """
+    """A contestant in another process, seen from the one that measures."""
 
     def __init__(self, address: str, time_left: "Allotment") -> None:
         self._remote = Remote(Path(address), time_left.left)

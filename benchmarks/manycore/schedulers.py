@@ -13,20 +13,6 @@ class TeamScheduler(ListScheduler):
     An operator goes to an executor of the class that it prefers, if one is free; among those, to the executor that it
     would stay on; and otherwise to the first. Executors with equally many threads are a class, and classes are numbered
     from the fewest threads on.
-
-    Args:
-        dependencies: as for `ListScheduler`, as are `executors`, `priority`, `stay` and `small`.
-        light: one more executor, with one thread, numbered behind the others. It runs the small operators that are
-            ready at the start of the step, which nothing on an executor made ready, and those that they make ready.
-        threads: by executor, without the light one: how many it has; None: one each.
-        prefers: by operator: the class of executors that suits it, 0 being the one with the fewest threads: it goes to
-            one of those if one is free, and else to any other; this comes before `stay`.
-        open: by how many operators of the step have finished: how many executors may take operators from the queue,
-            those with the lowest numbers. An executor beyond them finishes what it has.
-            `lambda finished: 2 if finished < num_forward else 4` opens two more for the backward pass.
-
-    Raises:
-        ScheduleError: as `ListScheduler` does; an argument that does not fit the executors.
     """
 
     def __init__(
