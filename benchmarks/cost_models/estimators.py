@@ -28,7 +28,7 @@ def _passive_aggressive(seed: int) -> Estimator:
     if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 8):
         return _made("linear_model", "PassiveAggressiveRegressor")(seed)
     # Its own class is deprecated there.
-    settings = {"loss": "epsilon_insensitive", "penalty": None, "learning_rate": "pa1", "eta0": 1.0}
+    settings: dict[str, Any] = {"loss": "epsilon_insensitive", "penalty": None, "learning_rate": "pa1", "eta0": 1.0}
     return _made("linear_model", "SGDRegressor", **settings)(seed)
 
 
