@@ -95,7 +95,7 @@ def train(point: Point, epochs: int) -> Trial:
             while (deal := stream.deal(point.learners)) is not None:
                 replicas.round(deal.batches)
                 if deal.epochs > len(accuracies):
-                    accuracies.append(evaluate(replicas)["accuracy"])
+                    accuracies.append(evaluate(replicas.central, replicas.device, replicas.loop.settings)["accuracy"])
         except DivergenceError:
             diverged = True
     return Trial(point, tuple(accuracies), diverged, replicas.loop.num_restarts, time.perf_counter() - began)

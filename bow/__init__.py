@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
+    from bow.members import EarlyStopping as EarlyStopping
+    from bow.members import Halving as Halving
+    from bow.members import Variant as Variant
+    from bow.members import cross_validate as cross_validate
+    from bow.members import grid as grid
+    from bow.members import sweep as sweep
     from bow.planning.search.search import Found as Found
     from bow.planning.tiles.planning import plan as plan
     from bow.runtime.local import LocalRuntime as LocalRuntime
@@ -52,6 +58,7 @@ _HOMES = {
     "bow.runtime.local": ("LocalRuntime",),
     "bow.schedule": ("Schedule", "Timeline"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD", "TwoLevel"),
+    "bow.members": ("EarlyStopping", "Halving", "Variant", "cross_validate", "grid", "sweep"),
     "bow.planning.search.search": ("Found",),
     "bow.planning.tiles.planning": ("plan",),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),

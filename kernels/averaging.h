@@ -46,6 +46,7 @@ struct LearnerRow {
   const std::vector<Piece<T>>* pieces;  // by offset, without gaps up to the padding of the row
   bool steps;                     // false: sat out or diverged, takes part in the averaging only
   bool* overflowed;               // set where its step takes it out of the finite numbers
+  const Averaging* numbers;       // of its step: learners may have settings of their own
 };
 
 // How a number is stored: its bits, and those of them that are all set where it is infinite or not a number.
@@ -131,7 +132,7 @@ void move_central(T* __restrict__ z, T* __restrict__ z_prev, const T* __restrict
   }
 }
 
-// Columns `begin` to `end` of all learners. `z_prev` is only touched when synchronising. `total` is the sum of the
+// Columns `begin` to `end` of all learners; `a` says how they average. `z_prev` is only touched when synchronising. `total` is the sum of the
 // corrections of all devices, null where there is one. The padding at the end of a row belongs to no parameter: it is
 // zero everywhere and stays so.
 template <typename T>
@@ -139,7 +140,6 @@ void average_columns(
     const std::vector<LearnerRow<T>>& learners, T* z, T* z_prev, const T* total, int64_t begin, int64_t end,
     const Averaging& a) {
   T sums[kBlock];
-  const auto step = step_kernel<T>(a);
   for (int64_t from = begin; from < end; from += kBlock) {
     const int64_t to = std::min(from + kBlock, end);
     std::fill(sums, sums + (to - from), T(0));
@@ -148,13 +148,14 @@ void average_columns(
         if (a.synchronise) correct(learner.weights + from, z + from, sums, to - from, static_cast<T>(a.alpha));
         continue;
       }
+      const auto step = step_kernel<T>(*learner.numbers);
       auto after = [](int64_t column, const Piece<T>& piece) { return column < piece.offset + piece.numel; };
       auto piece = std::upper_bound(learner.pieces->begin(), learner.pieces->end(), from, after);
       for (; piece != learner.pieces->end() && piece->offset < to; ++piece) {
         const int64_t first = std::max(from, piece->offset), last = std::min(to, piece->offset + piece->numel);
         *learner.overflowed |= step(
             learner.weights + first, learner.momenta + first, piece->gradient + (first - piece->offset), z + first,
-            sums + (first - from), last - first, a);
+            sums + (first - from), last - first, *learner.numbers);
       }
     }
     const T* moves = total == nullptr ? sums : total + from;

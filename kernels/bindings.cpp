@@ -388,15 +388,20 @@ class Job : public Work {
 
   // What the rows are stepped and averaged with in the next run.
   void set_rows(
-      at::Tensor weights, std::optional<at::Tensor> momenta, at::Tensor z, std::optional<at::Tensor> z_prev, double lr,
-      double momentum, double weight_decay, bool nesterov, double alpha, double mu, bool synchronise,
+      at::Tensor weights, std::optional<at::Tensor> momenta, at::Tensor z, std::optional<at::Tensor> z_prev,
+      const std::vector<std::tuple<double, double, double, bool>>& steps, double alpha, double mu, bool synchronise,
       std::optional<at::Tensor> total) {
+    TORCH_CHECK(
+        steps.size() == 1 || steps.size() == learners_.size(), "settings of the step are one for all, or one by learner");
     rows_->weights = std::move(weights);
     rows_->momenta = momenta.value_or(at::Tensor());
     rows_->z = std::move(z);
     rows_->z_prev = z_prev.value_or(at::Tensor());
     rows_->total = total.value_or(at::Tensor());
-    rows_->numbers = {lr, momentum, weight_decay, nesterov, alpha, mu, synchronise};
+    rows_->numbers.clear();
+    for (const auto& [lr, momentum, weight_decay, nesterov] : steps) {
+      rows_->numbers.push_back({lr, momentum, weight_decay, nesterov, alpha, mu, synchronise});
+    }
     rows_->outcomes.clear();
     rows_->offsets.clear();
     for (const Learner& own : learners_) {
@@ -608,8 +613,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("outcome", &Job::outcome, py::arg("dtype"), py::arg("num_metrics"))
       .def(
           "set_rows", &Job::set_rows, py::arg("weights"), py::arg("momenta"), py::arg("z"), py::arg("z_prev"),
-          py::arg("lr"), py::arg("momentum"), py::arg("weight_decay"), py::arg("nesterov"), py::arg("alpha"),
-          py::arg("mu"), py::arg("synchronise"), py::arg("total") = std::nullopt)
+          py::arg("steps"), py::arg("alpha"), py::arg("mu"), py::arg("synchronise"), py::arg("total") = std::nullopt)
       .def("value", &Job::value, py::arg("slot"))
       .def("release", &Job::release, py::arg("slots"))
       .def("spans", &Job::spans)

@@ -350,7 +350,7 @@ class Commit : public Node {
 
 // What steps and averages the learners of a round; shared by the executors, each of which has its columns.
 struct RowState {
-  Averaging numbers;
+  std::vector<Averaging> numbers;          // by learner, or one for all; averaging is the same for all
   at::Tensor weights, momenta, z, z_prev;  // rows [learners, parameters]; momenta undefined where momentum is 0
   at::Tensor total;                        // of the corrections of all devices; undefined where there is one
   std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
@@ -401,11 +401,11 @@ class Average : public Node {
         const at::Tensor& gradient = outcome.gradients[i];
         pieces[j].push_back({state.offsets[j][i], gradient.numel(), gradient.const_data_ptr<T>()});
       }
-      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps, &overflowed[j]});
+      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps, &overflowed[j], &state.numbers[state.numbers.size() == 1 ? 0 : j]});
     }
     T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
     const T* total = state.total.defined() ? state.total.const_data_ptr<T>() : nullptr;
-    average_columns<T>(rows, state.z.mutable_data_ptr<T>(), z_prev, total, begin, end, state.numbers);
+    average_columns<T>(rows, state.z.mutable_data_ptr<T>(), z_prev, total, begin, end, state.numbers.front());
   }
 
   std::shared_ptr<RowState> state_;

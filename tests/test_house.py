@@ -19,13 +19,13 @@ LARGE_CLASSES = 0  # 0
 METHODS = 25  # 25
 UNFINISHED = 0  # 0
 LOADED_MODULES = 138  # 150
-LOADED_LINES = 19_600  # 20,000
+LOADED_LINES = 19_750
 SECTIONS = 4  # 0
 
 LARGE = 25
 
 # Whose names users meet, beside those of `bow` itself: they extend these, or name them in a configuration.
-EXTENDED = ("bow.data", "bow.devices", "bow.models", "bow.observe", "bow.sync", "bow.testing")
+EXTENDED = ("bow.data", "bow.devices", "bow.members", "bow.models", "bow.observe", "bow.sync", "bow.testing")
 
 
 @functools.cache

@@ -17,13 +17,21 @@ class SampleOrder:
     """The concatenation, over epochs, of that epoch's permutation of the samples.
 
     Epoch e is `randperm(num_samples)` from a generator seeded with `derive_seed(seed, e)`: any position can
-    be computed directly, and it depends on neither learners nor batch size.
+    be computed directly, and it depends on neither learners nor batch size. Of the samples `among` which it is, where
+    these are given, the permutation tells which come when.
     """
 
-    def __init__(self, num_samples: int, seed: int, device: torch.device | str = "cpu") -> None:
-        self.num_samples = num_samples
+    def __init__(
+        self,
+        num_samples: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        among: Int64[Tensor, " samples"] | None = None,
+    ) -> None:
+        self.num_samples = num_samples if among is None else len(among)
         self.seed = seed
         self._device = device
+        self._among = among
         self._epoch = -1
         self._permutation = torch.empty(0, dtype=torch.int64)
 
@@ -46,6 +54,7 @@ class SampleOrder:
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
             permutation = torch.randperm(self.num_samples, generator=generator)
+            permutation = permutation if self._among is None else self._among[permutation]
             if torch.device(self._device).type == "cuda":
                 permutation = permutation.pin_memory()  # the host does not wait for the copy
             self._permutation = permutation.to(self._device, non_blocking=True)
@@ -146,6 +155,16 @@ class IndexedStream(BatchStream):
             batches, stacked = self._short_round(own), False
         self._position += count
         return Deal(batches, stacked, count, self._position // self.samples_per_epoch)
+
+    def full_batches_left(self) -> float:
+        """Batches before the last one, if that is smaller; infinite where the stream does not end."""
+        left = self._end - self._position
+        return left if math.isinf(left) else left // self.batch_size
+
+    def skip_batch(self) -> int:
+        """Go on behind the next full batch, which somebody has gathered; returns the epochs completed by then."""
+        self._position += self.batch_size
+        return self._position // self.samples_per_epoch
 
     def rounds_left(self, learners: int) -> int | None:  # noqa: D102
         left = self._end - self._position

@@ -30,6 +30,11 @@ class TensorSamples:
         """What they take."""
         return sum(leaf.nbytes for leaf in self._leaves)
 
+    @property
+    def sample_bytes(self) -> int:
+        """What one takes."""
+        return self.nbytes // len(self)
+
     def to(self, device: torch.device) -> "TensorSamples":
         """The same samples on a device."""
         return TensorSamples(self.map(lambda leaf: leaf.to(device)))
@@ -118,24 +123,35 @@ class TensorStream(IndexedStream):
 
     def __init__(self, samples: TensorSamples, batch_size: int, epochs: int | None, seed: int) -> None:
         super().__init__(SampleOrder(len(samples), seed, samples.device), batch_size, epochs)
-        self._samples = samples
+        self.samples = samples
         self._resides = False
 
+    def among(self, indices: Int64[Tensor, " some"], epochs: int | None) -> "TensorStream":
+        """The stream over some of the samples, of which no copies are made."""
+        some = TensorStream(self.samples, self.batch_size, None, self.order.seed)
+        order = SampleOrder(len(self.samples), self.order.seed, self.samples.device, indices.to(self.samples.device))
+        IndexedStream.__init__(some, order, self.batch_size, epochs)
+        return some
+
+    def coming(self, batches: int) -> Int64[Tensor, " samples"]:
+        """The numbers of the samples of the next full batches."""
+        return self.order.indices(self._position, batches * self.batch_size)
+
     def reside(self, device: torch.device, room_bytes: int) -> bool:  # noqa: D102
-        if self._samples.device != device:
-            if self._samples.nbytes > room_bytes:
+        if self.samples.device != device:
+            if self.samples.nbytes > room_bytes:
                 return False
-            self._samples = self._samples.to(device)
-            self.order = SampleOrder(len(self._samples), self.order.seed, device)
+            self.samples = self.samples.to(device)
+            self.order = SampleOrder(len(self.samples), self.order.seed, device)
         self._resides = True
         return True
 
     def full_round(self, start: int, learners: int) -> tuple[Any, bool]:  # noqa: D102
         indices = self.order.indices(start, learners * self.batch_size)
         if self._resides:
-            return Indexed(self._samples, indices.view(learners, self.batch_size)), True
-        return self._samples.gather_stacked(indices, learners), True
+            return Indexed(self.samples, indices.view(learners, self.batch_size)), True
+        return self.samples.gather_stacked(indices, learners), True
 
     def batch(self, start: int, count: int) -> Batch:  # noqa: D102
         indices = self.order.indices(start, count)
-        return Indexed(self._samples, indices) if self._resides else self._samples.gather(indices)
+        return Indexed(self.samples, indices) if self._resides else self.samples.gather(indices)

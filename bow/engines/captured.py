@@ -31,8 +31,9 @@ Captured = TypeVar("Captured")
 class CaptureCache(Generic[Captured]):
     """What was captured, by shape of batch, until a value in Python changes that the step reads."""
 
-    def __init__(self, step: Step, model: Callable[[], nn.Module]) -> None:
+    def __init__(self, step: Step, model: Callable[[], nn.Module], most: int = MAX_SHAPES) -> None:
         self._step = step
+        self._most = most
         self._model = model
         self._captured: dict[Hashable, Captured] = {}
         self._unfit: set[Hashable] = set()
@@ -93,7 +94,7 @@ class CaptureCache(Generic[Captured]):
         if len(self._seen) > MAX_SEEN:
             self._seen.clear()
         seen = self._seen.setdefault(shape, round_index) < round_index
-        return not self._captured or (seen and len(self._captured) < MAX_SHAPES)
+        return not self._captured or (seen and len(self._captured) < self._most)
 
     def add(self, shape: Hashable, capture: Callable[[], Captured]) -> None:
         """Capture for a shape."""
@@ -154,8 +155,10 @@ class CapturedTask:
 class CapturedTasks(CaptureCache[CapturedTask]):
     """The learning task of a training as step graphs, one for each shape of batch that is worth it."""
 
-    def __init__(self, group: LearnerGroup, settings: LearningConfig, tell: Callable[[str], None]) -> None:
-        super().__init__(settings.step, lambda: group.learners[0].module)
+    def __init__(
+        self, group: LearnerGroup, settings: LearningConfig, tell: Callable[[str], None], most: int = MAX_SHAPES
+    ) -> None:
+        super().__init__(settings.step, lambda: group.learners[0].module, most)
         self._group = group
         self._settings = settings
         self._tell = tell

@@ -83,4 +83,4 @@ class RoundContext:
 
     def task_seed(self, position: int, rounds_ahead: int = 0) -> int:
         """Of the random numbers of the learning task on the batch at this position of a round."""
-        return derive_seed(self.settings.seed, self.round_index + rounds_ahead, self.group.first + position)
+        return self.group.task_seed(self.settings.seed, self.round_index + rounds_ahead, position)

@@ -23,7 +23,6 @@ from bow.errors import BowError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
 from bow.graph.side_effects import changed, python_state
 from bow.replicas import Learner, LearnerGroup, buffer_state, load_buffers
-from bow.seeds import derive_seed
 
 Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes the context of one forward pass."""
@@ -84,7 +83,7 @@ class InTurn:
                 if batch is None:
                     group.learners[index].gradient.zero_()
                     continue
-                generator.manual_seed(derive_seed(self._seed, round_index, group.first + index))
+                generator.manual_seed(group.task_seed(self._seed, round_index, index))
                 if watch is None:
                     learned[index] = self.tasks.run(index, batch)
                 else:

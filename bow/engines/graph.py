@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from bow.engines.batches import Batches, Stacked, batch_of
-from bow.engines.captured import CapturedTasks, shape_of
+from bow.engines.captured import MAX_SHAPES, CapturedTasks, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, InTurn
 from bow.engines.first_come import FinishedTask, Period, run_tasks
@@ -25,7 +25,7 @@ from bow.engines.task_scheduler import Learn
 from bow.engines.thread_pool import num_threads
 from bow.errors import GraphError, RuntimeUnavailableError, reason
 from bow.runtime.loading import native
-from bow.sync import SMA
+from bow.sync import SMA, Members
 
 
 class Graph(AheadRunner):
@@ -48,7 +48,9 @@ class Graph(AheadRunner):
         super().__init__(context)
         group, settings = context.group, context.settings
         self._in_turn = InTurn(group, settings.compiled(False))
-        self.tasks = CapturedTasks(group, settings, context.log.tell)
+        # A member's last batch, which may be short, runs in eager as it would alone, whoever has come before.
+        most = 1 if isinstance(context.sync, Members) else MAX_SHAPES
+        self.tasks = CapturedTasks(group, settings, context.log.tell, most)
         self.live = LiveCheck(group, settings, self.tasks)
         self._jobs = GraphJobs(context, self.tasks)
         self._failed = False
@@ -76,7 +78,7 @@ class Graph(AheadRunner):
         self.live.resized()
         self._jobs.forget()
         stepping = self._can_step() and self.group.matrix.z.dtype != torch.bfloat16
-        self._sgd = SgdState(self.group, cast(SMA, self.context.sync)) if stepping else None
+        self._sgd = SgdState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
 
     def close(self) -> None:
         """End the executors' threads; the next round starts them again."""
@@ -167,7 +169,7 @@ class Graph(AheadRunner):
     def _run_beside_the_sum(self, ready: GraphRound) -> Outcome:
         """Run a round with a synchronisation task in which other devices take part."""
         matrix, sgd, averaging = self.group.matrix, cast(SgdState, self._sgd), self.context.averaging
-        native().contribute(matrix.weights, matrix.z, matrix.total, sgd.numbers().alpha)
+        native().contribute(matrix.weights, matrix.z, matrix.total, sgd.averaging[0])
         ready.begin(True, matrix.total)
         averaging.begin_sum(matrix.total)
         with averaging.beside_the_sum(), _indices_are_data():
@@ -224,7 +226,7 @@ class Graph(AheadRunner):
         return self._sgd if self._sgd is not None and self._can_step() else None
 
     def _can_step(self) -> bool:
-        return fits(self.group, self.context.sync, self.context.settings, sum_apart=True)
+        return fits(self.group, self.context.sync, self.context.settings, native=True)
 
     def _is_captured(self, batches: Batches) -> bool:
         different = 1 if isinstance(batches, Stacked) else len(self.group)

@@ -141,8 +141,16 @@ class GraphRound:
             return
         matrix, rows, sgd = self._group.matrix, self._rows, self._sgd
         sgd.begin_round()
+        steps = sgd.steps
         self._builder.job.set_rows(
-            matrix.weights[rows], sgd.momenta[rows], matrix.z, matrix.state["z_prev"], *sgd.numbers(), due, total
+            matrix.weights[rows],
+            sgd.momenta[rows],
+            matrix.z,
+            matrix.state.get("z_prev"),
+            steps if len(steps) == 1 else steps[rows],
+            *sgd.averaging,
+            due,
+            total,
         )
 
     def run(self, team: NativeTeam, record: bool = False, between: Callable[[], None] | None = None) -> Outcome:

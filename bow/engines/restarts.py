@@ -71,6 +71,8 @@ class Restarts:
 
     def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
         """Start learners again that have left the finite numbers."""
+        if not self._sync.restarts_diverged:
+            return
         center = self._sync.center(self._group.matrix)
         self._group.restart(diverged, center, weights=weights and self.gives_weights, gather=gather)
 
@@ -93,6 +95,8 @@ class Restarts:
         if not outcome.any_diverged:
             if any(outcome.active):  # a round that all sit out says nothing
                 self.count_healthy()
+            return
+        if not self._sync.restarts_diverged:
             return
         which = outcome.diverged.index(True)
         loss = float(outcome.losses[which])

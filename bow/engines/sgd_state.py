@@ -1,13 +1,16 @@
 """What the engines need that carry out SGD with momentum and SMA themselves, in one pass over the rows."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from bow.engines.outcome import LearningConfig
 from bow.replicas import LearnerGroup
-from bow.sync import EASGD, SMA, Synchroniser
+from bow.sync import EASGD, SMA, Members, Synchroniser
+
+Step: TypeAlias = tuple[float, float, float, bool]
+"""Learning rate, momentum, weight decay, and whether momentum is Nesterov's."""
 
 
 class Numbers(NamedTuple):
@@ -22,19 +25,13 @@ class Numbers(NamedTuple):
 
 
 class SgdState:
-    """The learners of a device whose optimizer is plain `torch.optim.SGD` and whose synchroniser is `SMA`."""
+    """The learners of a device whose optimizer is plain `torch.optim.SGD`, kept together by `SMA` or by nothing."""
 
-    def __init__(self, group: LearnerGroup, sync: SMA) -> None:
+    def __init__(self, group: LearnerGroup, sync: SMA | Members) -> None:
         self._group = group
         self._sync = sync
         self._momenta = torch.zeros_like(group.matrix.weights)
         self._rows = list(self._momenta)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The optimizer's only group; loading a state puts another dictionary in its place."""
-        settings: dict[str, Any] = self._group.optimizer.optimizer.param_groups[0]
-        return settings
 
     @property
     def momenta(self) -> Tensor:
@@ -42,9 +39,9 @@ class SgdState:
 
         A buffer that is not there yet is zero: the first step of `torch.optim.SGD` sets it to the gradient.
         """
-        optimizer = self._group.optimizer.optimizer
-        for row, parameter in zip(self._rows, self.settings["params"], strict=True):
-            state: dict[str, Any] = optimizer.state[parameter]
+        rows = self._group.optimizer
+        for learner, (row, optimizer) in enumerate(zip(self._rows, rows.by_learner, strict=True)):
+            state: dict[str, Any] = optimizer.state[rows.tensors_of(learner)[0]]
             buffer = state.get("momentum_buffer")
             if buffer is not row:
                 row.zero_() if buffer is None else row.copy_(buffer)
@@ -53,33 +50,50 @@ class SgdState:
 
     def numbers(self) -> Numbers:
         """The numbers of the coming round."""
-        settings = self.settings
-        alpha = 1 / self._group.num_all if self._sync.alpha is None else self._sync.alpha
-        return Numbers(
-            float(settings["lr"]),
-            float(settings["momentum"]),
-            float(settings["weight_decay"]),
-            bool(settings["nesterov"]),
-            alpha,
-            self._sync.mu,
-        )
+        return Numbers(*_step_of(self._group.optimizer.optimizer), *self.averaging)
+
+    @property
+    def averaging(self) -> tuple[float, float]:
+        """`alpha` and `mu`; members do not average."""
+        if isinstance(self._sync, Members):
+            return 0.0, 0.0
+        return 1 / self._group.num_all if self._sync.alpha is None else self._sync.alpha, self._sync.mu
+
+    @property
+    def steps(self) -> list[Step]:
+        """The settings of the coming step, by learner; one where it is the same for all."""
+        if isinstance(self._sync, Members):
+            return [_step_of(optimizer) for optimizer in self._group.optimizer.by_learner]
+        return [_step_of(self._group.optimizer.optimizer)]
 
     def begin_round(self) -> None:
         """What `optimizer.step()` would tell learning-rate schedulers, which warn when they are stepped before it."""
-        self._group.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]
+        for optimizer in set(self._group.optimizer.by_learner):
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def fits(group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, sum_apart: bool = False) -> bool:
+def _step_of(optimizer: torch.optim.Optimizer) -> Step:
+    settings = optimizer.param_groups[0]  # the only one; loading a state puts another dictionary in its place
+    lr, momentum, decay = float(settings["lr"]), float(settings["momentum"]), float(settings["weight_decay"])
+    return lr, momentum, decay, bool(settings["nesterov"])
+
+
+def fits(group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, native: bool = False) -> bool:
     """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
 
-    Where other devices average as well, their part of the sum comes between the learning tasks and the step.
+    The native runtime also steps members, which do not average, and steps behind the sum over other devices.
     """
-    if not group.is_alone and (not sum_apart or (isinstance(sync, SMA) and sync.levels > 1)):
+    if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
         return False
-    optimizer = group.optimizer.optimizer
-    plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1
-    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if not plain or hooked or type(sync) not in (SMA, EASGD) or settings.clip_norm is not None:
+    if type(sync) not in ((SMA, EASGD, Members) if native else (SMA, EASGD)) or settings.clip_norm is not None:
+        return False
+    return all(_is_plain_sgd(optimizer) for optimizer in set(group.optimizer.by_learner))
+
+
+def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False
     only = optimizer.param_groups[0]
     return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)

@@ -23,6 +23,7 @@ from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
 from bow.replicas.model import check_trainable, frozen_parameters, replicate
 from bow.replicas.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
+from bow.seeds import derive_seed
 from bow.values import whole
 
 SPARE_ROWS = 64
@@ -104,6 +105,10 @@ class LearnerGroup:
     def num_all(self) -> int:
         """Learners over all devices."""
         return len(self) if self.is_alone else sum(self.by_device)
+
+    def task_seed(self, seed: int, round_index: int, position: int) -> int:
+        """Of the random numbers of the learning task on the batch at this position of a round."""
+        return derive_seed(seed, round_index, self.first + position)
 
     @property
     def own(self) -> range:
@@ -218,7 +223,10 @@ class LearnerGroup:
 
     def export(self) -> nn.Module:
         """The central model as a plain module: storage of its own, evaluation mode, on the CPU."""
-        exported = copy.deepcopy(self.central).to("cpu")
+        return self._exported(self.central)
+
+    def _exported(self, model: nn.Module) -> nn.Module:
+        exported = copy.deepcopy(model).to("cpu")
         flags = {name: p.requires_grad for name, p in self.template.named_parameters()}
         for name, parameter in exported.named_parameters():
             parameter.data = parameter.detach().clone()  # no longer a view of z

@@ -74,10 +74,11 @@ def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
 
 
 class OptimizerRows:
-    """One optimizer for all learners of a device."""
+    """One optimizer for all learners of a device, or for those from row `first` on."""
 
-    def __init__(self, optimizer: Optimizer, layout: ParameterLayout, matrix: ReplicaMatrix) -> None:
+    def __init__(self, optimizer: Optimizer, layout: ParameterLayout, matrix: ReplicaMatrix, first: int = 0) -> None:
         self.optimizer = optimizer
+        self._first = first
         self.elementwise = is_elementwise(optimizer, matrix.z.device)
         if not self.elementwise:
             _check_parameterwise(optimizer, matrix.z.device)
@@ -92,7 +93,8 @@ class OptimizerRows:
     def add_learner(self) -> None:
         """Bind the next row of the matrix, with fresh optimizer state."""
         learner = len(self._tensors)
-        weights, gradient = self._matrix.weights_of(learner), self._matrix.gradient_of(learner)
+        row = self._first + learner
+        weights, gradient = self._matrix.weights_of(row), self._matrix.gradient_of(row)
         bound = []
         for index, group in enumerate(self.optimizer.param_groups):
             for cut in self._cuts(index):
@@ -151,6 +153,15 @@ class OptimizerRows:
             state.pop(own, None)
             if theirs in state:
                 state[own] = copy.deepcopy(state[theirs])
+
+    @property
+    def by_learner(self) -> list[Optimizer]:
+        """The optimizer of each learner: the same for all."""
+        return [self.optimizer] * len(self._tensors)
+
+    def tensors_of(self, learner: int) -> list[Tensor]:
+        """The parts of a learner's row that its optimizer steps."""
+        return [tensor for tensor, _ in self._tensors[learner]]
 
     def step(self, stepping: Sequence[bool] | None = None) -> None:
         """Update the rows of the learners that are `stepping` (all of them when None)."""

@@ -60,6 +60,8 @@ class Synchroniser(abc.ABC):
     timing: ClassVar[Timing]
     in_order: ClassVar[bool] = False
     """Whether what learners contribute counts in their order, over all devices."""
+    restarts_diverged: ClassVar[bool] = True
+    """Whether a learner that leaves the finite numbers starts again from `center`."""
 
     def __init__(self, every: int = 1) -> None:
         self.every = whole("every", every)

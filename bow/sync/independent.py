@@ -33,3 +33,9 @@ class Independent(Synchroniser):
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
         """Set z to the mean; the learners stay as they are."""
         torch.div(rows.total, learners, out=rows.z)
+
+
+class Members(Independent):
+    """Rows that are models of their own: one that leaves the finite numbers is left as it is, for its owner to end."""
+
+    restarts_diverged = False

@@ -9,7 +9,7 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,8 +115,8 @@ def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
     return found
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; only tensors and plain values are loaded."""
+def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _PARTS) -> dict[str, Any]:
+    """Read a checkpoint that has these parts; only tensors and plain values are loaded."""
     try:
         is_whole = _is_whole(path)
     except OSError as error:
@@ -129,7 +129,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not is_whole:
         raise CheckpointError(f"{path} is {_UNREADABLE} (its checksum is another); {RESUME_REMEDY}")
-    if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in _PARTS.items()):
+    if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in parts.items()):
         raise CheckpointError(f"{path} is not a checkpoint of bow; {RESUME_REMEDY}")
     return state
 

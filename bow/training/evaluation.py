@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from bow.data import Batch, evaluation_batches, open_stream
-from bow.engines import Loss, autocast
+from bow.engines import LearningConfig, Loss, autocast
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.thread_pool import num_threads
 from bow.errors import DataError, SettingError
@@ -83,9 +83,8 @@ class Evaluator:
         raise DataError("the validation data gave no batch, got an empty stream; give at least one sample")
 
     @torch.no_grad()
-    def __call__(self, replicas: Learners) -> dict[str, float]:
-        """Values by name: `loss` and each metric."""
-        model = replicas.central
+    def __call__(self, model: nn.Module, device: torch.device, task: LearningConfig) -> dict[str, float]:
+        """Values by name, of a model that computes as learning tasks do: `loss` and each metric."""
         sums: dict[str, float] = {}
         count = 0
         applying: list[Metric] | None = None
@@ -93,10 +92,10 @@ class Evaluator:
         for metric in self._metrics:
             metric.reset()
         for index, batch in enumerate(evaluation_batches(self._validation, self._batch_size)):
-            batch = tree_map_only(Tensor, lambda t: t.to(replicas.device, non_blocking=True), batch)
-            with autocast(replicas.device, replicas.loop.settings.precision):
+            batch = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
+            with autocast(device, task.precision):
                 if self._loss is None:
-                    values = _step_values(replicas.loop.settings.step(model, batch))
+                    values = _step_values(task.step(model, batch))
                 else:
                     inputs, targets = batch
                     outputs = model(inputs)
@@ -196,7 +195,10 @@ class Evaluations:
         evaluate = context.evaluate
         if evaluate is None:
             return {}
-        own = (evaluate(context.replicas), evaluate.problem) if context.world.leads else ({}, None)
+        own: tuple[dict[str, float], NotFinite | None] = {}, None
+        if context.world.leads:
+            replicas = context.replicas
+            own = evaluate(replicas.central, replicas.device, replicas.loop.settings), evaluate.problem
         values, problem = context.world.broadcast(own)
         if problem is not None:
             self._records.event("not finite", problem.text)

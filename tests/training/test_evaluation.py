@@ -18,6 +18,10 @@ from tests.grouped import of_replicas
 Train = Callable[..., bow.Result]
 
 
+def evaluated(evaluate: Evaluator, trained: bow.Replicas) -> dict[str, float]:
+    return evaluate(trained.central, trained.device, trained.loop.settings)
+
+
 def replicas(model: nn.Module, **settings: Any) -> bow.Replicas:
     loss = None if "step" in settings else cross_entropy
     return bow.Replicas(model, loss, **of_replicas(learners=2, engine="eager", device="cpu", **settings))
@@ -27,7 +31,7 @@ def replicas(model: nn.Module, **settings: Any) -> bow.Replicas:
 def test_values_are_means_over_samples_whatever_the_batch_size(
     model: nn.Module, data: tuple[Tensor, Tensor], batch_size: int | None
 ) -> None:
-    values = Evaluator(data, cross_entropy, [bow.Accuracy()], batch_size)(replicas(model))
+    values = evaluated(Evaluator(data, cross_entropy, [bow.Accuracy()], batch_size), replicas(model))
     with torch.no_grad():
         outputs = model(data[0])
     assert values == {
@@ -40,7 +44,7 @@ def test_a_step_is_averaged_over_samples(model: nn.Module, data: tuple[Tensor, T
     def step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         return cross_entropy(model(batch[0]), batch[1]), {"mean": batch[0].mean()}
 
-    values = Evaluator(data, None, [], 20)(replicas(model, step=step))
+    values = evaluated(Evaluator(data, None, [], 20), replicas(model, step=step))
     assert values["mean"] == pytest.approx(float(data[0].mean()), abs=1e-6)
     with torch.no_grad():
         assert values["loss"] == pytest.approx(float(cross_entropy(model(data[0]), data[1])), rel=1e-5)
@@ -53,7 +57,7 @@ def test_a_loader_keeps_its_batch_size(model: nn.Module, data: tuple[Tensor, Ten
         sizes.append(len(batch[0]))
         return model(batch[0]).mean()
 
-    Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], None)(replicas(model, step=step))
+    evaluated(Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], None), replicas(model, step=step))
     assert sizes == [20, 20, 8]
     with pytest.raises(SettingError, match=r"validation.batch_size=4 contradicts the DataLoader's own batch_size=20"):
         Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], 4)
@@ -69,8 +73,8 @@ def test_the_model_is_evaluated_in_evaluation_mode_and_without_gradients(data: t
 
     model = nn.Sequential(nn.Dropout(0.9), nn.BatchNorm1d(5), nn.Linear(5, 3))
     trained = replicas(model, step=step)
-    first = Evaluator(data, None, [], None)(trained)
-    assert first == Evaluator(data, None, [], None)(trained)
+    first = evaluated(Evaluator(data, None, [], None), trained)
+    assert first == evaluated(Evaluator(data, None, [], None), trained)
     assert seen == [(False, False)] * 2
     assert trained.central[1].num_batches_tracked == 0
 
@@ -81,9 +85,9 @@ def test_metrics_are_reset_between_evaluations(model: nn.Module, data: tuple[Ten
     with torch.no_grad():
         perfect.weight.copy_(torch.eye(3, 5))
         perfect.bias.zero_()
-    worse = evaluator(replicas(model))
+    worse = evaluated(evaluator, replicas(model))
     assert worse["accuracy"] < 1.0
-    assert evaluator(replicas(perfect))["accuracy"] == 1.0
+    assert evaluated(evaluator, replicas(perfect))["accuracy"] == 1.0
 
 
 def test_recalibration_measures_batch_norm_statistics_on_training_data(data: tuple[Tensor, Tensor]) -> None:
@@ -168,7 +172,7 @@ def test_a_metric_that_computes_no_number_is_an_error(model: nn.Module, data: tu
             return None
 
     with pytest.raises(SettingError, match="the metric accuracy must compute a number, got None"):
-        Evaluator(data, cross_entropy, [Nothing()], None)(replicas(model))
+        evaluated(Evaluator(data, cross_entropy, [Nothing()], None), replicas(model))
 
 
 @pytest.mark.parametrize(

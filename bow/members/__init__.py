@@ -1,0 +1,14 @@
+"""Members: many models side by side that owe each other nothing."""
+
+from bow.members.member import Member as Member
+from bow.members.result import Difference as Difference
+from bow.members.result import Differences as Differences
+from bow.members.result import Ensemble as Ensemble
+from bow.members.result import Sweep as Sweep
+from bow.members.stopping import EarlyStopping as EarlyStopping
+from bow.members.stopping import Halving as Halving
+from bow.members.sweep import cross_validate as cross_validate
+from bow.members.sweep import sweep as sweep
+from bow.members.variant import Variant as Variant
+from bow.members.variant import folds as folds
+from bow.members.variant import grid as grid

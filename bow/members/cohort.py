@@ -1,0 +1,212 @@
+"""Members whose models have the same shapes: the matrix that they share, and the rounds that they run together."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from bow.devices import StreamDevice
+from bow.engines import Batches, LearningConfig, Loop, Stacked, make_engine
+from bow.engines.captured import shape_of
+from bow.errors import ModelError
+from bow.graph.side_effects import changed, python_state
+from bow.members.config import SweepConfig
+from bow.members.feed import MemberFeed, SharedSamples
+from bow.members.group import MemberGroup
+from bow.members.member import Progress
+from bow.replicas import num_trainable, prepare_template
+from bow.sync import Members
+from bow.training.checks import make_scheduler
+from bow.training.evaluation import Evaluator
+from bow.training.metrics import mean_of
+
+
+class Cohort:
+    """Rows on which members of one kind train side by side.
+
+    Args:
+        config: of the sweep.
+        like: a member of the kind.
+        rows: how many train at once.
+        device: where they compute.
+        samples: where their streams are opened.
+        rounds: of all of them together, by which it is decided whether compiling pays.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        like: Progress,
+        rows: int,
+        device: torch.device | StreamDevice,
+        samples: SharedSamples,
+        rounds: int | None,
+    ) -> None:
+        train = config.train
+        variant = like.member.variant
+        self._config = config
+        self._samples = samples
+        streams = device if isinstance(device, StreamDevice) else None
+        self.device = device.torch_device if isinstance(device, StreamDevice) else device
+        template = prepare_template(variant.make_model(train.model), variant.seed)
+        self.group = MemberGroup(template, variant.make_optimizer(train.optimizer), rows, self.device)
+        self._python = python_state(self.group.learners[0].module)
+        task = LearningConfig(
+            train.step_or_loss,
+            precision=train.precision,
+            clip_norm=train.clip_norm,
+            rounds=rounds,
+            engine=train.engine,
+        )
+        name = "graph" if train.engine.name == "auto" else train.engine.name
+        self.loop: Loop = make_engine(name, self.group, Members(), task, streams)
+        self.feed = MemberFeed(rows)
+        self.rows: list[Progress | None] = [None] * rows
+        self._task = task
+        self._ends: list[float] = [math.inf] * rows  # rounds at which a row's member has its steps
+        self._is_used = [False] * rows
+
+    @property
+    def num_parameters(self) -> int:
+        """Of one member."""
+        return num_trainable(self.group.template)
+
+    @property
+    def engine(self) -> str:
+        """What runs them, after any fallback."""
+        return self.loop.description
+
+    def free_row(self) -> int | None:
+        """A row without a member."""
+        return next((row for row, member in enumerate(self.rows) if member is None), None)
+
+    def place(self, row: int, progress: Progress) -> None:
+        """Put a member on a row, where it begins or goes on."""
+        train, variant, group = self._config.train, progress.member.variant, self.group
+        if self._is_used[row] and (names := changed(self._python, python_state(group.learners[row].module))):
+            raise ModelError(
+                f"the model changes {names[0]} in Python while it trains, so that a row cannot be given to another "
+                f"member; keep it in a buffer, or use at_once={self._config.num_members}"
+            )
+        self._is_used[row] = True
+        model = prepare_template(variant.make_model(train.model), variant.seed)
+        group.place(row, model, variant.make_optimizer(train.optimizer), variant.seed)
+        if progress.state is not None:
+            self._samples.dealt()  # it goes on somewhere else than those that begin
+        self.feed.put(row, self._samples.open(self._config, variant))
+        if progress.state is not None:
+            self._samples.dealt()
+        optimizer = group.optimizer.by_learner[row]
+        factory = self._config.scheduler_of(variant)
+        progress.scheduler = make_scheduler(factory, optimizer)
+        progress.losses = []
+        if progress.state is not None:
+            self._restore(row, progress)
+        self.rows[row] = progress
+        self._ends[row] = math.inf if train.steps is None else train.steps
+
+    def state_of(self, row: int) -> dict[str, Any]:
+        """Everything that a row's member needs to go on."""
+        progress = self.rows[row]
+        assert progress is not None
+        scheduler = progress.scheduler
+        return {
+            **self.group.state_of(row),
+            "stream": self.feed.state_of(row),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "losses": torch.stack(progress.losses).cpu() if progress.losses else torch.empty(0),
+        }
+
+    def take(self, row: int) -> Progress:
+        """Take a member off its row."""
+        progress = self.rows[row]
+        assert progress is not None
+        self.rows[row] = None
+        self.feed.put(row, None)
+        progress.scheduler = progress.losses = None
+        return progress
+
+    def round(self) -> Iterator[tuple[int, Progress, bool, int | None]]:
+        """Run a round: by row with a member, whether it is finite, and the epochs that it has completed, if it ran."""
+        group = self.group
+        self._samples.dealt()
+        batches, dealt = self.feed.deal()
+        for row, progress in enumerate(self.rows):
+            if progress is not None:
+                group.own_rounds[row] = progress.round
+        outcomes = [self.loop.round(part) for part in self._parts(batches)]
+        for row, progress in enumerate(list(self.rows)):
+            if progress is None:
+                continue
+            each = dealt[row]
+            if each is None:
+                yield row, progress, True, None
+                continue
+            outcome = next(outcome for outcome in outcomes if outcome.active[row])
+            progress.round += 1
+            progress.samples += each[0]
+            assert progress.losses is not None
+            progress.losses.append(outcome.losses[row])
+            yield row, progress, outcome.healthy[row], each[1]
+
+    def _parts(self, batches: Batches) -> list[Batches]:
+        """Batches of one shape at a time: an engine that cannot take one of them runs none of its round as usual."""
+        if isinstance(batches, Stacked):
+            return [batches]
+        shapes = [None if batch is None else shape_of(batch) for batch in batches]
+        kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
+        return [[b if s == kind else None for b, s in zip(batches, shapes, strict=True)] for kind in kinds]
+
+    def is_over(self, row: int, progress: Progress) -> bool:
+        """Whether a member has had all of its rounds."""
+        if progress.round >= self._ends[row]:
+            return True
+        stream = self.feed.streams[row]
+        return stream is not None and stream.rounds_left(1) == 0
+
+    def samples_per_epoch(self, row: int) -> int | None:
+        """Of a row's member."""
+        stream = self.feed.streams[row]
+        return None if stream is None else stream.samples_per_epoch
+
+    def mean_loss(self, progress: Progress) -> float:
+        """Over the rounds since the last epoch's end, which are forgotten."""
+        losses, progress.losses = progress.losses or [], []
+        return mean_of([torch.stack(losses)]) if losses else math.nan
+
+    def evaluate(self, row: int, evaluate: Evaluator) -> dict[str, float]:
+        """The values of a row's member."""
+        self.loop.catch_up()
+        return evaluate(self.group.shown(row), self.device, self._task)
+
+    def step_scheduler(self, progress: Progress, loss: float) -> None:
+        """What a training does behind an epoch or a round."""
+        scheduler = progress.scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(loss)
+        elif scheduler is not None:
+            scheduler.step()
+
+    def lr(self, row: int) -> float:
+        """The learning rate of a row's member."""
+        return float(self.group.optimizer.by_learner[row].param_groups[0]["lr"])
+
+    def close(self) -> None:
+        """End the threads of the engine."""
+        self.loop.close()
+
+    def _restore(self, row: int, progress: Progress) -> None:
+        state = progress.state
+        assert state is not None
+        self.group.load_state_of(row, dict(state))
+        stream = self.feed.streams[row]
+        assert stream is not None
+        stream.load_state_dict(state["stream"])
+        if progress.scheduler is not None:
+            progress.scheduler.load_state_dict(state["scheduler"])
+        losses: Tensor = state["losses"]
+        progress.losses = list(losses.to(self.device).unbind())
+        progress.state = None

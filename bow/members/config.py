@@ -1,0 +1,52 @@
+"""The settings of a sweep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bow.members.stopping import Halving, Stop
+from bow.members.variant import Variant
+from bow.training.config import PerRound, SchedulerFactory, TrainConfig
+
+Dealing = Literal["own", "shared"]
+"""Whether every member has an order of the data of its own, or all see the same batches."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SweepConfig:
+    """What all members have in common, and what sets them apart."""
+
+    train: TrainConfig
+    variants: Sequence[Variant]
+    at_once: int | Literal["auto"] = "auto"
+    batches: Dealing = "own"
+    stop: Sequence[Stop] = ()
+
+    @property
+    def num_members(self) -> int:
+        """How many there are."""
+        return len(self.variants)
+
+    @property
+    def halving(self) -> Halving | None:
+        """The rule by which the worse part of members ends."""
+        return next((rule for rule in self.stop if isinstance(rule, Halving)), None)
+
+    def batch_size_of(self, variant: Variant) -> int | None:
+        """Samples of a member's batches."""
+        return self.train.batch_size if variant.batch_size is None else variant.batch_size
+
+    def order_seed(self, variant: Variant) -> int:
+        """The seed of the order in which a member sees its data."""
+        return self.train.seed if self.batches == "shared" else variant.seed
+
+    def scheduler_of(self, variant: Variant) -> SchedulerFactory | None:
+        """A member's learning-rate scheduler."""
+        own = variant.scheduler
+        if own is None:
+            return self.train.scheduler_factory
+        return own.factory if isinstance(own, PerRound) else own
+
+    def is_per_round(self, variant: Variant) -> bool:
+        """Whether that is stepped after every round."""
+        return isinstance(variant.scheduler, PerRound) if variant.scheduler is not None else self.train.is_per_round

@@ -1,0 +1,164 @@
+"""The rows of a device as models of their own: each with its weights, buffers, frozen parameters and optimizer."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bow.errors import ModelError, SettingError
+from bow.replicas import LearnerGroup, OptimizerFactory, buffer_state, copy_buffers, load_buffers
+from bow.replicas.group import Learner, on_cpu
+from bow.replicas.layout import ParameterLayout
+from bow.replicas.matrix import ReplicaMatrix
+from bow.replicas.model import replicate
+from bow.replicas.optimizer import OptimizerRows, make_optimizer
+from bow.seeds import derive_seed
+
+
+class MemberOptimizers:
+    """An optimizer for each row; for engines the same as `OptimizerRows`."""
+
+    def __init__(self, layout: ParameterLayout, matrix: ReplicaMatrix) -> None:
+        self._layout = layout
+        self._matrix = matrix
+        self._rows: list[OptimizerRows] = []
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The first row's: whoever looks at the learning rate of all has no use for members."""
+        return self._rows[0].optimizer
+
+    @property
+    def by_learner(self) -> list[Optimizer]:
+        """The optimizer of each row."""
+        return [row.optimizer for row in self._rows]
+
+    def tensors_of(self, learner: int) -> list[Tensor]:
+        """The parts of a row that its optimizer steps."""
+        return self._rows[learner].tensors_of(0)
+
+    def place(self, row: int, optimizer: Optimizer) -> None:
+        """Bind a row to an optimizer with fresh state, which was made for the model that the row is of."""
+        made = OptimizerRows(optimizer, self._layout, self._matrix, first=row)
+        made.add_learner()
+        self._rows[row : row + 1] = [made]
+
+    def step(self, stepping: Sequence[bool] | None = None) -> None:
+        """Update the rows that are `stepping`."""
+        for row, steps in enumerate([True] * len(self._rows) if stepping is None else stepping):
+            if steps:
+                self._rows[row].step()
+
+    def reset(self, learner: int) -> None:
+        """Give a row fresh optimizer state."""
+        self._rows[learner].reset(0)
+
+    def add_learner(self) -> None:
+        """Nothing: a row gets its optimizer when a member is placed there."""
+
+    def state_of(self, learner: int) -> dict[str, Any]:
+        """Copies of a row's settings and state."""
+        row = self._rows[learner]
+        states = [
+            {name: on_cpu(value) if isinstance(value, Tensor) else value for name, value in state.items()}
+            for state in row.state_of(0)
+        ]
+        return {"settings": row.settings, "states": states}
+
+    def load(self, learner: int, state: dict[str, Any]) -> None:
+        """Take over what `state_of` gave."""
+        self._rows[learner].load(state["settings"], [copy.deepcopy(state["states"])])
+
+
+class MemberGroup(LearnerGroup):
+    """Rows for members, who are placed on them and leave them again.
+
+    Args:
+        template: a model of the kind of all of them.
+        optimizer: makes an optimizer with the parameter groups of all of theirs.
+        rows: how many members there are at once.
+        device: where they compute.
+    """
+
+    def __init__(self, template: nn.Module, optimizer: OptimizerFactory, rows: int, device: torch.device) -> None:
+        super().__init__(template, optimizer, learners=rows, device=device)
+        self.optimizer: MemberOptimizers = MemberOptimizers(self.layout, self.matrix)  # type: ignore[assignment]
+        for row, learner in enumerate(self.learners):
+            self.learners[row] = Learner(self._own_module(learner.row), learner.row, learner.gradient)
+            made = make_optimizer(optimizer, [p for p in template.parameters() if p.requires_grad])
+            self.optimizer.place(row, made)
+        self.seeds = [0] * rows
+        self.own_rounds = [0] * rows
+        """By row, the completed rounds of its member."""
+
+    def task_seed(self, seed: int, round_index: int, position: int) -> int:
+        """Of the random numbers of a row's next learning task: those that its member would have alone."""
+        return derive_seed(self.seeds[position], self.own_rounds[position], 0)
+
+    @torch.no_grad()
+    def place(self, row: int, model: nn.Module, optimizer: OptimizerFactory, seed: int) -> None:
+        """Put a member on a row, at its beginning."""
+        self._check_alike(model)
+        self.layout.fill(self.matrix.weights_of(row).zero_(), model)
+        module = self.learners[row].module
+        load_buffers(module, {name: buffer.to(self.device) for name, buffer in buffer_state(model).items()})
+        for name, frozen in model.named_parameters():
+            if name not in self.layout.names:
+                module.get_parameter(name).data.copy_(frozen)
+        made = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad])
+        if [len(group["params"]) for group in made.param_groups] != [len(s) for s in self.layout.group_slots]:
+            raise SettingError("the optimizers of members must have parameter groups alike; sweep others on their own")
+        self.optimizer.place(row, made)
+        self.seeds[row], self.own_rounds[row] = seed, 0
+
+    def state_of(self, row: int) -> dict[str, Any]:
+        """Everything that a row's member is, on the CPU."""
+        module = self.learners[row].module
+        return {
+            "weights": on_cpu(self.matrix.weights_of(row)),
+            "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(module).items()},
+            "frozen": {n: on_cpu(p) for n, p in module.named_parameters() if n not in self.layout.names},
+            "optimizer": self.optimizer.state_of(row),
+        }
+
+    @torch.no_grad()
+    def load_state_of(self, row: int, state: dict[str, Any]) -> None:
+        """Take over what `state_of` gave for a member that has been placed on the row."""
+        module = self.learners[row].module
+        self.matrix.weights_of(row).copy_(state["weights"])
+        load_buffers(module, state["buffers"])
+        for name, frozen in state["frozen"].items():
+            module.get_parameter(name).data.copy_(frozen)
+        self.optimizer.load(row, state["optimizer"])
+
+    @torch.no_grad()
+    def shown(self, row: int) -> nn.Module:
+        """A row's model in evaluation mode, until another is shown."""
+        module = self.learners[row].module
+        self.matrix.z.copy_(self.matrix.weights_of(row))
+        copy_buffers(module, self._central)
+        for name, parameter in self._central.named_parameters():
+            if name not in self.layout.names:
+                parameter.data.copy_(module.get_parameter(name))
+        return self._central
+
+    def export_of(self, row: int) -> nn.Module:
+        """A row's model as a plain module: storage of its own, evaluation mode, on the CPU."""
+        return self._exported(self.shown(row))
+
+    def _own_module(self, row: Tensor) -> nn.Module:
+        """A module whose frozen parameters are its own."""
+        module = replicate(self.template, self.layout, row, self.device)
+        return module if self.template.training else module.train()
+
+    def _check_alike(self, model: nn.Module) -> None:
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        own = {name: tuple(p.shape) for name, p in self.template.named_parameters()}
+        if type(model) is not type(self.template) or shapes != own:
+            raise ModelError(
+                "the model's function makes models of different shapes, which cannot share a matrix; give what changes "
+                "them as Variant(model={...})"
+            )

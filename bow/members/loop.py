@@ -1,0 +1,317 @@
+"""The rounds of a sweep: a queue of members, rows that are refilled, epochs, rules by which members end."""
+
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from bow.devices import StreamDevice
+from bow.members.cohort import Cohort
+from bow.members.config import SweepConfig
+from bow.members.feed import SharedSamples
+from bow.members.member import Member, Progress
+from bow.members.rungs import Rungs
+from bow.members.saving import SweepDirectory
+from bow.members.stopping import EarlyStopping
+from bow.observe import ProgressBar
+from bow.observe.text import duration_text, metric_text
+from bow.training.checkpoint import CheckpointTimer
+from bow.training.evaluation import Evaluator
+from bow.training.interruption import Interruption
+from bow.training.metrics import reached
+
+MOST_ROWS = 16
+"""Members that train at once where the sweep may choose: beyond, rows leave the caches and rounds gain no more."""
+
+
+class SweepLoop:
+    """A sweep in progress.
+
+    Args:
+        config: of the sweep.
+        members: all of them, those included that have ended before.
+        waiting: those that are to train.
+        device: where they compute.
+        directory: what it leaves behind.
+        progress: what it shows.
+        elapsed_s: seconds before it was resumed.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        members: Sequence[Member],
+        waiting: Iterable[Progress],
+        device: torch.device | StreamDevice,
+        directory: SweepDirectory,
+        progress: ProgressBar,
+        elapsed_s: float = 0.0,
+    ) -> None:
+        self._config = config
+        self._members = members
+        self._queue = deque(waiting)
+        self._device = device
+        self._directory = directory
+        self._progress = progress
+        self._samples = SharedSamples(config.train.data)
+        self._evaluators: dict[int, Evaluator] = {}
+        self._began = time.perf_counter() - elapsed_s
+        self._interruption = Interruption()
+        self._cohort: Cohort | None = None
+        self._cohort_key: tuple[Any, ...] | None = None
+        self._num_rounds = 0
+        self._num_samples = 0
+        self._train_s = 0.0
+        self.engine = ""
+        self.at_once = 0
+        self._rungs: Rungs | None = None
+        if config.halving is not None:
+            self._rungs = Rungs(config.halving, members)
+            self._queue = deque(self._rungs.admit(self._queue))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the sweep began, earlier parts included."""
+        return time.perf_counter() - self._began
+
+    @property
+    def _paused(self) -> Sequence[Progress]:
+        return () if self._rungs is None else list(self._rungs.paused.values())
+
+    @property
+    def throughput(self) -> float:
+        """Training samples per second of all members together."""
+        return self._num_samples / max(self._train_s, 1e-9)
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """The signal that the sweep was asked to end by."""
+        return self._interruption.signal
+
+    def go(self) -> None:
+        """Train all members."""
+        try:
+            with self._interruption.watched():
+                while (self._queue or self._decide()) and self.interrupted_by is None:
+                    self._train(self._open())
+        finally:
+            self._close_cohort()
+            self._progress.close()
+        for progress in (*self._queue, *self._paused):
+            progress.member.stopped = "interrupted"
+
+    def _open(self) -> Cohort:
+        """The rows for the first member that waits and those of its kind."""
+        first = self._queue[0]
+        alike = [each for each in self._queue if each.key == first.key]
+        if self._cohort is not None and self._cohort_key == first.key:
+            return self._cohort
+        self._close_cohort()
+        asked = self._config.at_once
+        rows = min(len(alike), MOST_ROWS if asked == "auto" else asked)
+        rounds = self._rounds_of(first)
+        in_all = None if rounds is None else rounds * self._config.num_members
+        self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all)
+        self._cohort_key = first.key
+        self.at_once = max(self.at_once, rows)
+        copies = rows + len(self._queue)
+        self._timer = CheckpointTimer(3 * 4 * self._cohort.num_parameters * copies, time.perf_counter())
+        return self._cohort
+
+    def _close_cohort(self) -> None:
+        if self._cohort is not None:
+            self._cohort.close()
+            self._cohort = None
+
+    def _rounds_of(self, progress: Progress) -> int | None:
+        if self._config.train.steps is not None:
+            return self._config.train.steps
+        return self._samples.open(self._config, progress.member.variant).rounds_left(1)
+
+    def _train(self, cohort: Cohort) -> None:
+        """Train until no member of the kind waits or trains, or the sweep is asked to end."""
+        began = time.perf_counter()
+        while True:
+            self._fill(cohort)
+            if all(row is None for row in cohort.rows):
+                break
+            self._round(cohort)
+            if self.interrupted_by is not None or self._checkpoint_is_due():
+                self._train_s += time.perf_counter() - began
+                self._save(cohort)
+                began = time.perf_counter()
+                if self.interrupted_by is not None:
+                    self._put_back(cohort)
+                    break
+        self._train_s += time.perf_counter() - began
+
+    def _fill(self, cohort: Cohort) -> None:
+        """Give free rows to members that wait."""
+        while (row := cohort.free_row()) is not None:
+            index = next((i for i, each in enumerate(self._queue) if each.key == self._cohort_key), None)
+            if index is None:
+                return
+            progress = self._queue[index]
+            del self._queue[index]
+            cohort.place(row, progress)
+
+    def _round(self, cohort: Cohort) -> None:
+        self._num_rounds += 1
+        self.engine = cohort.engine
+        for row, progress, is_finite, epochs in cohort.round():
+            if not is_finite:
+                self._end(cohort, row, "diverged")
+                continue
+            if epochs is not None and self._config.is_per_round(progress.member.variant):
+                cohort.step_scheduler(progress, math.nan)
+            is_over = epochs is None or cohort.is_over(row, progress)
+            if epochs is not None and epochs > progress.epoch:
+                progress.epoch = epochs
+                self._end_epoch(cohort, row, progress, epochs, is_over)
+            elif is_over:
+                per_epoch = cohort.samples_per_epoch(row)
+                share = round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
+                self._end_epoch(cohort, row, progress, share, is_over)
+
+    def _end_epoch(self, cohort: Cohort, row: int, progress: Progress, epoch: float, is_over: bool) -> None:
+        """Evaluate a member, record it, step its scheduler, and see whether it goes on."""
+        member = progress.member
+        last = member.history[-1]["round"] if member.history else -1
+        if last != progress.round:
+            record = self._record(cohort, row, progress, epoch)
+            member.history.append(record)
+            if not self._config.is_per_round(member.variant):
+                cohort.step_scheduler(progress, record.get("loss", record["train_loss"]))
+        if (why := self._why_over(progress)) is not None or is_over:
+            self._end(cohort, row, why)
+        elif self._rungs is not None and progress.epoch >= progress.rung:
+            self._pause(cohort, row, progress)
+
+    def _record(self, cohort: Cohort, row: int, progress: Progress, epoch: float) -> dict[str, Any]:
+        evaluator = self._evaluator_of(progress.member)
+        return {
+            "kind": "epoch",
+            "time_s": self.elapsed_s,
+            "epoch": epoch,
+            "round": progress.round,
+            "samples": progress.samples,
+            "lr": cohort.lr(row),
+            "train_loss": cohort.mean_loss(progress),
+            **({} if evaluator is None else cohort.evaluate(row, evaluator)),
+        }
+
+    def _why_over(self, progress: Progress) -> str | None:
+        history, validation = progress.member.history, self._config.train.validation
+        metrics = {metric.name: metric for metric in validation.metrics}
+        if reached(history[-1], validation.target or {}, metrics):
+            return "target"
+        for rule in self._config.stop:
+            if isinstance(rule, EarlyStopping) and rule.is_over(history):
+                return "patience"
+        return None
+
+    def _end(self, cohort: Cohort, row: int, why: str | None) -> None:
+        """A member has ended: its model is exported and written, and its row is free."""
+        progress = cohort.rows[row]
+        assert progress is not None
+        member = progress.member
+        member.stopped = why
+        cohort.loop.catch_up()
+        member.model = cohort.group.export_of(row)
+        cohort.take(row)
+        if self._rungs is not None:
+            self._rungs.note(progress.member, progress.rung)
+        self._count(progress)
+
+    def _pause(self, cohort: Cohort, row: int, progress: Progress) -> None:
+        """A member waits at a rung until it is known who goes on."""
+        progress.state = cohort.state_of(row)
+        progress.member.model = cohort.group.export_of(row)
+        cohort.take(row)
+        self._directory.save_member(progress.member, cohort.engine)
+        assert self._rungs is not None
+        self._queue.extendleft(self._rungs.pause(progress))
+
+    def _decide(self) -> bool:
+        """With all members at a rung, queue those that go on, and end the others; whether any goes on."""
+        while self._rungs is not None and not self._queue and self._rungs.paused:
+            going_on, ended = self._rungs.decide()
+            self._queue.extend(going_on)
+            for progress in ended:
+                progress.member.stopped = "halving"
+                progress.state = None
+                self._count(progress)
+        return bool(self._queue)
+
+    def _count(self, progress: Progress) -> None:
+        """A member has ended."""
+        self._num_samples += progress.samples
+        self._directory.save_member(progress.member, self.engine)
+        self._tell(progress.member)
+
+    # Evaluation, checkpoints, what is told
+
+    def _evaluator_of(self, member: Member) -> Evaluator | None:
+        validation, train = self._config.train.validation, self._config.train
+        own = member.variant.validate_on
+        if own is None and validation.data is None:
+            return None
+        key = id(own)
+        if key not in self._evaluators:
+            data = validation.data if own is None else held_out(train.data, own)
+            self._evaluators[key] = Evaluator(data, train.loss, validation.metrics, validation.batch_size)
+        return self._evaluators[key]
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self._config.train.run.checkpoint_every
+        if every == "auto":
+            return self._timer.is_due(time.perf_counter())
+        return every is not None and self._num_rounds % every == 0
+
+    def _save(self, cohort: Cohort) -> None:
+        began = time.perf_counter()
+        cohort.loop.catch_up()
+        waiting = [*self._queue, *self._paused]
+        for row, progress in enumerate(cohort.rows):
+            if progress is not None:
+                waiting.append(dataclasses.replace(progress, state=cohort.state_of(row)))
+        self._directory.save_checkpoint(self._num_rounds, waiting, self._members, self.elapsed_s)
+        self._timer.wrote(began, time.perf_counter())
+
+    def _put_back(self, cohort: Cohort) -> None:
+        """Take members off their rows that have not ended."""
+        for row, progress in enumerate(cohort.rows):
+            if progress is not None:
+                progress.member.model = cohort.group.export_of(row)
+                self._queue.append(cohort.take(row))
+
+    def _tell(self, member: Member) -> None:
+        ended = sum(each.stopped is not None or _has_ended(each, self._config) for each in self._members)
+        shown = [f"{ended}/{len(self._members)}", member.name, f"epochs {member.epochs:g}"]
+        if member.history:
+            shown.append(f"train loss {metric_text('loss', member.history[-1]['train_loss'])}")
+        shown += [
+            f"{'loss' if name == 'loss' else name} {metric_text(name, value)}" for name, value in member.metrics.items()
+        ]
+        shown += [member.stopped] if member.stopped else []
+        self._progress.say("  ".join([*shown, duration_text(self.elapsed_s)]))
+
+
+def _has_ended(member: Member, config: SweepConfig) -> bool:
+    return member.model is not None and member.stopped is None and bool(member.history)
+
+
+def held_out(data: Any, indices: Any) -> Any:
+    """Some of the training data, to be evaluated on."""
+    if type(data) is TensorDataset:
+        data = data.tensors
+    if isinstance(data, Dataset):
+        return Subset(data, indices.tolist())
+    return tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) else leaf, data)

@@ -1,0 +1,81 @@
+"""A member: a training of its own, among others that it owes nothing."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from bow.members.variant import Variant
+
+
+class Member:
+    """One model of a sweep.
+
+    Attributes:
+        number: its place among the variants.
+        variant: what sets it apart.
+        name: what it is called.
+        model: its model, a plain module in evaluation mode, on the CPU; None where it left the finite numbers before
+            the first epoch had ended, or the sweep was interrupted.
+        history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
+        stopped: why it ended before its time: `"diverged"`, `"patience"`, `"halving"`, `"target"` or `"interrupted"`;
+            None: it did not.
+        run_dir: where its settings, records and model are.
+    """
+
+    def __init__(self, number: int, variant: Variant, run_dir: Path) -> None:
+        assert variant.name is not None
+        self.number = number
+        self.variant = variant
+        self.name: str = variant.name
+        self.model: nn.Module | None = None
+        self.history: list[dict[str, Any]] = []
+        self.stopped: str | None = None
+        self.run_dir = run_dir
+
+    def __repr__(self) -> str:
+        ended = f", stopped={self.stopped!r}" if self.stopped else ""
+        return f"Member({self.name!r}, epochs={self.epochs:g}{ended})"
+
+    @property
+    def epochs(self) -> float:
+        """Passes over its data."""
+        return self.history[-1]["epoch"] if self.history else 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last epoch's values of the validation data, by name."""
+        from bow.observe.records import metrics
+
+        return metrics(self.history[-1]) if self.history else {}
+
+    def value(self, name: str) -> float:
+        """The last epoch's value of this name; of `loss` without validation data that of training, NaN where none."""
+        last = self.history[-1] if self.history else {}
+        value = last.get(name, last.get("train_loss") if name == "loss" else None)
+        return math.nan if value is None else float(value)
+
+
+@dataclass
+class Progress:
+    """How far a member is that is on a row, or waits for one."""
+
+    member: Member
+    round: int = 0
+    samples: int = 0
+    epoch: int = 0
+    seconds: float = 0.0  # on a row
+    rung: int = 0  # epochs at which it is compared with others next; 0: never
+    state: Mapping[str, Any] | None = None  # what it takes to go on, while it is on no row
+    scheduler: LRScheduler | None = None
+    losses: list[Tensor] | None = None  # of the epoch's rounds
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Members with the same share a matrix."""
+        variant = self.member.variant
+        return repr(sorted(variant.model.items())), variant.batch_size

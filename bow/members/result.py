@@ -1,0 +1,244 @@
+"""What a sweep returns: members, the best of them, their ensemble, comparisons of settings."""
+
+import itertools
+import math
+import signal
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError
+from bow.members.member import Member
+from bow.members.stopping import is_higher_better
+from bow.training.metrics import Metric
+
+CONFIDENCE = 0.95
+
+Combine = Literal["probabilities", "sigmoid", "outputs"]
+"""What an ensemble takes the mean of: softmax over classes, sigmoid, or the outputs as they are."""
+
+
+class Difference(NamedTuple):
+    """How two values of a setting differ, over members that are otherwise alike.
+
+    Attributes:
+        low: the one value of the setting.
+        high: the other one.
+        mean: mean of the differences, `high` minus `low`.
+        interval: its confidence interval of 95 % (Student's t); infinite where there is one pair.
+        pairs: how many pairs there are.
+    """
+
+    low: Any
+    high: Any
+    mean: float
+    interval: tuple[float, float]
+    pairs: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.interval[0] > 0 or self.interval[1] < 0
+
+
+class Differences(Sequence[Difference]):
+    """Paired differences between all values of a setting."""
+
+    def __init__(self, setting: str, metric: str, differences: Sequence[Difference]) -> None:
+        self.setting = setting
+        self.metric = metric
+        self._differences = list(differences)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._differences[index]
+
+    def __len__(self) -> int:
+        return len(self._differences)
+
+    def __str__(self) -> str:
+        lines = [f"{self.metric} by {self.setting}, paired, 95 % intervals"]
+        for each in self:
+            low, high = each.interval
+            lines.append(f"  {each.high} - {each.low}: {each.mean:+.4g} ({low:+.4g} to {high:+.4g}, n={each.pairs})")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+class Ensemble(nn.Module):
+    """Several models as one: the mean of what they say.
+
+    Args:
+        models: plain modules.
+        combine: what the mean is taken of.
+
+    Example:
+        >>> both = Ensemble([nn.Identity(), nn.Flatten()], "outputs")
+        >>> both(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+
+    References:
+        Lakshminarayanan, Pritzel, Blundell, Simple and Scalable Predictive Uncertainty Estimation using Deep
+        Ensembles, 2017.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], combine: Combine) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self.combine = combine
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The mean over the models: probabilities, or outputs."""
+        return self.each(*args, **kwargs).mean(0)
+
+    def spread(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The standard deviation over the models, of what `forward` is the mean of."""
+        return self.each(*args, **kwargs).std(0)
+
+    def each(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What every model says `[models, batch, ...]`."""
+        outputs = torch.stack([model(*args, **kwargs) for model in self.models])
+        if self.combine == "probabilities":
+            return outputs.softmax(2 if outputs.dim() > 2 else -1)
+        return outputs.sigmoid() if self.combine == "sigmoid" else outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """What `bow.sweep` returns.
+
+    Attributes:
+        members: in the order of the variants.
+        run_dir: where their folders are.
+        seconds: from the first round to the end, evaluation included.
+        engine: what ran them, after any fallback.
+        at_once: how many trained side by side.
+        throughput: training samples per second, all members together.
+        interrupted_by: the signal that the sweep was asked to end by, with `on_interrupt="return"`.
+    """
+
+    members: list[Member]
+    run_dir: Path
+    seconds: float
+    engine: str
+    at_once: int
+    throughput: float
+    loss: Any = field(default=None, repr=False)
+    metrics: Sequence[Metric] = field(default=(), repr=False)
+    interrupted_by: signal.Signals | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.members)
+
+    def __getitem__(self, name: str | int) -> Member:
+        if isinstance(name, int):
+            return self.members[name]
+        for member in self.members:
+            if member.name == name:
+                return member
+        known = ", ".join(member.name for member in self.members)
+        raise SettingError(f"there is no member {name!r}; there are {known}")
+
+    @property
+    def metric(self) -> str:
+        """What members are ranked by: the first metric of the validation data, else the loss."""
+        for member in self.members:
+            values = [name for name in member.metrics if name != "loss"]
+            if values:
+                return values[0]
+        return "loss"
+
+    @property
+    def best(self) -> Member:
+        """The member with the best value at its end, among those that trained longest."""
+        return self.ranked()[0]
+
+    def ranked(self, metric: str | None = None) -> list[Member]:
+        """Members, the best first; those that ended early by halving behind those that went on."""
+        name = metric or self.metric
+        sign = -1 if self._is_higher_better(name) else 1
+
+        def key(member: Member) -> tuple[bool, float, float, int]:
+            value = member.value(name)
+            halved = -member.epochs if member.stopped == "halving" else -math.inf
+            return member.stopped == "diverged" or math.isnan(value), halved, sign * value, member.number
+
+        return sorted(self.members, key=key)
+
+    @property
+    def ensemble(self) -> Ensemble:
+        """All members that have a model and did not diverge, as one."""
+        models = [m.model for m in self.members if m.model is not None and m.stopped not in ("diverged", "halving")]
+        if not models:
+            raise SettingError("no member has a model; see their `stopped`")
+        return Ensemble(models, combine_for(self.loss))
+
+    def mean(self, metric: str | None = None) -> tuple[float, float]:
+        """Mean and standard deviation of a value over the members."""
+        values = [member.value(metric or self.metric) for member in self.members]
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def compare(self, setting: str, metric: str | None = None) -> Differences:
+        """How the values of a setting differ, paired over members that are otherwise alike, such as seeds.
+
+        Args:
+            setting: a name among the settings of variants, such as `"lr"`.
+            metric: of the validation data; None: the first one, else the loss.
+
+        Raises:
+            SettingError: no member has the setting, or there are no pairs.
+        """
+        name = metric or self.metric
+        known = sorted({key for member in self.members for key in member.variant.values})
+        if setting not in known:
+            raise SettingError(f"no variant has a setting {setting!r}; there are {', '.join(known)}")
+        by_value: dict[str, dict[str, float]] = {}
+        shown: dict[str, Any] = {}
+        for member in self.members:
+            values = dict(member.variant.values)
+            own = values.pop(setting, None)
+            fold = () if member.variant.train_on is None else (id(member.variant.train_on),)
+            shown[repr(own)] = own
+            by_value.setdefault(repr(own), {})[repr((sorted(values.items()), fold))] = member.value(name)
+        differences = []
+        for low, high in itertools.combinations(by_value, 2):
+            both = [key for key in by_value[low] if key in by_value[high]]
+            gaps = [by_value[high][key] - by_value[low][key] for key in both]
+            gaps = [gap for gap in gaps if math.isfinite(gap)]
+            if gaps:
+                differences.append(
+                    Difference(shown[low], shown[high], statistics.fmean(gaps), _interval(gaps), len(gaps))
+                )
+        if not differences:
+            raise SettingError(f"no two members differ in {setting!r} alone; give them the same seeds")
+        return Differences(setting, name, differences)
+
+    def _is_higher_better(self, name: str) -> bool:
+        known = {metric.name: metric.higher_is_better for metric in self.metrics}
+        return is_higher_better(name, known.get(name))
+
+
+def combine_for(loss: Any) -> Combine:
+    """What the outputs are that a loss is given."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if name in ("cross_entropy", "CrossEntropyLoss"):
+        return "probabilities"
+    if name in ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"):
+        return "sigmoid"
+    return "outputs"
+
+
+def _interval(gaps: Sequence[float]) -> tuple[float, float]:
+    """Student's t interval of a mean."""
+    mean, count = statistics.fmean(gaps), len(gaps)
+    if count < 2:
+        return -math.inf, math.inf
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * statistics.stdev(gaps) / math.sqrt(count)
+    return mean - half, mean + half

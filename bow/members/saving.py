@@ -1,0 +1,147 @@
+"""What a sweep leaves behind: a folder for each member, a table of all, checkpoints to go on from."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_model
+from torch import nn
+
+from bow.errors import CheckpointError, RunDirectoryError
+from bow.files import save_text
+from bow.members.config import SweepConfig
+from bow.members.member import Member, Progress
+from bow.observe import RunDirectory
+from bow.observe.records import plain
+from bow.training.checkpoint import load_checkpoint, meant, save_checkpoint
+from bow.training.result import save_central
+
+MEMBERS = "members"
+"""Folder of a sweep with those of its members."""
+
+TABLE = "members.json"
+"""File of a sweep with a row for each member."""
+
+_PARTS: dict[str, type | tuple[type, ...]] = {"members": list, "elapsed_s": (int, float), "variants": list}
+
+
+def folder_of(number: int, name: str) -> str:
+    """A member's folder, after its name."""
+    return f"{number:03d}_{re.sub(r'[^A-Za-z0-9._=-]+', '_', name)[:80]}"
+
+
+class SweepDirectory:
+    """The run directory of a sweep."""
+
+    def __init__(self, directory: RunDirectory, config: SweepConfig) -> None:
+        self.directory = directory
+        self._config = config
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.directory.path
+
+    def save_member(self, member: Member, engine: str) -> None:
+        """Write a member's settings, records and model, whole."""
+        member.run_dir.mkdir(parents=True, exist_ok=True)
+        own = RunDirectory(member.run_dir)
+        own.write_config({"member": member.name, "variant": member.variant.values})
+        last = member.history[-1] if member.history else {}
+        start = {
+            "kind": "start",
+            "time_s": 0.0,
+            "learners": 1,
+            "engine": engine,
+            "batch_size": self._config.batch_size_of(member.variant),
+            "epochs": None if self._config.train.steps is not None else self._config.train.epochs,
+            "steps": self._config.train.steps,
+            "model": type(member.model).__name__,
+            "run_dir": str(member.run_dir),
+        }
+        end = {"kind": "end", "seconds": last.get("time_s"), "round": last.get("round"), "samples": last.get("samples")}
+        records = [start, *member.history, {**end, **member.metrics, "stopped": member.stopped}]
+        lines = "".join(json.dumps(plain(record)) + "\n" for record in records)
+        save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
+        if member.model is not None:
+            save_central(member.model, own)
+
+    def write_table(self, members: Sequence[Member]) -> None:
+        """Write a row for each member: settings, epochs, values, why it ended."""
+        rows = [
+            {
+                "name": member.name,
+                "settings": plain(member.variant.values),
+                "epochs": member.epochs,
+                "stopped": member.stopped,
+                "train_loss": member.history[-1]["train_loss"] if member.history else None,
+                **plain(member.metrics),
+                "folder": str(member.run_dir.relative_to(self.path)),
+            }
+            for member in members
+        ]
+        text = json.dumps(plain(rows), indent=1) + "\n"
+        save_text("the table of members", self.path / TABLE, text, RunDirectoryError)
+
+    def save_checkpoint(
+        self, number: int, waiting: Sequence[Progress], members: Sequence[Member], elapsed_s: float
+    ) -> None:
+        """Write where all members are; those that have ended are in their folders."""
+        under_way = {each.member.number: each for each in waiting}
+        states = []
+        for member in members:
+            progress = under_way.get(member.number)
+            at = {}
+            if progress is not None:
+                at = {
+                    "round": progress.round,
+                    "samples": progress.samples,
+                    "epoch": progress.epoch,
+                    "seconds": progress.seconds,
+                    "rung": progress.rung,
+                    "state": None if progress.state is None else dict(progress.state),
+                }
+            states.append({"name": member.name, "history": member.history, "stopped": member.stopped, "at": at})
+        state = {"members": states, "elapsed_s": elapsed_s, "variants": self._kinds()}
+        save_checkpoint(self.directory.checkpoints, number, state)
+
+    def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
+        """The newest checkpoint; None to start from the beginning."""
+        found = meant(resume, self.path)
+        if not found:
+            return None
+        state = load_checkpoint(found[-1], _PARTS)
+        if state["variants"] != self._kinds():
+            raise CheckpointError(
+                f"{found[-1]} is of a sweep with other variants, data or settings; give the same ones, or name another "
+                "run directory"
+            )
+        return state
+
+    def load_model(self, member: Member, template: nn.Module) -> nn.Module | None:
+        """The model of a member that has ended."""
+        path = RunDirectory(member.run_dir).model_path
+        if not path.exists():
+            return None
+        load_model(template, str(path))
+        return template.eval()
+
+    def _kinds(self) -> list[str]:
+        """What the trajectories of members depend on, as text."""
+        train = self._config.train
+        common = {
+            "batch_size": train.batch_size,
+            "epochs": train.epochs,
+            "steps": train.steps,
+            "precision": train.precision,
+            "clip_norm": train.clip_norm,
+            "optimizer": plain(train.optimizer),
+            "batches": self._config.batches,
+            "seed": train.seed if self._config.batches == "shared" else None,
+        }
+        own = [
+            f"{variant.name}: {json.dumps(plain(variant.values), sort_keys=True)}" for variant in self._config.variants
+        ]
+        return [json.dumps(plain(common), sort_keys=True), *sorted(own)]

@@ -1,0 +1,131 @@
+"""When members end before their time: patience, and successive halving."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bow.errors import SettingError
+from bow.values import number, whole
+
+
+def is_higher_better(metric: str, higher: bool | None) -> bool:
+    """Which way a value is better: a loss or an error the lower, everything else the higher."""
+    return not any(word in metric for word in ("loss", "error")) if higher is None else higher
+
+
+def value_of(record: Mapping[str, Any], metric: str) -> float:
+    """A value of an epoch's record; without validation data, the loss is that of training."""
+    value = record.get(metric, record.get("train_loss") if metric == "loss" else None)
+    if value is None:
+        known = ", ".join(name for name in record if name not in ("epoch", "round", "samples", "lr", "seconds"))
+        raise SettingError(f"stop looks at {metric!r}, which an epoch does not have; it has {known}")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """End a member that has not become better for some epochs.
+
+    Args:
+        metric: `"loss"` or the name of a metric of the validation data.
+        patience: epochs without a better value after which it ends.
+        least: by how much a value has to be better to count.
+        higher_is_better: which way; None: a loss or an error the lower, everything else the higher.
+
+    Raises:
+        SettingError: a value that cannot be carried out.
+
+    Example:
+        >>> EarlyStopping(patience=1).is_over([{"loss": 1.0}, {"loss": 0.5}, {"loss": 0.6}])
+        True
+    """
+
+    metric: str = "loss"
+    patience: int = 3
+    least: float = 0.0
+    higher_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        whole("patience", self.patience)
+        number("least", self.least, least=0)
+
+    def is_over(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a member with these epochs ends."""
+        sign = 1 if is_higher_better(self.metric, self.higher_is_better) else -1
+        best, since = -math.inf, 0
+        for record in history:
+            value = sign * value_of(record, self.metric)
+            since += 1
+            if value > best + self.least or (best == -math.inf and not math.isnan(value)):
+                best, since = value, 0
+        return since >= self.patience
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Successive halving: all members train for a little, the best part goes on for longer, and so on.
+
+    The epochs at which members are compared are `first`, `first * reduction`, `first * reduction**2`, ...; there the
+    best `1 / reduction` of them go on. Rows that are freed are refilled, so that the machine stays full.
+
+    Args:
+        metric: `"loss"` or the name of a metric of the validation data.
+        reduction: the best one of so many goes on.
+        first: epochs of every member, at least.
+        asynchronous: a member goes on as soon as it is among the best of those that have come so far (ASHA), so that
+            none waits for the others; which ones go on then depends on how many train at once.
+        higher_is_better: which way; None: a loss or an error the lower, everything else the higher.
+
+    Raises:
+        SettingError: a value that cannot be carried out.
+
+    Example:
+        >>> Halving(reduction=3).next_rung(3)
+        9
+
+    References:
+        Jamieson, Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, 2016.
+        Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020 (ASHA).
+    """
+
+    metric: str = "loss"
+    reduction: int = 3
+    first: int = 1
+    asynchronous: bool = False
+    higher_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        whole("reduction", self.reduction, least=2)
+        whole("first", self.first)
+
+    def next_rung(self, epochs: int) -> int:
+        """The number of epochs at which a member with so many is compared next."""
+        rung = self.first
+        while rung <= epochs:
+            rung *= self.reduction
+        return rung
+
+    def num_kept(self, members: int) -> int:
+        """How many of those that have come to a rung go on."""
+        return members // self.reduction if self.asynchronous else math.ceil(members / self.reduction)
+
+    def best(self, values: Mapping[int, float], count: int) -> list[int]:
+        """The members with the best values, by their numbers; of equal ones the first. NaN is never among them."""
+        sign = -1 if is_higher_better(self.metric, self.higher_is_better) else 1
+        ranked = sorted((sign * value, member) for member, value in values.items() if not math.isnan(value))
+        return [member for _, member in ranked[:count]]
+
+
+Stop = EarlyStopping | Halving
+
+
+def check_stop(stop: Any) -> Sequence[Stop]:
+    """The rules by which members end, of which at most one halves."""
+    rules = [] if stop is None else list(stop) if isinstance(stop, Sequence) else [stop]
+    for rule in rules:
+        if not isinstance(rule, Stop):
+            raise SettingError(f"stop must be bow.EarlyStopping or bow.Halving, got {rule!r}")
+    if sum(isinstance(rule, Halving) for rule in rules) > 1:
+        raise SettingError("stop has two rules of halving; give one")
+    return rules

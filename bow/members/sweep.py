@@ -1,0 +1,345 @@
+"""`bow.sweep` and `bow.cross_validate`: many models side by side that owe each other nothing."""
+
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from bow.cluster.config import Devices
+from bow.data import open_stream
+from bow.devices import StreamDevice
+from bow.engines import EngineName, Loss, Step
+from bow.engines.config import Engine
+from bow.engines.thread_pool import num_threads
+from bow.errors import SettingError
+from bow.forking import begin_to_compute
+from bow.members.config import Dealing, SweepConfig
+from bow.members.feed import SharedSamples
+from bow.members.loop import SweepLoop
+from bow.members.member import Member, Progress
+from bow.members.result import Sweep
+from bow.members.saving import MEMBERS, SweepDirectory, folder_of
+from bow.members.stopping import Stop, check_stop
+from bow.members.variant import ModelFactory, Variant, check_indices, check_variants, folds
+from bow.observe import ProgressBar, RunDirectory, RunLock
+from bow.replicas import OptimizerFactory, prepare_template
+from bow.replicas.optimizer import make_optimizer
+from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
+from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig, Validation
+from bow.training.data_source import DataSource, check_round
+from bow.training.epoch import MOST_LOST
+from bow.training.interruption import end_as_asked
+from bow.training.replicas import DEFAULT_OPTIMIZER
+from bow.values import whole
+
+
+def sweep(
+    model: nn.Module | ModelFactory,
+    data: Any,
+    loss: Loss | None = None,
+    *,
+    variants: Iterable[Variant],
+    step: Step | None = None,
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
+    scheduler: SchedulerFactory | PerRound | None = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    steps: int | None = None,
+    at_once: int | Literal["auto"] = "auto",
+    batches: Dealing = "own",
+    stop: Stop | Sequence[Stop] | None = None,
+    engine: EngineName | Engine = "auto",
+    devices: int | Literal["auto", "cpu", "cuda"] | StreamDevice | Devices = "auto",
+    precision: str | None = None,
+    clip_norm: float | None = None,
+    validation: Any = None,
+    run: str | Path | Run | None = None,
+    seed: int = 0,
+) -> Sweep:
+    """Train many models side by side that owe each other nothing: seeds, settings, folds, ensembles.
+
+    Each member is a training of its own: its initial weights, order of the data, random numbers, optimizer, schedule,
+    early end and records. It becomes what `bow.train(learners=1, seed=...)` makes of its settings on the same engine
+    with one thread: bit for bit in `eager`, and in `graph` where nothing is compiled; whoever trains beside it, in
+    whatever order, and wherever the sweep was interrupted. One that leaves the finite numbers ends alone.
+
+    Args:
+        model: a function that builds the model, with a member's seed; or a module, from whose weights all begin.
+        data: as for `bow.train`; members may be given parts of them.
+        loss: as for `bow.train`.
+        variants: what sets the members apart, `bow.Variant` objects, for instance of `bow.grid(seed=range(4))`.
+        step: instead of `loss`, as for `bow.train`; all members share it, so it must keep no state of its own.
+        optimizer: a factory; variants give it settings.
+        scheduler: as for `bow.train`.
+        batch_size: samples of a member's batch; None: 16, or the `DataLoader`'s own.
+        epochs: passes of every member over its data.
+        steps: rounds of every member; when given, `epochs` is not looked at.
+        at_once: how many members train side by side; the others wait for a row. Changes no result.
+        batches: `"own"`: members see the data in orders of their own; `"shared"`: all in the order of `seed`, and
+            batches that a `Dataset` has to decode are read once for all.
+        stop: `bow.EarlyStopping`, `bow.Halving`, or a list of both.
+        engine: as for `bow.train`; `"auto"` is `graph`.
+        devices: as for `bow.train`; one.
+        precision: as for `bow.train`.
+        clip_norm: the largest gradient norm of a member.
+        validation: like `data`, or a `bow.Validation`; members are evaluated on it after every epoch.
+        run: the run directory, or a `bow.Run`; every member has a folder in it.
+        seed: of the order of the data where all members see the same batches.
+
+    Returns:
+        The members, the best of them, their ensemble, comparisons.
+
+    Raises:
+        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+
+    Example:
+        >>> import torch
+        >>> inputs, targets = torch.randn(64, 8), torch.randint(0, 2, (64,))
+        >>> result = sweep(
+        ...     lambda: nn.Linear(8, 2), (inputs, targets), nn.functional.cross_entropy,
+        ...     variants=[Variant(seed=0), Variant(seed=1)], engine="eager",
+        ...     run=Run(getfixture("tmp_path") / "sweep", progress=False),
+        ... )
+        >>> [member.name for member in result.members]
+        ['seed=0', 'seed=1']
+    """
+    train = TrainConfig(
+        model=model,
+        data=data,
+        loss=loss,
+        step=step,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        learners=1,
+        engine=engine,  # type: ignore[arg-type]
+        devices=devices,  # type: ignore[arg-type]
+        precision=precision,
+        clip_norm=clip_norm,
+        validation=validation,
+        run=run,  # type: ignore[arg-type]
+        seed=seed,
+    )
+    return run_sweep(
+        SweepConfig(
+            train=train,
+            variants=check_variants(variants),
+            at_once=at_once if at_once == "auto" else whole("at_once", at_once, also='"auto"'),
+            batches=batches,
+            stop=check_stop(stop),
+        )
+    )
+
+
+def run_sweep(config: SweepConfig) -> Sweep:
+    """Train the members that a config describes."""
+    begin_to_compute("bow.sweep")
+    config = _checked(config)
+    train = config.train
+    device, count = choose_devices(train.devices.count)
+    if count not in (None, 1):
+        raise SettingError(f"devices={count}: a sweep trains on one device; use devices=1")
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.enter_context(num_threads(1))  # of all members alike, whatever trains beside them
+        lock = at_the_end.enter_context(RunLock())
+        directory = _directory(config, lock)
+        members, waiting, elapsed_s = _members(config, directory)
+        progress = ProgressBar(enabled=train.run.progress)
+        loop = SweepLoop(config, members, waiting, device, directory, progress, elapsed_s)
+        loop.go()
+        directory.write_table(members)
+    number = loop.interrupted_by
+    if number is not None and train.run.on_interrupt == "raise":
+        end_as_asked(number, f"go on with bow.sweep(..., run=bow.Run({str(directory.path)!r}, resume='auto'))")
+    return Sweep(
+        members=members,
+        run_dir=directory.path,
+        seconds=loop.elapsed_s,
+        engine=loop.engine,
+        at_once=loop.at_once,
+        throughput=loop.throughput,
+        loss=train.loss,
+        metrics=train.validation.metrics,
+        interrupted_by=None if number is None else signal.Signals(number),
+    )
+
+
+def _checked(config: SweepConfig) -> SweepConfig:
+    """Refuse what cannot be trained, before anything is written; numbers of samples become tensors."""
+    train = config.train
+    if config.batches not in ("own", "shared"):
+        raise SettingError(f'batches must be "own" or "shared", got {config.batches!r}')
+    if train.validation.every != 1:
+        raise SettingError(f"validation.every={train.validation.every}: members are evaluated after every epoch; use 1")
+    if train.engine.dispatch != "fixed" or train.engine.schedule is not None or train.engine.capture == "round":
+        raise SettingError('members take no dispatch, schedule or capture="round"; leave them out')
+    if train.engine.name == "fused":
+        raise SettingError(
+            'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
+        )
+    is_split = any(variant.train_on is not None or variant.validate_on is not None for variant in config.variants)
+    num_samples = open_stream(train.data, batch_size=train.batch_size, epochs=1, steps=train.steps).samples_per_epoch
+    if is_split and num_samples is None:
+        raise SettingError("members with samples of their own need data with a length; give tensors or a Dataset")
+    variants, known = [], dict[int, Tensor]()
+
+    def numbers(name: str, given: Any) -> Tensor | None:
+        if given is None:
+            return None
+        if id(given) not in known:
+            known[id(given)] = check_indices(name, given, num_samples or 0)
+        return known[id(given)]
+
+    for variant in config.variants:
+        of = f"of variant {variant.name!r}"
+        own = numbers(f"train_on {of}", variant.train_on), numbers(f"validate_on {of}", variant.validate_on)
+        variants.append(dataclasses.replace(variant, train_on=own[0], validate_on=own[1]))
+    config = dataclasses.replace(config, variants=variants)
+    _try_first_batches(config)
+    return config
+
+
+def _try_first_batches(config: SweepConfig) -> None:
+    """Make every member's optimizer and stream, and run a batch through the model of each kind of member."""
+    train, templates = config.train, dict[Any, nn.Module]()
+    for variant in config.variants:
+        kind = repr(sorted(variant.model.items())), variant.batch_size
+        is_new = kind not in templates
+        if is_new:
+            templates[kind] = prepare_template(variant.make_model(train.model), variant.seed)
+        stream = SharedSamples(train.data).open(config, variant)
+        check_round(stream, 1)
+        if is_new:
+            opened = DataSource(
+                train.data,
+                batch_size=config.batch_size_of(variant),
+                epochs=train.epochs,
+                steps=train.steps,
+                seed=variant.seed,
+            )
+            labels, step = all_labels(train.data), train.step_or_loss
+            check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
+        parameters = [p for p in templates[kind].parameters() if p.requires_grad]
+        make_scheduler(
+            config.scheduler_of(variant), make_optimizer(variant.make_optimizer(train.optimizer), parameters)
+        )
+
+
+def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
+    run = config.train.run
+    path = None if run.path is None else Path(run.path)
+    goes_on = run.resume == "auto" and path is not None and RunDirectory(path).holds_run
+    if run.resume not in (None, "auto"):
+        raise SettingError(f'resume={str(run.resume)!r}: a sweep goes on in its own run directory; use resume="auto"')
+    directory = RunDirectory.create(path, "sweep", resume=goes_on)
+    lock.take(directory.path)
+    directory.check(goes_on)
+    directory.remove_leftovers()
+    directory.write_config(
+        {
+            **config.train.as_settings(),
+            "variants": [{"name": v.name, **v.values} for v in config.variants],
+            "at_once": config.at_once,
+            "batches": config.batches,
+            "stop": [repr(rule) for rule in config.stop],
+        }
+    )
+    return SweepDirectory(directory, config)
+
+
+def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float]:
+    """All members, those of them that are to train, and the seconds before."""
+    members = [
+        Member(number, variant, directory.path / MEMBERS / folder_of(number, variant.name or ""))
+        for number, variant in enumerate(config.variants)
+    ]
+    state = directory.load_checkpoint(config.train.run.resume)
+    if state is None:
+        return members, [Progress(member) for member in members], 0.0
+    saved = {each["name"]: each for each in state["members"]}
+    waiting = []
+    for member in members:
+        each = saved[member.name]
+        member.history = list(each["history"])
+        member.stopped = each["stopped"]
+        template = prepare_template(member.variant.make_model(config.train.model), member.variant.seed)
+        member.model = directory.load_model(member, template)
+        if at := each["at"]:
+            waiting.append(Progress(member, **at))
+    return members, waiting, float(state["elapsed_s"])
+
+
+def cross_validate(
+    model: nn.Module | ModelFactory,
+    data: Any,
+    loss: Loss | None = None,
+    *,
+    folds: int | Sequence[tuple[Any, Any]] = 5,
+    seeds: Iterable[int] = (0,),
+    stratify: bool | None = None,
+    **settings: Any,
+) -> Sweep:
+    """Train a model on every fold of the data, side by side, each evaluated on what was held out of it.
+
+    Args:
+        model: as for `bow.sweep`.
+        data: tensors or a `Dataset`, of which no copies are made.
+        loss: as for `bow.sweep`.
+        folds: how many, or pairs of the numbers of the samples to train on and to evaluate on.
+        seeds: each fold is trained with each of them: members of an ensemble.
+        stratify: have the classes in the same shares in every fold; None: where targets are classes.
+        settings: others of `bow.sweep`.
+
+    Returns:
+        The members, named `fold=0 seed=0` and so on, with their values on what was held out.
+
+    Raises:
+        BowError: as `bow.sweep`, and for folds that cannot be made.
+
+    Example:
+        >>> import torch
+        >>> inputs, targets = torch.randn(60, 8), torch.arange(60) % 2
+        >>> result = cross_validate(
+        ...     lambda: nn.Linear(8, 2), (inputs, targets), nn.functional.cross_entropy, folds=3, engine="eager",
+        ...     run=Run(getfixture("tmp_path") / "folds", progress=False),
+        ... )
+        >>> [round(member.epochs) for member in result.members]
+        [1, 1, 1]
+    """
+    for name in ("variants", "validation"):
+        if isinstance(settings.get(name), Validation) and settings[name].data is None:
+            continue
+        if name in settings:
+            raise SettingError(f"cross_validate makes {name} itself; use bow.sweep(...) to give them")
+    return sweep(model, data, loss, variants=fold_variants(data, folds, seeds, stratify), **settings)
+
+
+def fold_variants(
+    data: Any, count: int | Sequence[tuple[Any, Any]], seeds: Iterable[int], stratify: bool | None
+) -> list[Variant]:
+    """The members of a cross-validation."""
+    if isinstance(count, (int, str)):
+        labels = all_labels(data)
+        is_classes = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
+        if stratify and not is_classes:
+            raise SettingError("stratify=True needs data (inputs, targets) with classes as targets; leave it out")
+        by_class = labels if is_classes and stratify is not False else None
+        samples = open_stream(data, batch_size=1).samples_per_epoch
+        if samples is None:
+            raise SettingError("folds need data with a length; give tensors or a Dataset")
+        pairs: Sequence[tuple[Any, Any]] = folds(samples, count, labels=by_class)
+    else:
+        pairs = list(count)
+        if not pairs or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
+            raise SettingError(f"folds must be a number, or pairs (train, test) of numbers of samples, got {count!r}")
+    return [
+        Variant(seed=seed, train_on=train, validate_on=test, name=f"fold={fold} seed={seed}")
+        for fold, (train, test) in enumerate(pairs)
+        for seed in seeds
+    ]

@@ -1,0 +1,231 @@
+"""What sets members of a sweep apart."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bow.errors import SettingError, reason
+from bow.observe.records import plain
+from bow.replicas import OptimizerFactory
+from bow.training.config import PerRound, SchedulerFactory
+from bow.values import whole, whole_seed
+
+ModelFactory: TypeAlias = Callable[..., nn.Module]
+
+Indices: TypeAlias = Sequence[int] | Tensor
+
+OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")
+"""Settings of a `Variant` that `grid` takes; all others are the optimizer's."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variant:
+    """One member of a sweep: where it differs from the others.
+
+    Args:
+        seed: of its initial weights, the order of its data, and the random numbers of its learning tasks.
+        settings: keyword arguments for the optimizer's factory, such as `{"lr": 0.02}`.
+        optimizer: its own factory; None: the sweep's.
+        scheduler: its own; None: the sweep's.
+        batch_size: its own; None: the sweep's.
+        model: keyword arguments for the model's factory, such as `{"width": 64}`.
+        train_on: the samples that it is trained on, by their numbers; None: all.
+        validate_on: the samples of the training data that it is evaluated on, by their numbers; None: the sweep's
+            validation data.
+        name: what it is called; None: after its settings.
+
+    Raises:
+        SettingError: a value that cannot be carried out.
+
+    Example:
+        >>> Variant(seed=3, settings={"lr": 0.02}).values
+        {'seed': 3, 'lr': 0.02}
+    """
+
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: OptimizerFactory | None = None
+    scheduler: SchedulerFactory | PerRound | None = None
+    batch_size: int | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    train_on: Indices | None = None
+    validate_on: Indices | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", whole_seed(self.seed))
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
+        for name in ("settings", "model"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise SettingError(f"{name} of a variant must be keyword arguments by name, got {value!r}")
+        if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
+            raise SettingError(f"the name of a variant must be a text, got {self.name!r}")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Its settings by name, as tables and `compare` have them."""
+        own = {"seed": self.seed, **self.settings, **self.model}
+        if self.batch_size is not None:
+            own["batch_size"] = self.batch_size
+        for name in ("optimizer", "scheduler"):
+            if getattr(self, name) is not None:
+                own[name] = plain(getattr(self, name))
+        return own
+
+    def make_optimizer(self, base: OptimizerFactory) -> OptimizerFactory:
+        """Its factory: its own or the sweep's, with its settings."""
+        factory = self.optimizer or base
+        return functools.partial(factory, **self.settings) if self.settings else factory
+
+    def make_model(self, model: nn.Module | ModelFactory) -> nn.Module | Callable[[], nn.Module]:
+        """Its model, or what makes it."""
+        if not self.model:
+            return model
+        if isinstance(model, nn.Module):
+            raise SettingError(
+                f"a variant has settings of the model ({', '.join(self.model)}), and the model is a module already; "
+                "give a function that makes it"
+            )
+        return functools.partial(_made_with, model, dict(self.model))
+
+
+def _made_with(model: ModelFactory, settings: Mapping[str, Any]) -> nn.Module:
+    try:
+        return model(**settings)
+    except TypeError as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        raise SettingError(
+            f"the model cannot be made with {given} ({reason(error)}); give arguments that its function takes"
+        ) from error
+
+
+def grid(**values: Iterable[Any] | Any) -> list[Variant]:
+    """All combinations of some settings, as variants.
+
+    Args:
+        values: by name, the values of a setting: `seed`, `batch_size`, `scheduler` and `optimizer` are a variant's own,
+            `model` is keyword arguments of the model's factory; every other name is a keyword argument of the
+            optimizer's factory. One value that is no list stands for itself.
+
+    Returns:
+        The variants, the last setting changing fastest.
+
+    Raises:
+        SettingError: there are no settings, or one has no values.
+
+    Example:
+        >>> [variant.values for variant in grid(seed=range(2), lr=[0.1, 0.2])][:3]
+        [{'seed': 0, 'lr': 0.1}, {'seed': 0, 'lr': 0.2}, {'seed': 1, 'lr': 0.1}]
+    """
+    if not values:
+        raise SettingError("grid needs at least one setting, got none; give for instance seed=range(4)")
+    lists = {name: _listed(name, value) for name, value in values.items()}
+    made = []
+    for combination in itertools.product(*lists.values()):
+        given = dict(zip(lists, combination, strict=True))
+        own = {name: given.pop(name) for name in OWN if name in given}
+        made.append(Variant(**own, settings=given))
+    return made
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        return [value]
+    listed = list(value)
+    if not listed:
+        raise SettingError(f"grid has no values for {name}, got {value!r}; give at least one")
+    return listed
+
+
+def check_variants(variants: Any) -> list[Variant]:
+    """Refuse what is no list of variants with names of their own; name those that have none."""
+    if isinstance(variants, (Variant, Mapping, str)) or not isinstance(variants, Iterable):
+        raise SettingError(
+            f"variants must be a list of bow.Variant, got {type(variants).__name__}; "
+            "use bow.grid(...) or [bow.Variant(...)]"
+        )
+    listed = list(variants)
+    if not listed:
+        raise SettingError("variants are empty, got []; give at least one bow.Variant")
+    for each in listed:
+        if not isinstance(each, Variant):
+            raise SettingError(f"variants must be bow.Variant objects, got {each!r}; use bow.grid(...)")
+    names = [each.name or _name_of(each, listed) for each in listed]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            if listed[index].name is not None:
+                raise SettingError(f"two variants are named {name!r}; give each a name of its own")
+            raise SettingError(f"two variants are alike ({name}); give them different seeds or settings, or names")
+    return [replace(each, name=name) for each, name in zip(listed, names, strict=True)]
+
+
+def _name_of(variant: Variant, others: Sequence[Variant]) -> str:
+    """After the settings in which variants differ."""
+    values = variant.values
+    differing = [n for n in values if len({repr(other.values.get(n)) for other in others}) > 1]
+    shown = [f"{name}={_text(values[name])}" for name in differing or ["seed"]]
+    return " ".join(shown)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(plain(value))
+
+
+def folds(num_samples: int, count: int, *, seed: int = 0, labels: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Cross-validation (Stone, 1974): by fold, the numbers of the samples to train on and of those held out.
+
+    With `labels`, classes `[samples]`, every fold has them in the same shares.
+
+    Example:
+        >>> train, test = folds(10, 5)[0]
+        >>> len(train), len(test)
+        (8, 2)
+    """
+    count = whole("folds", count, least=2)
+    if num_samples < count:
+        raise SettingError(f"folds={count} are more than the {num_samples} samples; use fewer folds")
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(num_samples, generator=generator)
+    fold = torch.empty(num_samples, dtype=torch.int64)
+    if labels is None:
+        fold[order] = torch.arange(num_samples) % count
+    else:
+        start = 0
+        for label in torch.unique(labels):
+            own = order[labels[order] == label]
+            if len(own) < count:
+                raise SettingError(
+                    f"class {label.item()} has {len(own)} samples and there are {count} folds, so that some fold would "
+                    "have none of it; use fewer folds, or stratify=False"
+                )
+            fold[own] = (torch.arange(len(own)) + start) % count
+            start += len(own)
+    return [((fold != number).nonzero().flatten(), (fold == number).nonzero().flatten()) for number in range(count)]
+
+
+def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
+    """Refuse what are no numbers of samples."""
+    try:
+        made = torch.as_tensor(indices).flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{name} must be numbers of samples, got {indices!r} ({reason(error)})") from None
+    if made.dtype == torch.bool:
+        if len(made) != num_samples:
+            raise SettingError(f"{name} is a mask of {len(made)} samples, and the data have {num_samples}")
+        made = made.nonzero().flatten()
+    if not len(made):
+        raise SettingError(f"{name} has no samples, got {indices!r}; give at least one")
+    if made.is_floating_point() or made.is_complex():
+        raise SettingError(f"{name} must be whole numbers of samples, got {made.dtype}; give an int64 tensor or a mask")
+    if int(made.min()) < 0 or int(made.max()) >= num_samples:
+        raise SettingError(
+            f"{name} has numbers from {int(made.min())} to {int(made.max())}, and the data have {num_samples} samples"
+        )
+    return made.to(torch.int64)

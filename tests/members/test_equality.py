@@ -1,0 +1,239 @@
+"""A member becomes what the same training becomes alone: whoever trains beside it, in whatever order and number."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bow
+from bow.members import Member
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.003)
+
+FLAT = torch.randn(150, 6, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(150, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+LABELS = torch.randint(0, 3, (150,), generator=torch.Generator().manual_seed(2))
+
+
+class Normed(nn.Module):
+    """Batch norm, a counter in a buffer, a frozen layer that is drawn with the seed, tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.fixed = nn.Linear(4 * 36, 3)
+        self.fixed.requires_grad_(False)
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return self.second(self.first(self.fixed(F.relu(self.norm(self.convolution(x))).flatten(1))))
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the features one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.unsqueeze(2))[0][:, -1])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def transformer() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (3, 2)), nn.TransformerEncoderLayer(2, 1, 4, batch_first=True), nn.Flatten(), nn.Linear(6, 3)
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "mlp": (mlp, FLAT),
+    "normed": (Normed, IMAGES),
+    "lstm": (Recurrent, FLAT),
+    "transformer": (transformer, FLAT),
+}
+
+
+def swept(path: Path, model: Any, data: Any, variants: list[bow.Variant], **settings: Any) -> Any:
+    given = {"epochs": 2, "batch_size": 16, "optimizer": SGD, "validation": data, **settings}
+    return bow.sweep(model, data, F.cross_entropy, variants=variants, run=bow.Run(path, progress=False), **given)
+
+
+def alone(path: Path, model: Any, data: Any, variant: bow.Variant, engine: str, **settings: Any) -> bow.Result:
+    given = {"epochs": 2, "batch_size": variant.batch_size or 16, "validation": data, **settings}
+    factory = variant.make_optimizer(given.pop("optimizer", SGD))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return bow.train(
+            variant.make_model(model),
+            data,
+            F.cross_entropy,
+            learners=1,
+            seed=variant.seed,
+            optimizer=factory,
+            engine=engine,
+            run=bow.Run(path, progress=False),
+            **given,
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_same(member: Member, other: Any) -> None:
+    assert member.model is not None
+    ours, theirs = member.model.state_dict(), other.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+    assert len(member.history) == len(other.history)
+    for mine, its in zip(member.history, other.history, strict=True):
+        for name in ("epoch", "round", "samples", "train_loss", "loss", "accuracy"):
+            assert mine[name] == its[name], name
+
+
+VARIANTS = [
+    bow.Variant(seed=0),
+    bow.Variant(seed=1, settings={"lr": 0.02}),
+    bow.Variant(seed=0, settings={"lr": 0.01, "weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
+@pytest.mark.parametrize("name", MODELS)
+def test_members_become_what_they_become_alone(name: str, engine: str, optimizer: Any, tmp_path: Path) -> None:
+    make, inputs = MODELS[name]
+    data = (inputs, LABELS)
+    result = swept(tmp_path / "sweep", make, data, VARIANTS, engine=engine, at_once=2, optimizer=optimizer)
+    assert result.engine == engine
+    for number, member in enumerate(result.members):
+        other = alone(tmp_path / str(number), make, data, member.variant, engine, optimizer=optimizer)
+        assert other.engine == engine
+        assert_same(member, other)
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_neither_order_nor_number_at_once_matter(engine: str, tmp_path: Path) -> None:
+    variants = bow.grid(seed=range(3), lr=[0.05, 0.01])
+    first = swept(tmp_path / "a", mlp, (FLAT, LABELS), variants, engine=engine, at_once=6)
+    for at_once in (1, 4):
+        other = swept(tmp_path / str(at_once), mlp, (FLAT, LABELS), variants[::-1], engine=engine, at_once=at_once)
+        for member in first.members:
+            assert_same(member, other[member.name])
+
+
+def test_settings_that_change_shapes_and_batches_make_groups(tmp_path: Path) -> None:
+    def wide(width: int = 4) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
+
+    variants = [
+        bow.Variant(seed=seed, model=model, batch_size=size)
+        for seed in range(2)
+        for model in ({}, {"width": 7})
+        for size in (None, 32)
+    ]
+    result = swept(tmp_path / "sweep", wide, (FLAT, LABELS), variants, engine="graph")
+    for number, member in enumerate(result.members):
+        assert_same(member, alone(tmp_path / str(number), wide, (FLAT, LABELS), member.variant, "graph"))
+
+
+def test_folds_see_their_samples_only(tmp_path: Path) -> None:
+    result = bow.cross_validate(
+        mlp,
+        (FLAT, LABELS),
+        F.cross_entropy,
+        folds=3,
+        seeds=(0, 1),
+        epochs=2,
+        optimizer=SGD,
+        engine="graph",
+        run=bow.Run(tmp_path / "folds", progress=False),
+    )
+    assert [member.name for member in result.members][:2] == ["fold=0 seed=0", "fold=0 seed=1"]
+    for number, member in enumerate(result.members):
+        train, test = (torch.as_tensor(each) for each in (member.variant.train_on, member.variant.validate_on))
+        assert sorted([*train.tolist(), *test.tolist()]) == list(range(150))
+        held_out = bow.Validation((FLAT[test], LABELS[test]))
+        data = (FLAT[train], LABELS[train])
+        other = alone(tmp_path / str(number), mlp, data, member.variant, "graph", validation=held_out)
+        assert_same(member, other)
+
+
+def test_schedulers_are_a_members_own(tmp_path: Path) -> None:
+    step = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.1)
+    plateau = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
+    warm = bow.PerRound(functools.partial(torch.optim.lr_scheduler.LinearLR, total_iters=12))
+    variants = [bow.Variant(name=str(n), scheduler=each) for n, each in enumerate((None, plateau, warm))]
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="graph", scheduler=step, epochs=3)
+    for number, member in enumerate(result.members):
+        own = member.variant.scheduler or step
+        path = tmp_path / str(number)
+        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "graph", scheduler=own, epochs=3))
+    assert len({member.history[-1]["lr"] for member in result.members}) == 3
+
+
+def test_steps_end_a_member_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", steps=13, at_once=2)
+    for number, member in enumerate(result.members):
+        path = tmp_path / str(number)
+        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "graph", steps=13))
+
+
+def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
+    variants = bow.grid(seed=[0, 1], lr=[0.05, 1e30])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="graph")
+    assert [member.stopped for member in result.members] == [None, "diverged", None, "diverged"]
+    for member in result.members[::2]:
+        assert_same(member, alone(tmp_path / member.name, mlp, (FLAT, LABELS), member.variant, "graph"))
+    assert result.best.stopped is None
+    assert len(result.ensemble.models) == 2
+
+
+class Counted(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Counts what is read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(FLAT)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        return FLAT[index], LABELS[index]
+
+
+def test_shared_batches_are_read_once(tmp_path: Path) -> None:
+    shared, own = Counted(), Counted()
+    first = swept(tmp_path / "a", mlp, shared, VARIANTS, engine="eager", batches="shared", validation=None)
+    swept(tmp_path / "b", mlp, own, VARIANTS, engine="eager", validation=None)
+    assert own.reads - shared.reads == 2 * 2 * len(FLAT)
+    tensors = swept(tmp_path / "c", mlp, (FLAT, LABELS), VARIANTS, engine="eager", batches="shared", validation=None)
+    assert_weights_equal(first.members[0], tensors.members[0])
+
+
+def assert_weights_equal(member: Member, other: Member) -> None:
+    assert member.model is not None
+    assert other.model is not None
+    for name, value in other.model.state_dict().items():
+        assert torch.equal(member.model.state_dict()[name], value), name

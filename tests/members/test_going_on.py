@@ -1,0 +1,117 @@
+"""A sweep that was killed or interrupted goes on where it was, and ends as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from members.test_equality import FLAT, LABELS, assert_same, mlp, swept
+from torch.nn import functional as F
+
+import bow
+from bow.errors import CheckpointError, RunDirectoryError
+
+SCRIPT = """
+import os, signal, sys, torch
+sys.path[:0] = {paths!r}
+from members.test_equality import FLAT, LABELS, mlp, swept
+import bow, bow.members.loop as loop
+path, at, stop = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "halving"
+rounds = 0
+before = loop.SweepLoop._round
+def counted(self, cohort):
+    global rounds
+    rounds += 1
+    if rounds == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    before(self, cohort)
+loop.SweepLoop._round = counted
+rule = bow.Halving(reduction=2) if stop else None
+bow.sweep(mlp, (FLAT, LABELS), torch.nn.functional.cross_entropy, variants=bow.grid(seed=range(4), lr=[.05, .01]),
+          epochs=4, at_once=3, engine="graph", validation=(FLAT, LABELS), stop=rule,
+          run=bow.Run(path, checkpoint_every=7, resume="auto", progress=False))
+"""
+
+
+def by_hand(path: Path, rule: Any, **run: Any) -> Any:
+    return bow.sweep(
+        mlp,
+        (FLAT, LABELS),
+        F.cross_entropy,
+        variants=bow.grid(seed=range(4), lr=[0.05, 0.01]),
+        epochs=4,
+        at_once=3,
+        engine="graph",
+        validation=(FLAT, LABELS),
+        stop=rule,
+        run=bow.Run(path, checkpoint_every=7, progress=False, **run),
+    )
+
+
+@pytest.mark.parametrize("rule", [None, bow.Halving(reduction=2)], ids=["all", "halving"])
+def test_kills_change_nothing(rule: Any, tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    script = textwrap.dedent(SCRIPT).format(paths=[str(tests), str(tests.parent)])
+    kind = "halving" if rule else "all"
+    for at in (20, 25):
+        ended = subprocess.run([sys.executable, "-c", script, str(tmp_path / "killed"), str(at), kind], check=False)
+        assert ended.returncode == -signal.SIGKILL
+    result = by_hand(tmp_path / "killed", rule, resume="auto")
+    expected = by_hand(tmp_path / "whole", rule)
+    for member, other in zip(result.members, expected.members, strict=True):
+        assert member.stopped == other.stopped
+        assert_same(member, other)
+        assert (member.run_dir / "model.safetensors").exists()
+        assert (member.run_dir / "metrics.jsonl").exists()
+
+
+def test_ctrl_c_keeps_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bow.members import loop
+
+    before, rounds = loop.SweepLoop._round, iter(range(1000))
+
+    def interrupted(self: Any, cohort: Any) -> None:
+        if next(rounds) == 15:
+            os.kill(os.getpid(), signal.SIGINT)
+        before(self, cohort)
+
+    monkeypatch.setattr(loop.SweepLoop, "_round", interrupted)
+    result = by_hand(tmp_path / "sweep", None, on_interrupt="return")
+    assert result.interrupted_by == signal.SIGINT
+    assert {member.stopped for member in result.members} == {"interrupted"}
+    monkeypatch.setattr(loop.SweepLoop, "_round", before)
+    result = by_hand(tmp_path / "sweep", None, resume="auto")
+    expected = by_hand(tmp_path / "whole", None)
+    for member, other in zip(result.members, expected.members, strict=True):
+        assert_same(member, other)
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", epochs=1)
+    with pytest.raises(RunDirectoryError, match="already holds"):
+        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", epochs=1)
+
+
+def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
+    by_hand(tmp_path / "sweep", None)
+    with pytest.raises(CheckpointError, match="other variants"):
+        bow.sweep(
+            mlp,
+            (FLAT, LABELS),
+            F.cross_entropy,
+            variants=bow.grid(seed=range(3)),
+            run=bow.Run(tmp_path / "sweep", resume="auto", progress=False),
+        )
+
+
+def test_a_finished_sweep_is_read_again(tmp_path: Path) -> None:
+    first = by_hand(tmp_path / "sweep", None)
+    again = by_hand(tmp_path / "sweep", None, resume="auto")
+    for member, other in zip(again.members, first.members, strict=True):
+        assert_same(member, other)
+    assert torch.equal(again.ensemble(FLAT), first.ensemble(FLAT))

@@ -1,0 +1,117 @@
+"""The best, the ensemble, comparisons."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.nn import functional as F
+
+import bow
+from bow.errors import SettingError
+from bow.members import Ensemble, Member, Sweep, folds
+
+
+def made(values: dict[tuple[int, float], float]) -> Sweep:
+    members = []
+    for number, ((seed, lr), value) in enumerate(values.items()):
+        member = Member(number, bow.Variant(seed=seed, settings={"lr": lr}, name=f"{seed} {lr}"), Path())
+        member.history = [{"epoch": 1, "train_loss": 1.0, "accuracy": value}]
+        members.append(member)
+    return Sweep(members, Path(), 1.0, "eager", 1, 1.0, metrics=(bow.Accuracy(),))
+
+
+VALUES = {(0, 0.1): 0.5, (0, 0.2): 0.7, (1, 0.1): 0.6, (1, 0.2): 0.7, (2, 0.1): 0.4, (2, 0.2): 0.7}
+
+
+def test_comparisons_are_paired_over_seeds() -> None:
+    (only,) = made(VALUES).compare("lr")
+    expected = stats.ttest_rel([0.7, 0.7, 0.7], [0.5, 0.6, 0.4]).confidence_interval()
+    assert (only.low, only.high, only.pairs) == (0.1, 0.2, 3)
+    assert only.mean == pytest.approx(0.2)
+    assert only.interval == pytest.approx((expected.low, expected.high))
+    assert not only.is_clear
+
+
+def test_one_pair_has_no_interval() -> None:
+    (only,) = made({(0, 0.1): 0.5, (0, 0.2): 0.7}).compare("lr")
+    assert only.interval == (-math.inf, math.inf)
+
+
+def test_a_comparison_without_pairs_is_refused() -> None:
+    with pytest.raises(SettingError, match="no two members differ"):
+        made({(0, 0.1): 0.5, (1, 0.2): 0.7}).compare("lr")
+    with pytest.raises(SettingError, match="no variant has a setting 'width'"):
+        made(VALUES).compare("width")
+
+
+def test_the_best_is_the_most_accurate() -> None:
+    assert made(VALUES).best.name == "0 0.2"
+    assert made({(0, 0.1): math.nan, (1, 0.1): 0.1}).best.name == "1 0.1"
+
+
+def test_an_ensemble_is_the_mean_of_probabilities_and_its_spread() -> None:
+    models = [nn.Linear(3, 2) for _ in range(4)]
+    inputs = torch.randn(5, 3)
+    each = torch.stack([model(inputs).softmax(-1) for model in models])
+    ensemble = Ensemble(models, "probabilities")
+    assert torch.equal(ensemble(inputs), each.mean(0))
+    assert torch.equal(ensemble.spread(inputs), each.std(0))
+
+
+def test_folds_hold_out_every_sample_once_and_classes_evenly() -> None:
+    labels = torch.tensor([0] * 20 + [1] * 10)
+    pairs = folds(30, 5, labels=labels)
+    held_out = torch.cat([test for _, test in pairs])
+    assert sorted(held_out.tolist()) == list(range(30))
+    assert all(labels[test].tolist().count(1) == 2 for _, test in pairs)
+    assert all(not set(train.tolist()) & set(test.tolist()) for train, test in pairs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"variants": []}, "at least one"),
+        ({"variants": bow.Variant()}, "list of bow.Variant"),
+        ({"variants": [3]}, "must be bow.Variant"),
+        ({"variants": "seed"}, "list of bow.Variant"),
+        ({"variants": [bow.Variant(), bow.Variant()]}, "alike"),
+        ({"variants": [bow.Variant(name="a"), bow.Variant(name="a", seed=1)]}, "named 'a'"),
+        ({"variants": [bow.Variant(settings={"learning_rate": 1})]}, "optimizer cannot be made"),
+        ({"variants": [bow.Variant(settings={"lr": math.nan})]}, "not finite"),
+        ({"variants": [bow.Variant(model={"depth": 3})]}, "depth"),
+        ({"variants": [bow.Variant(train_on=[])]}, "no samples"),
+        ({"variants": [bow.Variant(train_on=[99])]}, "have 40 samples"),
+        ({"variants": [bow.Variant(train_on=[0.5])]}, "whole numbers"),
+        ({"variants": [bow.Variant(train_on=torch.ones(3, dtype=torch.bool))]}, "mask of 3"),
+        ({"variants": [bow.Variant(train_on=[1, 2])]}, "samples"),
+        ({"variants": [bow.Variant()], "engine": "fused"}, "fused"),
+        ({"variants": [bow.Variant()], "at_once": 0}, "at_once"),
+        ({"variants": [bow.Variant()], "batches": "mine"}, "batches"),
+        ({"variants": [bow.Variant()], "stop": 3}, "stop must be"),
+        ({"variants": [bow.Variant()], "devices": 2}, "one device"),
+        ({"variants": [bow.Variant()], "batch_size": 64}, "batch"),
+        ({"variants": [bow.Variant()], "validation": bow.Validation(every=0.5)}, "every epoch"),
+    ],
+)
+def test_wrong_use_gets_a_sentence(settings: dict[str, object], said: str, tmp_path: Path) -> None:
+    data = torch.randn(40, 3), torch.randint(0, 2, (40,))
+    with pytest.raises(bow.BowError, match=said) as caught:
+        bow.sweep(
+            lambda: nn.Linear(3, 2), data, F.cross_entropy, run=bow.Run(tmp_path / "s", progress=False), **settings
+        )
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "s").exists()
+
+
+def test_settings_of_a_variant_that_are_none_are_refused_at_once() -> None:
+    with pytest.raises(SettingError, match="keyword arguments"):
+        bow.Variant(settings=3)  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="no values for lr"):
+        bow.grid(lr=[])
+    with pytest.raises(SettingError, match="patience"):
+        bow.EarlyStopping(patience=0)
+    with pytest.raises(SettingError, match="class 1 has 1 samples"):
+        folds(9, 3, labels=torch.tensor([0] * 8 + [1]))

@@ -1,0 +1,65 @@
+"""Early stopping and halving end the right members, and free their rows."""
+
+from pathlib import Path
+
+import pytest
+from members.test_equality import FLAT, LABELS, alone, assert_same, mlp, swept
+from torch.nn import functional as F
+
+import bow
+from bow.errors import SettingError
+
+
+def test_halving_keeps_the_best_of_every_rung(tmp_path: Path) -> None:
+    variants = bow.grid(seed=range(3), lr=[0.05, 0.02, 0.001])
+    rule = bow.Halving(metric="loss", reduction=3)
+    whole = swept(tmp_path / "whole", mlp, (FLAT, LABELS), variants, engine="eager", epochs=9)
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", epochs=9, stop=rule, at_once=4)
+    first = sorted(range(9), key=lambda n: whole.members[n].history[0]["loss"])[:3]
+    second = sorted(first, key=lambda n: whole.members[n].history[2]["loss"])[:1]
+    for number, member in enumerate(result.members):
+        epochs = 9 if number in second else 3 if number in first else 1
+        assert member.epochs == epochs
+        assert member.stopped == (None if number in second else "halving")
+        assert [r["loss"] for r in member.history] == [r["loss"] for r in whole.members[number].history[:epochs]]
+    assert result.best.number == second[0]
+    assert_same(result.best, whole.members[second[0]])
+
+
+def test_asynchronous_halving_never_waits_and_promotes_the_best(tmp_path: Path) -> None:
+    variants = bow.grid(seed=range(9), lr=[0.05])
+    rule = bow.Halving(reduction=3, asynchronous=True)
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", epochs=9, stop=rule, at_once=2)
+    epochs = sorted(member.epochs for member in result.members)
+    assert epochs.count(1) >= 5
+    assert any(count > 1 for count in epochs)
+    ended = {member.number: member.history[0]["loss"] for member in result.members}
+    assert result.members[min(ended, key=ended.__getitem__)].epochs > 1  # the best of the first rung went on
+
+
+def test_patience_ends_a_member_and_gives_its_row_away(tmp_path: Path) -> None:
+    variants = [bow.Variant(name="stuck", settings={"lr": 0.0}), bow.Variant(name="learning", seed=1)]
+    rule = bow.EarlyStopping(patience=2)
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", epochs=5, stop=rule, at_once=1)
+    assert result["stuck"].stopped == "patience"
+    assert result["stuck"].epochs == 3
+    assert_same(
+        result["learning"],
+        alone(tmp_path / "alone", mlp, (FLAT, LABELS), variants[1], "eager", epochs=int(result["learning"].epochs)),
+    )
+
+
+def test_a_target_ends_a_member(tmp_path: Path) -> None:
+    validation = bow.Validation((FLAT, LABELS), target={"accuracy": 0.01})
+    result = swept(tmp_path / "s", mlp, (FLAT, LABELS), bow.grid(seed=[0, 1]), engine="eager", validation=validation)
+    assert [(member.stopped, member.epochs) for member in result.members] == [("target", 1)] * 2
+
+
+def test_an_unknown_metric_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"'f1'.*it has .*accuracy"):
+        swept(tmp_path / "s", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", stop=bow.EarlyStopping(metric="f1"))
+
+
+def test_two_rules_of_halving_are_refused() -> None:
+    with pytest.raises(SettingError, match="two rules"):
+        bow.sweep(mlp, (FLAT, LABELS), F.cross_entropy, variants=[bow.Variant()], stop=[bow.Halving(), bow.Halving()])
