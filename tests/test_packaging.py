@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # What an installed bow does, in the folder where the clone lies: a folder there is called bow.
 LINES = (
-    "train engine=graph learners=2 steps=4 model=logistic_regression progress=false run_dir=run",
+    "train engine=graph learners=2 steps=4 model=logistic_regression run.progress=false run.path=run",
     "report run",
     "schedule simulate recipe=logistic_regression out=schedule",
     "plan network=nmt size=tiny topology=p100_node budget_s=1 out=plan",
