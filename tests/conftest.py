@@ -2,6 +2,7 @@
 
 import functools
 import os
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import shape_checks
+from tests import forked
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of compiling threads outlives a test
 
@@ -39,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Idle threads of a second OpenMP pool spin, which on two busy cores costs more than they bring.
     torch.set_num_threads(1)
     config.stash[_LEFT_OUT] = Counter()
+    if not config.getoption("--nightly"):
+        if forked.PLACE not in os.environ:  # the processes of pytest-xdist share a server
+            folder = tempfile.TemporaryDirectory(prefix="bow-forked-")
+            os.environ[forked.PLACE] = f"{folder.name}/socket"
+            config.add_cleanup(folder.cleanup)
+        forked.install(os.environ[forked.PLACE])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -226,8 +226,13 @@ def _from_imports(module: Module) -> Iterator[ast.ImportFrom]:
     return (node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom) and node.module)
 
 
-def _dotted(module: Module) -> Iterator[str]:
+@functools.cache
+def _dotted(module: Module) -> tuple[str, ...]:
     """What a module names: `package.module` or `package.module.name`."""
+    return tuple(_each_dotted(module))
+
+
+def _each_dotted(module: Module) -> Iterator[str]:
     package = module.name.split(".")[0]
     alone = {id(text) for text in docstrings(module.tree)}
     for node in ast.walk(module.tree):

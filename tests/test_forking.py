@@ -1,15 +1,17 @@
 """Forking before bow computes is harmless; behind it torch would hang, and bow says so."""
 
 import subprocess
-import sys
+
+from tests.forked import FORKED
 
 FORKS = """
-import os, sys
+import os, sys, warnings
 import torch
 from torch import nn
 import bow
 
 torch.set_num_threads(2)
+warnings.simplefilter("ignore")
 data = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
 
 def train():
@@ -34,7 +36,7 @@ print(before, behind)
 
 
 def test_a_child_that_was_forked_after_a_training_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], capture_output=True, text=True, check=True)
+    done = subprocess.run([*FORKED, "-c", FORKS], capture_output=True, text=True, check=True)
     refusal, statuses = done.stdout.splitlines()
     assert statuses == "0 2"
     assert "bow.Replicas would hang" in refusal

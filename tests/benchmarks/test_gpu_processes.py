@@ -45,6 +45,7 @@ def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
+@pytest.mark.nightly
 def test_the_benchmark_runs_from_a_checkout(environment: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run(environment, "benchmarks", "gpu", "fake=true", "parts=compiling", "budget_s=200", f"out={out}")

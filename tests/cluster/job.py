@@ -24,7 +24,7 @@ class Fault:
     """Strikes the process of the highest rank, the first time that it is started.
 
     Args:
-        kind: `"kill"`, `"stop"` or `"none"`.
+        kind: `"kill"`, `"stop"`, `"end"` (it is asked to) or `"none"`.
         at: behind which round.
     """
 
@@ -36,7 +36,7 @@ class Fault:
         world = run.replicas.world
         is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
         if run.round == self.at and is_first and world.rank == world.size - 1:
-            numbers = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+            numbers = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM}
             if self.kind in numbers:
                 os.kill(os.getpid(), numbers[self.kind])
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import yaml
 from bow.errors import RunDirectoryError
 from bow.observe import RunDirectory, RunLock
 from bow.observe.run_directory import LOCK
+from tests.forked import FORKED
 
 
 def test_a_directory_without_a_name_is_dated(tmp_path):
@@ -161,7 +161,7 @@ def test_a_second_training_is_refused_with_the_process_of_the_first(tmp_path):
 
 
 def test_a_lock_ends_with_its_process_and_not_with_what_that_has_forked(tmp_path):
-    command = [sys.executable, "-c", KILLED_BEFORE_ITS_CHILD, str(tmp_path)]
+    command = [*FORKED, "-c", KILLED_BEFORE_ITS_CHILD, str(tmp_path)]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
         RunLock() as lock,

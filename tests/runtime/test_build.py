@@ -1,7 +1,6 @@
 """Compiled code is made once, by one process at a time, and says what is missing where it cannot be made."""
 
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from bow.errors import RuntimeUnavailableError
 from bow.runtime.loading import compile_extension, content_hash, native
 from bow.runtime.local import LocalRuntime
 from bow.seeds import derive_seed
+from tests.forked import FORKED
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_of_several_processes_one_makes_it_and_the_others_wait(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
-    start = [sys.executable, "-c", BUILDER, "1"]
+    start = [*FORKED, "-c", BUILDER, "1"]
     builders = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [builder.communicate()[0].strip() for builder in builders] == ["half and half"] * 3
     assert (tmp_path / "log").read_text().splitlines() == ["made"]
@@ -79,11 +79,11 @@ def test_a_process_that_is_killed_while_it_builds_blocks_nobody_and_leaves_nothi
 ) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("LOG", str(log))
-    with subprocess.Popen([sys.executable, "-c", BUILDER, "60"]) as first:
+    with subprocess.Popen([*FORKED, "-c", BUILDER, "60"]) as first:
         while not log.exists():
             time.sleep(0.05)
         first.kill()
-    done = subprocess.run([sys.executable, "-c", BUILDER, "0"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*FORKED, "-c", BUILDER, "0"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "half and half"
     assert [path.name for path in (cache / "thing-1").iterdir()] == ["thing.so"]
 

@@ -5,7 +5,6 @@ import itertools
 import os
 import random
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -26,6 +25,7 @@ from bow.graph.learning_step import StepOutputs
 from bow.runtime.loading import is_available
 from bow.runtime.local import LocalRuntime, dependencies_of, in_turn
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule
+from tests.forked import FORKED
 
 NATIVE = [False, True]
 
@@ -244,7 +244,7 @@ INTERRUPTED = textwrap.dedent(
 
 
 def test_ctrl_c_arrives_within_a_run_and_the_next_one_works() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*FORKED, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["interrupted", "interrupted", "True"]
 
 

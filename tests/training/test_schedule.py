@@ -1,5 +1,6 @@
 """Strategies of a training: the same numbers as without, refusals, and `"auto"`."""
 
+import functools
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,11 +43,16 @@ def subject() -> BoundStep:
     return BoundStep.of(model(), batch(0), cross_entropy)
 
 
+@functools.cache
+def num_operators() -> int:
+    return subject().num_operators
+
+
 def dealt(seed: int, executors: int, shared: bool) -> Schedule:
     """Operators dealt at random in the order of capture; some hold all executors where `shared`."""
     draw = random.Random(seed)
     lanes: list[list[int]] = [[] for _ in range(executors)]
-    for index in range(subject().num_operators):
+    for index in range(num_operators()):
         held = range(executors) if shared and draw.random() < 0.2 else [draw.randrange(executors)]
         for executor in held:
             lanes[executor].append(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import warnings
 from collections.abc import Callable, Mapping
@@ -51,6 +52,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn(4, 5, generator=generator), torch.randint(3, (4,), generator=generator)
 
 
+@functools.cache
 def turned(streams: int = 2) -> Schedule:
     """Operators on streams in turn."""
     count = len(operators_of(bow.capture(branches(), batch(), cross_entropy)))

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from bow.errors import SettingError
 from bow.tuner import CachedChoice, ChoiceCache, EngineSetting
+from tests.forked import FORKED
 
 ROOT = Path(__file__).parents[2]
 DESCRIPTION = {"model": {"weight": [10, 784], "bias": [10]}, "batch": (16, 784), "cpu": "EPYC", "cores": 2, "lr": 0.1}
@@ -136,7 +136,7 @@ for _ in range(200):
 
 def test_several_processes_write_and_nobody_reads_a_part(cache: ChoiceCache) -> None:
     cache.store(DESCRIPTION, CachedChoice(EngineSetting("graph", 1), rows=[{"n": 1}]))
-    command = [sys.executable, "-c", WRITER, str(cache.folder), json.dumps(DESCRIPTION)]
+    command = [*FORKED, "-c", WRITER, str(cache.folder), json.dumps(DESCRIPTION)]
     writers = [subprocess.Popen([*command, learners], cwd=ROOT) for learners in ("10", "50", "300")]
     seen = set()
     while any(writer.poll() is None for writer in writers):

@@ -1,0 +1,275 @@
+"""Python processes that tests start, forked from one that has imported torch and bow, which takes seconds.
+
+`install` makes `subprocess` start in this way what `FORKED` begins, and the processes that bow itself starts. Each has
+its own arguments, environment, folder, cores, input and output, and ends by itself as a new interpreter does. What
+matters to a process before it imports anything (its own `PYTHONPATH`, which modules it loads) needs a real one, as
+`pytest --nightly` starts everywhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+# An option that Python ignores: without a server such a command starts an interpreter.
+OPTION = "forked"
+FORKED = (sys.executable, "-X", OPTION)
+
+# What bow, and torchrun for it, start by themselves.
+MODULES = (
+    "bow",
+    "bow.cluster.worker",
+    "bow.planning.search.chain_processes",
+    "tests.cluster.job",
+    "torch.distributed.run",
+)
+
+PLACE = "BOW_TESTS_FORKED"  # the server's socket, for what is started by what was forked
+LIMIT = 2**20  # bytes of a request
+POLL_S = 0.05
+STILL_WANTED_S = 2.0  # between looks at whether there are tests
+
+_real = subprocess.Popen
+
+
+class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
+    """A process that is a child of the server, or an ordinary one where the command is of another kind."""
+
+    _connection: socket.socket | None = None
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
+        _, _, cwd, env, _, _, shell, *pipes = rest[:13]
+        words = request_of(args) if executable is None and not shell else None
+        env = dict(os.environ if env is None else env)
+        if words is None or env.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+            super()._execute_child(args, executable, preexec_fn, *rest)
+            return
+        request = {
+            **words,
+            "environment": env,
+            "folder": os.fspath(cwd or Path.cwd()),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "session": rest[18],
+        }
+        self._connection = _connect(os.environ[PLACE])
+        files = [own if own != -1 else inherited for inherited, own in enumerate((pipes[0], pipes[3], pipes[5]))]
+        socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+        self.pid = int(self._connection.recv(LIMIT))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _internal_poll(self, *args: Any, **options: Any) -> int | None:
+        if self._connection is None:
+            return super()._internal_poll(*args, **options)
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                if self.returncode is None and self._try_wait(os.WNOHANG)[0] == self.pid:
+                    self._handle_exitstatus(self._status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._connection is None:
+            return super()._try_wait(wait_flags)
+        try:
+            said = self._connection.recv(LIMIT, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
+        except BlockingIOError:
+            return 0, 0
+        self._connection.close()
+        self._status = int(said or 255 << 8)  # the server has gone
+        return self.pid, self._status
+
+
+def request_of(args: Any) -> dict[str, Any] | None:
+    """What a command is to run, where it is one for the server."""
+    if isinstance(args, (str, bytes, os.PathLike)):
+        return None
+    program, *words = map(os.fspath, args)
+    if program != sys.executable:
+        return None
+    wanted, unbuffered = False, False
+    while words and words[0] not in ("-m", "-c"):
+        option = words.pop(0)
+        if option == "-X" and words[:1] == [OPTION]:
+            wanted = bool(words.pop(0))
+        elif option == "-u":
+            unbuffered = True
+        elif option != "-B":
+            return None
+    if len(words) < 2 or not (wanted or (words[0] == "-m" and words[1] in MODULES)):
+        return None
+    return {"kind": words[0], "what": words[1], "words": words[2:], "unbuffered": unbuffered}
+
+
+def install(place: str) -> None:
+    """Fork from now on; the server is started with the first process, and ends when the folder of `place` has gone."""
+    os.environ[PLACE] = place
+    subprocess.Popen = Forked  # type: ignore[misc]
+
+
+def _connect(place: str) -> socket.socket:
+    """To the server, which the first one to come here starts."""
+    with contextlib.suppress(FileExistsError):
+        Path(place).with_name("started").touch(exist_ok=False)
+        command = [sys.executable, "-m", __name__, place]
+        nothing = subprocess.DEVNULL
+        _real(command, cwd=ROOT, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    while True:
+        try:
+            connection.connect(place)
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(POLL_S)
+        else:
+            return connection
+
+
+def load() -> None:
+    """Import what processes of the tests need."""
+    for name in ("pytest", "hypothesis", "torch.export", "torch._dynamo", "torch.distributed.run", "hydra"):
+        importlib.import_module(name)
+    import bow
+
+    for found in pkgutil.walk_packages(bow.__path__, "bow."):
+        if not found.name.endswith(("__main__", ".worker", ".chain_processes")):
+            try:
+                importlib.import_module(found.name)
+            except ImportError:
+                continue
+
+
+def serve(listener: socket.socket, place: Path) -> dict[str, Any]:
+    """Fork on request while the folder is there; returns in the children."""
+    waiting: dict[int, socket.socket] = {}
+    wakeup, wake = socket.socketpair()
+    for end in (wakeup, wake):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    for source in (listener, wakeup):
+        selector.register(source, selectors.EVENT_READ)
+    while place.exists():
+        ready = {key.fileobj for key, _ in selector.select(STILL_WANTED_S)}
+        if wakeup in ready:
+            wakeup.recv(LIMIT)
+            _report(waiting)
+        if listener in ready:
+            connection = listener.accept()[0]
+            message, files, _, _ = socket.recv_fds(connection, LIMIT, 3)
+            pid = os.fork() if message else 0
+            if pid == 0 and message:
+                for number, file in enumerate(files):
+                    os.dup2(file, number)
+                signal.set_wakeup_fd(-1)
+                selector.close()
+                for other in (listener, wakeup, wake, connection, *waiting.values()):
+                    other.close()
+                for file in files:
+                    os.close(file)
+                return json.loads(message)  # type: ignore[no-any-return]
+            for file in files:
+                os.close(file)
+            waiting[pid] = connection
+            connection.send(str(pid).encode())
+    os._exit(0)
+
+
+def _report(waiting: dict[int, socket.socket]) -> None:
+    """Tell of children that have ended."""
+    while waiting:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with waiting.pop(pid) as connection:
+            try:
+                connection.send(str(status).encode())
+            except OSError:
+                continue  # nobody waits for it
+
+
+def become(request: dict[str, Any]) -> None:
+    """Be like a new process."""
+    import numpy as np
+    import torch
+
+    for number, handler in ((signal.SIGCHLD, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        signal.signal(number, handler)
+    if request["session"]:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    os.sched_setaffinity(0, request["cores"])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(request["cores"]))))
+    random.seed()
+    np.random.seed()
+    sys.argv = ["-c", *request["words"]]
+    sys.path[0] = request["folder"] if request["kind"] == "-m" else ""
+    if request["unbuffered"]:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    subprocess.Popen = Forked  # type: ignore[misc]
+
+
+def main(place: str) -> None:
+    """Serve, and run what a child is asked to."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(place)
+    listener.listen(64)
+    load()
+    gc.freeze()
+    request = serve(listener, Path(place))
+    become(request)
+    status = 1
+    try:
+        run(request)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        leave(status)
+
+
+def run(request: dict[str, Any]) -> None:
+    """The module or the text that a process is to run."""
+    if request["kind"] == "-m":
+        runpy.run_module(request["what"], run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(request["what"], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+
+
+def leave(status: int) -> None:
+    """End as an interpreter does, but for the deletion of all modules, which takes longer than many a process."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
