@@ -35,11 +35,12 @@ _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="the tests that take long, too: wide tables and fuzzing")
+    parser.addoption("--threads", type=int, default=1, help="of torch, in each process of the tests (1)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Idle threads of a second OpenMP pool spin, which on two busy cores costs more than they bring.
-    torch.set_num_threads(1)
+    torch.set_num_threads(config.getoption("--threads"))
     config.stash[_LEFT_OUT] = Counter()
     if not config.getoption("--nightly"):
         if forked.PLACE not in os.environ:  # the processes of pytest-xdist share a server

@@ -48,6 +48,7 @@ POLL_S = 0.05
 STILL_WANTED_S = 2.0  # between looks at whether there are tests
 
 _real = subprocess.Popen
+_started: list[object] = []  # kept: a process that nobody holds is warned of
 
 
 class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
@@ -132,7 +133,7 @@ def _connect(place: str) -> socket.socket:
         Path(place).with_name("started").touch(exist_ok=False)
         command = [sys.executable, "-m", __name__, place]
         nothing = subprocess.DEVNULL
-        _real(command, cwd=ROOT, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+        _started.append(_real(command, cwd=ROOT, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True))
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while True:
         try:

@@ -36,6 +36,8 @@ MANY = ("logger",)
 MISTAKES = (HydraException, OmegaConfBaseException, ValueError)
 """What hydra raises when it cannot carry out what the user wrote."""
 SHORT = {"run": "run.path", "devices": "devices.count", "validation": "validation.data"}
+SECTIONS = ("engine.", "devices.", "validation.", "run.")
+TARGETS = "validation.target."
 """Sections whose first field can be given alone."""
 _HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")
 """A path in somebody's home directory, which hydra takes in quotes only."""
@@ -95,7 +97,7 @@ def recompose(file: str | Path, overrides: Sequence[str]) -> Composition:
                     f"{line} chooses another {key}, and --config has the settings of one; write {key}.NAME=VALUE, or "
                     f"{key}={{_target_: NAME, ...}}"
                 )
-            if key not in known and not override.is_add() and not key.startswith("validation.target."):
+            if key not in known and not override.is_add() and not key.startswith(TARGETS):
                 raise SettingError(f"{line} sets {key}, which does not exist; {_instead_of(key, known, {})}")
             OmegaConf.update(config, key, override.value(), merge=not _is_whole(override), force_add=True)
         return Composition(_plain(config), {}, tuple(overrides))
@@ -202,7 +204,7 @@ def _refuse_doubtful(parsed: Sequence[Override]) -> None:
                 f"{line} has no effect, because bow sets hydra up itself; remove it, and set run.path=DIR to say"
                 " where a run leaves its files"
             )
-        if override.is_delete() and "." not in key:
+        if override.is_delete() and ("." not in key or key.startswith(SECTIONS)) and not key.startswith(TARGETS):
             raise SettingError(f"{line} takes away a setting that every run has; write {key.lstrip('~')}=VALUE instead")
         if key in _groups():
             _check_choice(key, override)
@@ -223,11 +225,7 @@ def _check_choice(group: str, override: Override) -> None:
 def _line(override: Override) -> str:
     """The override as hydra gets it: what is under a key that is empty by default has to be forced."""
     line = str(override.input_line)
-    return (
-        f"++{line}"
-        if override.key_or_group.startswith("validation.target.") and not line.startswith(("+", "~"))
-        else line
-    )
+    return f"++{line}" if override.key_or_group.startswith(TARGETS) and not line.startswith(("+", "~")) else line
 
 
 def _compose(lines: Sequence[str]) -> DictConfig:

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.manycore.schedulers import TeamScheduler
 from bow.errors import ScheduleError
-from bow.schedule import Timeline
 from bow.schedule.scheduler import Start
-from bow.schedule.simulator import simulate_operators
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed
-from tests.schedule.scheduler.list_rules import Rules
-from tests.schedule.scheduler.watching import Watched, check_carried_out
+from tests.schedule.scheduler.list_rules import check_options
 
 
 @st.composite
@@ -38,32 +35,10 @@ def options(draw: st.DrawFn, before: Dependencies) -> dict[str, Any]:
     return {"dependencies": before, "executors": executors, **{name: chosen[name] for name in names}}
 
 
-def run(scheduler: Watched | TeamScheduler, costs: list[int]) -> Timeline:
-    return simulate_operators(scheduler, lambda start: costs[start.operator])
-
-
 @settings(max_examples=40)
 @given(st.data(), dependencies())
-def test_every_option_gives_a_schedule_that_can_be_carried_out(data: st.DataObject, before: Dependencies) -> None:
-    arguments = data.draw(options(before))
-    costs = data.draw(listed(st.integers(0, 9), before))
-    scheduler = TeamScheduler(**arguments)
-    timeline = run(scheduler, costs)
-    check_carried_out(timeline, before)
-    assert run(scheduler, costs) == timeline == run(TeamScheduler(**arguments), costs)
-
-
-@settings(max_examples=40)
-@given(st.data(), dependencies())
-def test_operators_are_given_out_by_priority_and_to_the_executors_that_suit_them(
-    data: st.DataObject, before: Dependencies
-) -> None:
-    arguments = data.draw(options(before))
-    watched = Watched(TeamScheduler(**arguments))
-    run(watched, data.draw(listed(st.integers(0, 9), before)))
-    rules = Rules(**arguments)
-    for event in watched.events:
-        assert event.starts == rules.expected(event.finished)
+def test_operators_are_given_out_by_the_rules_whatever_the_options(data: st.DataObject, before: Dependencies) -> None:
+    check_options(TeamScheduler, data.draw(options(before)), data.draw(listed(st.integers(0, 9), before)))
 
 
 def test_the_light_executor_takes_small_operators_that_nothing_made_ready() -> None:

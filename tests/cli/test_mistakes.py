@@ -110,6 +110,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["validation.metrics must be a list", "validation.metrics=[accuracy]"],
     ),
     "a setting taken away": (["~learners"], ["~learners", "learners=VALUE"]),
+    "a setting of a section taken away": (["~validation.metrics"], ["~validation.metrics", "validation.metrics=VALUE"]),
     "a group taken away": (["~model"], ["~model", "model=VALUE"]),
     "scheduler that divides by zero": (
         ["scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 0}"],

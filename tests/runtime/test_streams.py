@@ -30,6 +30,7 @@ from bow.runtime.streams import StreamCapture, StreamRuntime
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler.stream_plan import START, StreamPlan
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
+from tests.runtime.test_local import assert_same
 
 
 class Branches(nn.Module):
@@ -134,17 +135,6 @@ class Learner:
         with self.device.issuing(), self.device.on(self.streams[0]):
             groups = (outputs.gradients, outputs.buffers, outputs.metrics)
             return StepOutputs(outputs.loss.clone(), *({n: t.clone() for n, t in group.items()} for group in groups))
-
-
-def assert_same(made: StepOutputs, expected: StepOutputs) -> None:
-    assert torch.equal(made.loss, expected.loss)
-    for own, other in (
-        (made.gradients, expected.gradients),
-        (made.buffers, expected.buffers),
-        (made.metrics, expected.metrics),
-    ):
-        assert own.keys() == other.keys()
-        assert [name for name in own if not torch.equal(own[name], other[name])] == []
 
 
 def run_eagerly(learner: Learner, case: Case, rounds: Iterable[int]) -> None:

@@ -72,3 +72,13 @@ def request(**settings: Any) -> Request:
 def ticking(step_s: float = 0.001) -> Callable[[], float]:
     """A clock that goes on by a step whenever somebody looks at it."""
     return functools.partial(next, itertools.count(0.0, step_s))
+
+
+def assert_same_course(one: bow.Result, other: bow.Result) -> None:
+    """Two trainings came to the same model by the same epochs, to rounding."""
+    weights = [torch.cat([p.flatten() for p in result.model.parameters()]) for result in (one, other)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
+    for name in ("round", "samples", "accuracy"):
+        assert [epoch[name] for epoch in one.history] == [epoch[name] for epoch in other.history]
+    losses = [torch.tensor([epoch["train_loss"] for epoch in result.history]) for result in (one, other)]
+    torch.testing.assert_close(*losses)

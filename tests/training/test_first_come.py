@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 import bow
 from bow.devices import available_cores
 from bow.errors import SettingError
+from tests.training.blueprints import assert_same_course
 
 Train = Callable[..., bow.Result]
 
@@ -78,12 +79,7 @@ def test_on_one_place_it_is_the_training_of_eager(
         train(model.double(), data, run_dir=tmp_path / str(index), **common, **how)
         for index, how in enumerate(({"engine": "eager"}, FREE))
     ]
-    weights = [torch.cat([p.flatten() for p in result.model.parameters()]) for result in results]
-    torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
-    for name in ("round", "samples", "accuracy"):
-        assert [r[name] for r in results[0].history] == [r[name] for r in results[1].history]
-    losses = [torch.tensor([r["train_loss"] for r in result.history]) for result in results]
-    torch.testing.assert_close(*losses)
+    assert_same_course(*results)
 
 
 @pytest.mark.usefixtures("_one_place")

@@ -17,6 +17,7 @@ import bow
 from bow.data.tensors import Indexed
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
+from tests.training.blueprints import assert_same_course
 
 Train = Callable[..., bow.Result]
 
@@ -44,12 +45,7 @@ def test_a_training_is_that_of_eager(
         train(model.double(), data, engine=name, devices=where, run_dir=tmp_path / name, **common)
         for name, where in (("eager", "cpu"), (engine, FakeDevice()))
     ]
-    weights = [torch.cat([p.flatten() for p in result.model.parameters()]) for result in results]
-    torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
-    for name in ("round", "samples", "accuracy"):
-        assert [r[name] for r in results[0].history] == [r[name] for r in results[1].history]
-    losses = [torch.tensor([r["train_loss"] for r in result.history]) for result in results]
-    torch.testing.assert_close(*losses)
+    assert_same_course(*results)
 
 
 def test_callbacks_see_the_learners_as_their_round_left_them(

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from bow.schedule import Timeline
 from bow.schedule.scheduler import Start
+from bow.schedule.simulator import simulate_operators
 from tests.schedule.scheduler.graphs import Dependencies
-from tests.schedule.scheduler.watching import Moment
+from tests.schedule.scheduler.watching import Moment, Watched, check_carried_out
+
+
+def run(scheduler: Any, costs: list[int]) -> Timeline:
+    return simulate_operators(scheduler, lambda start: costs[start.operator])
+
+
+def check_options(kind: Callable[..., Any], arguments: dict[str, Any], costs: list[int]) -> None:
+    """A scheduler with these arguments can be carried out, decides as `Rules` do, and always alike."""
+    scheduler = kind(**arguments)
+    timeline = run(scheduler, costs)
+    check_carried_out(timeline, arguments["dependencies"])
+    assert run(scheduler, costs) == timeline == run(kind(**arguments), costs)
+    watched, rules = Watched(kind(**arguments)), Rules(**arguments)
+    run(watched, costs)
+    for event in watched.events:
+        assert event.starts == rules.expected(event.finished)
 
 
 class Rules:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from bow.errors import ScheduleError
 from bow.schedule import Timeline
 from bow.schedule.scheduler import ListScheduler, Start, critical_path
-from bow.schedule.simulator import simulate_operators
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, grid, listed
-from tests.schedule.scheduler.list_rules import Rules
+from tests.schedule.scheduler.list_rules import check_options, run
 from tests.schedule.scheduler.watching import Moment, Watched, check_carried_out
 
 
@@ -31,32 +30,10 @@ def options(draw: st.DrawFn, before: Dependencies) -> dict[str, Any]:
     return {"dependencies": before, "executors": executors, **{name: chosen[name] for name in names}}
 
 
-def run(scheduler: Watched | ListScheduler, costs: list[int]) -> Timeline:
-    return simulate_operators(scheduler, lambda start: costs[start.operator])
-
-
 @settings(max_examples=40)
 @given(st.data(), dependencies())
-def test_every_option_gives_a_schedule_that_can_be_carried_out(data: st.DataObject, before: Dependencies) -> None:
-    arguments = data.draw(options(before))
-    costs = data.draw(listed(st.integers(0, 9), before))
-    scheduler = ListScheduler(**arguments)
-    timeline = run(scheduler, costs)
-    check_carried_out(timeline, before)
-    assert run(scheduler, costs) == timeline == run(ListScheduler(**arguments), costs)
-
-
-@settings(max_examples=40)
-@given(st.data(), dependencies())
-def test_operators_are_given_out_by_priority_and_to_the_executors_that_suit_them(
-    data: st.DataObject, before: Dependencies
-) -> None:
-    arguments = data.draw(options(before))
-    watched = Watched(ListScheduler(**arguments))
-    run(watched, data.draw(listed(st.integers(0, 9), before)))
-    rules = Rules(**arguments)
-    for event in watched.events:
-        assert event.starts == rules.expected(event.finished)
+def test_operators_are_given_out_by_the_rules_whatever_the_options(data: st.DataObject, before: Dependencies) -> None:
+    check_options(ListScheduler, data.draw(options(before)), data.draw(listed(st.integers(0, 9), before)))
 
 
 @settings(max_examples=40)
