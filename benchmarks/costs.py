@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.cost_models import ESTIMATORS, Saturation
-from benchmarks.cost_models.counters import source
+from benchmarks.cost_models.events import source
 from benchmarks.cost_models.evidence import compare
 from benchmarks.costs_climbing import climb_all, variants
 from benchmarks.costs_here import measure_network, summarise

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from benchmarks.cost_models import Curve, HillClimb, Roofline, Sample, Threads, Work, computed_events
-from benchmarks.cost_models.counters import count, why_not
+from benchmarks.cost_models.events import count, why_not
 from benchmarks.costs_population import is_worth_measuring, key_of, works_of
 from benchmarks.costs_regressions import Operators, score_family, scored
 from benchmarks.harness import spread

@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.harness import say
 from benchmarks.placement_comparison import Row, compare
-from benchmarks.placement_loads import device_loads, imbalance
-from benchmarks.placement_machine import PROCESSOR, k80_machine
+from benchmarks.placement_machine import PROCESSOR, device_loads, imbalance, k80_machine
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_picture import placement_svg
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator

@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.harness import quartiles, say, together
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_steps import RealSteps
-from benchmarks.predicted_steps import Timed, time_strategies
+from benchmarks.predicted_cases import Timed, time_strategies
 from benchmarks.tile_times import mean_times
 from bow.cluster import World
 from bow.devices import available_cores

@@ -19,9 +19,7 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import quartiles, setting
 from benchmarks.harness.pictures import COLORS, GREY, picture
-from benchmarks.predicted_networks import NETWORKS
-from benchmarks.predicted_steps import Timed, spans_ms, time_strategies
-from benchmarks.predicted_strategies import draw_strategies
+from benchmarks.predicted_cases import NETWORKS, Timed, draw_strategies, spans_ms, time_strategies
 from benchmarks.tile_times import mean_times, median_times
 from bow.cluster import World
 from bow.devices import available_cores

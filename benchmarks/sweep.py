@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import harness
 from benchmarks.harness import setting
 from benchmarks.harness.pictures import COLORS, GREY, legend, picture
-from benchmarks.sweep_rule import decide, group, median_accuracy, summarize
-from benchmarks.trial import MODELS, Point, Trial, train, trial_of
+from benchmarks.sweep_rule import MODELS, Point, Trial, decide, group, median_accuracy, summarize, train, trial_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,24 +5,24 @@ learns from a few measurements of each operator, `Regression` from other operato
 operator's work alone; `accuracy` and `r_squared` say how good they are.
 """
 
-from benchmarks.cost_models.case import cases as cases
-from benchmarks.cost_models.case import evenly as evenly
-from benchmarks.cost_models.curve import Curve as Curve
-from benchmarks.cost_models.estimators import ESTIMATORS as ESTIMATORS
 from benchmarks.cost_models.events import Sample as Sample
 from benchmarks.cost_models.events import computed_events as computed_events
-from benchmarks.cost_models.model import CostModel as CostModel
-from benchmarks.cost_models.model import accuracy as accuracy
-from benchmarks.cost_models.model import candidates as candidates
-from benchmarks.cost_models.model import r_squared as r_squared
+from benchmarks.cost_models.machine import Analytic as Analytic
+from benchmarks.cost_models.machine import Roofline as Roofline
+from benchmarks.cost_models.machine import Saturation as Saturation
+from benchmarks.cost_models.machine import Scaling as Scaling
+from benchmarks.cost_models.machine import Work as Work
+from benchmarks.cost_models.machine import sort_of as sort_of
+from benchmarks.cost_models.measured import CostModel as CostModel
+from benchmarks.cost_models.measured import Curve as Curve
+from benchmarks.cost_models.measured import accuracy as accuracy
+from benchmarks.cost_models.measured import candidates as candidates
+from benchmarks.cost_models.measured import cases as cases
+from benchmarks.cost_models.measured import evenly as evenly
+from benchmarks.cost_models.measured import r_squared as r_squared
+from benchmarks.cost_models.regression import ESTIMATORS as ESTIMATORS
 from benchmarks.cost_models.regression import Profile as Profile
 from benchmarks.cost_models.regression import Regression as Regression
-from benchmarks.cost_models.roofline import Roofline as Roofline
-from benchmarks.cost_models.saturation import Saturation as Saturation
-from benchmarks.cost_models.scaling import Scaling as Scaling
-from benchmarks.cost_models.scaling import sort_of as sort_of
-from benchmarks.cost_models.work import Analytic as Analytic
-from benchmarks.cost_models.work import Work as Work
 from bow.schedule.climbing import HillClimb as HillClimb
 from bow.schedule.climbing import HillClimbing as HillClimbing
 from bow.schedule.climbing import Threads as Threads

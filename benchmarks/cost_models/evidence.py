@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.cost_models.saturation import Saturation
-from benchmarks.cost_models.scaling import Sort
-from benchmarks.cost_models.work import Work
+from benchmarks.cost_models.machine import Saturation, Sort, Work
 from bow.schedule.climbing import Threads
 
 FLOAT_BYTES = 4

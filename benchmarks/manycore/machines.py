@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from benchmarks.cost_models import Saturation, Scaling, Threads, Work
 from benchmarks.cost_models.evidence import standalone
-from benchmarks.cost_models.scaling import Sort
+from benchmarks.cost_models.machine import Sort
 from benchmarks.manycore.steps import Step
 
 CORES = 68  # Of a Xeon Phi 7250; every two share a cache

@@ -5,10 +5,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks.planner.clusters import compare_strategies, without_search
-from benchmarks.planner.nmt import best_over_time, of_seed
 from benchmarks.planner.problems import CLUSTERS, cluster, lenet, problem_of, short_language_model
-from benchmarks.planner.proofs import check_neighbours, prove
+from benchmarks.planner.searches import (
+    best_over_time,
+    check_neighbours,
+    compare_strategies,
+    of_seed,
+    prove,
+    without_search,
+)
 from benchmarks.planner.simulators import compare_simulators
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split

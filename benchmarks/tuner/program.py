@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import setting
-from benchmarks.tuner.comparison import Task, compared
-from benchmarks.tuner.pairs import PAIRS
+from benchmarks.tuner.comparison import PAIRS, Task, compared
 from bow.compiling import cache_folder
 from bow.runtime.loading import native
 from bow.tuner import EngineSetting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.trial import Point, Trial
+from benchmarks.sweep_rule import Point, Trial
 
 EPOCHS = 6
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cost_models import counters
-from benchmarks.cost_models.counters import CPU_TIME, HARDWARE, Event, count, open_counter, source, why_not
+from benchmarks.cost_models.events import CPU_TIME, HARDWARE, Event, count, open_counter, source, why_not
 
 
 def refuse(event: Event, thread: int) -> int:

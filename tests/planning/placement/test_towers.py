@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.placement_loads import device_loads, imbalance
-from benchmarks.placement_machine import k80_machine
+from benchmarks.placement_machine import device_loads, imbalance, k80_machine
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.towers import towers

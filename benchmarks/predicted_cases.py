@@ -1,0 +1,167 @@
+"""The networks, strategies and steps whose times are predicted and measured."""
+
+import functools
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from bow.engines import step_from_loss
+from bow.errors import BowError
+from bow.models.networks import NETWORKS as SIZES
+from bow.planning.problem.partition import Partition, Split
+from bow.planning.search.baselines import BASELINES, baseline
+from bow.planning.search.problem import Problem
+from bow.planning.search.search import search
+from bow.planning.search.search_settings import SearchSettings
+from bow.planning.search.search_space import SplitSpace
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
+from bow.replicas import OptimizerFactory
+from bow.schedule import Span
+from bow.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class PredictedNetwork:
+    """A network in its small form."""
+
+    name: str  # of the network, as the command line has it
+    samples: int  # of a batch: several times the small form's, so that operators take longer than their messages
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return SIZES[self.name].title
+
+    @property
+    def optimizer(self) -> OptimizerFactory:
+        """What trains it."""
+        return functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+
+    def captured(self) -> tuple[CapturedOperators, nn.Module, Any]:
+        """Its step, the model and a batch."""
+        network = SIZES[self.name]
+        torch.manual_seed(0)
+        model, batch = network.build("tiny"), network.batch("tiny", samples=self.samples)
+        return capture_operators(model, batch, step=step_from_loss(network.loss)), model, batch
+
+
+# By name
+NETWORKS: Mapping[str, PredictedNetwork] = {
+    name: PredictedNetwork(name, samples)
+    for name, samples in {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}.items()
+}
+
+
+Strategy: TypeAlias = tuple[Split, ...]
+
+SHARES = (0.05, 0.15, 0.4)  # Of the operators of a mixed strategy: so many are drawn at random, in turn
+
+BASES = ("data", "single", "model")  # The rest of a mixed strategy is one of these, in turn
+
+
+def draw_strategies(
+    problem: Problem, num_random: int, num_mixed: int, proposals: int, seed: int
+) -> dict[str, Strategy]:
+    """Strategies by name, each once."""
+    found: dict[Strategy, str] = {}
+    for name, splits in _all(problem, num_random, num_mixed, proposals, seed):
+        found.setdefault(splits, name)
+    return {name: splits for splits, name in found.items()}
+
+
+def _all(
+    problem: Problem, num_random: int, num_mixed: int, proposals: int, seed: int
+) -> Iterator[tuple[str, Strategy]]:
+    for name in BASELINES:
+        try:
+            yield name, baseline(problem, name)
+        except BowError:  # not every one is for every network
+            continue
+    settings = SearchSettings(budget_s=None, proposals=proposals, patience=None, descend=False, seed=seed)
+    yield "search", search(problem, settings).partition.splits
+    space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices)
+    source = random.Random(derive_seed(seed, 0))
+    for number in range(num_mixed):
+        base, share = BASES[number % len(BASES)], SHARES[number // len(BASES) % len(SHARES)]
+        yield f"{base}, {share:.0%} random {number}", mixed(baseline(problem, base), space, share, source)
+    for number in range(num_random):
+        yield f"random {number}", space.random_partition(source)
+
+
+def mixed(splits: Sequence[Split], space: SplitSpace, share: float, source: random.Random) -> Strategy:
+    """A strategy with some operators' splits drawn at random."""
+    changed = list(splits)
+    for operator in source.sample(range(len(changed)), max(1, round(share * len(changed)))):
+        changed[operator] = space.draw(operator, source)
+    return tuple(changed)
+
+
+WARM_UP = 1
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long steps took under a strategy."""
+
+    seconds: tuple[float, ...]  # of every step, from when all began to when the last was ready
+    spans_ms: dict[str, dict[str, float]]
+
+
+def time_strategies(
+    group: ProcessGroup,
+    captured: CapturedOperators,
+    model: nn.Module,
+    batch: Any,
+    optimizer: OptimizerFactory,
+    strategies: Mapping[str, tuple[Split, ...]],
+    turns: int,
+    between: Callable[[bool], None] = lambda is_timed: None,
+) -> dict[str, Timed]:
+    """Run all strategies in turns, every other turn in reverse order; of two steps in a row the second is timed.
+
+    All processes of the group call this.
+    """
+    runtimes = {
+        name: TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, group)
+        for name, splits in strategies.items()
+    }
+    own: dict[str, list[float]] = defaultdict(list)
+    for turn in range(WARM_UP + turns):
+        for name in list(runtimes) if turn % 2 else reversed(runtimes):
+            # The first step finds in the caches what other strategies have left, which no training does.
+            for is_timed in (False, True):
+                group.sum_all([torch.zeros(1)])  # all begin together
+                began = time.perf_counter()
+                runtimes[name].step(batch, turn)
+                if is_timed and turn >= WARM_UP:
+                    own[name].append(time.perf_counter() - began)
+        between(turn >= WARM_UP)
+    of_all = group.all_gather(dict(own))
+    return {
+        name: Timed(
+            tuple(max(times) for times in zip(*(of_device[name] for of_device in of_all), strict=True)),
+            _recorded(runtime, batch),
+        )
+        for name, runtime in runtimes.items()
+    }
+
+
+def spans_ms(spans: Iterable[Span]) -> dict[str, dict[str, float]]:
+    """By place and category: how many milliseconds in all."""
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for span in spans:
+        found[span.place][span.category] += span.duration_ns / 1e6
+    return {place: {name: round(ms, 3) for name, ms in sorted(of.items())} for place, of in sorted(found.items())}
+
+
+def _recorded(runtime: TileRuntime, batch: Any) -> dict[str, dict[str, float]]:
+    runtime.record()
+    runtime.step(batch, 0)
+    runtime.record(False)
+    return spans_ms(runtime.timeline().spans)
