@@ -65,7 +65,7 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
 
 def source_hash(*parts: str) -> str:
     """A name for what these texts, compiled on this processor with this compiler, become."""
-    return hashlib.sha256("\0".join((processor(), compiler_version(), *parts)).encode()).hexdigest()[:24]
+    return hashlib.sha256("\0".join((instruction_set(), compiler_version(), *parts)).encode()).hexdigest()[:24]
 
 
 def compile_cpp(what: str, arguments: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ def compiler_version() -> str:
 
 
 @functools.cache
-def processor() -> str:
+def instruction_set() -> str:
     """What code for this processor alone depends on."""
     described = platform.machine()
     with contextlib.suppress(OSError):

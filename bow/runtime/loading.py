@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import cpp_extension
 
-from bow.compiling import built, cache_folder, compile_cpp, compiler_version, processor
+from bow.compiling import built, cache_folder, compile_cpp, compiler_version, instruction_set
 from bow.errors import RuntimeUnavailableError
 from bow.files import Expendable
 
@@ -94,7 +94,8 @@ def _key() -> str:
 @functools.cache
 def machine() -> str:
     """What compiled code depends on besides its source: processor, Python, torch, compiler."""
-    return "\n".join(map(str, (processor(), sysconfig.get_config_var("SOABI"), torch.__version__, compiler_version())))
+    python = sysconfig.get_config_var("SOABI")
+    return "\n".join(map(str, (instruction_set(), python, torch.__version__, compiler_version())))
 
 
 def content_hash(*parts: str) -> str:
