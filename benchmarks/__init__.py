@@ -112,7 +112,7 @@ def render(name: str, module: Any, config: Any) -> None:
     if hasattr(module, "render"):
         module.render(config)
         return
-    stems = [stem for stem in getattr(module, "RESULTS", (name,)) if (config.out / f"{stem}.json").is_file()]
+    stems = [stem for stem in getattr(module, "STEMS", (name,)) if (config.out / f"{stem}.json").is_file()]
     if not stems:
         raise SettingError(f"{config.out} has no {name}.json; run python -m benchmarks {name} first, or set out=")
     for stem in stems:

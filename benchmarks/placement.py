@@ -25,7 +25,7 @@ from bow.planning.placement.evaluation import SearchBudget
 from bow.planning.placement.methods import METHODS
 
 PARTS = ("simulated", "real")
-RESULTS = ("placement", "placement_real")  # of the parts
+STEMS = ("placement", "placement_real")  # of the parts
 DOCUMENT = "placement.md"
 
 SIZES = ("paper", "large")
@@ -83,7 +83,7 @@ class Config(harness.Documented):
 def run(config: Config, command: str) -> int:
     """Carry out a part, and write what is found; 1 where an aim is missed, else 0."""
     harness.prepare_output(config.out)
-    began, name = time.perf_counter(), RESULTS[PARTS.index(config.part)]
+    began, name = time.perf_counter(), STEMS[PARTS.index(config.part)]
     if config.part == "real":
         findings = placement_real.measure(config.budget, config.turns, config.updates, config.seed)
     else:

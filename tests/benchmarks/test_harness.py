@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,30 @@ def test_quick_changes_only_what_was_not_given() -> None:
     quick = Config(quick=True, seconds=3.0).reduced()
     assert (quick.models, quick.seconds, quick.repeats) == (("a",), 3.0, 3)
     assert Config().reduced() == Config()
+
+
+def test_quick_leaves_what_is_committed_and_the_documentation_alone(tmp_path: Path) -> None:
+    assert Config(quick=True).reduced().out == Path("build/quick")
+    assert Config(quick=True, out=tmp_path).reduced().out == tmp_path
+    documented = harness.Documented(quick=True, out=tmp_path)
+    assert (harness.Documented().reduced().docs, documented.reduced().docs) == (Path("docs"), tmp_path)
+    given = harness.Documented(quick=True, out=tmp_path, docs=tmp_path / "docs")
+    assert given.reduced().docs == tmp_path / "docs"
+
+
+def together(rank: int) -> int:
+    if rank == 1:
+        raise ValueError("the other one")
+    time.sleep(60)
+    return rank
+
+
+def test_where_one_of_several_processes_fails_the_others_are_not_waited_for() -> None:
+    with contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(contextlib.closing(harness.Host())) for _ in range(2)]
+        with pytest.raises(harness.CaseError, match="the other one"):
+            harness.in_concert(hosts, together, limit_s=60)
+        assert harness.in_concert(hosts[1:], abs, limit_s=60) == 0
 
 
 @pytest.mark.parametrize(

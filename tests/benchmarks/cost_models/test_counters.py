@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cost_models import counters
+from benchmarks.cost_models import events
 from benchmarks.cost_models.events import CPU_TIME, HARDWARE, Event, count, open_counter, source, why_not
 
 
@@ -43,8 +43,8 @@ def test_a_count_is_scaled_to_the_time_in_which_it_was_not_counted(
     for thread, reading in ((7, (300, 100, 50)), (8, (5, 100, 0))):
         readings[thread] = tmp_path / str(thread)
         readings[thread].write_bytes(struct.pack("QQQ", *reading))
-    monkeypatch.setattr(counters, "_threads", lambda: iter(readings))
-    monkeypatch.setattr(counters, "_tell", lambda opened, request: told.append(request))
+    monkeypatch.setattr(events, "_threads", lambda: iter(readings))
+    monkeypatch.setattr(events, "_tell", lambda opened, request: told.append(request))
     ran: list[int] = []
     found = count(
         lambda: ran.append(len(told)),
@@ -63,7 +63,7 @@ def test_descriptors_are_closed_even_where_work_fails(tmp_path: Path, monkeypatc
         opened.append(os.open(tmp_path, os.O_RDONLY))
         return opened[-1]
 
-    monkeypatch.setattr(counters, "_tell", lambda opened, request: None)
+    monkeypatch.setattr(events, "_tell", lambda opened, request: None)
     with pytest.raises(ZeroDivisionError):
         count(lambda: 1 // 0, [Event("cycles", 0, 0)], permit)
     assert opened
