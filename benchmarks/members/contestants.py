@@ -7,8 +7,10 @@ contestants come to the same weights, to rounding.
 import copy
 import functools
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +18,12 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 import bow
-from benchmarks.harness import CaseError, rate, warm_up
+from benchmarks.harness import rate, warm_up
 from benchmarks.trainings import SGD, Data, Feed, PlainTraining, Tensors, compiled_step
 from benchmarks.workloads import WORKLOADS, Workload
+
+FIRST_STEPS = 40  # of bow's sweeps that are subtracted from longer ones, and at least what these have besides
+TURNS = 5  # so many times as long as the turns of others are those of bow
 
 
 @dataclass(frozen=True)
@@ -185,22 +190,43 @@ class Stacked:
 
 
 class Bow:
-    """bow's members side by side.
-
-    To be filled in: `turn` and `train` by `bow.sweep(make_model, data, loss, variants=[bow.Variant(seed=s,
-    optimizer=SGD) ...], batch_size=..., epochs=...)`.
-    """
+    """bow's members side by side. Its batches are those of its own stream: the same data in another order."""
 
     def __init__(self, task: Task) -> None:
-        if not hasattr(bow, "sweep"):
-            raise CaseError("bow.sweep is not there yet")
         self._task = task
+        self._step_s: float | None = None
 
     def turn(self, seconds: float) -> float:
-        raise CaseError("its members are not timed yet")
+        # The steady state: what a short sweep takes, capture included, is subtracted from a longer one, which lasts
+        # several turns so that this matters little.
+        begun_s = self._train_s(FIRST_STEPS)
+        if self._step_s is None:
+            self._step_s = max(1e-6, (self._train_s(2 * FIRST_STEPS) - begun_s) / FIRST_STEPS)
+        steps = max(FIRST_STEPS, round(TURNS * seconds / self._step_s))
+        samples = steps * self._task.batch_size * len(self._task.seeds)
+        return samples / max(1e-9, self._train_s(FIRST_STEPS + steps) - begun_s)
+
+    def _train_s(self, steps: int) -> float:
+        """Seconds of training, without what surrounds it."""
+        samples = steps * self._task.batch_size * len(self._task.seeds)
+        return samples / float(self._swept(steps=steps).throughput)
 
     def train(self, epochs: int) -> list[Tensors]:
-        raise CaseError("its members are not trained yet")
+        return [member.model.state_dict() for member in self._swept(epochs=epochs).members]
+
+    def _swept(self, **amount: int) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            return bow.sweep(
+                self._task.workload.build,
+                self._task.data,
+                self._task.workload.loss,
+                variants=[bow.Variant(seed=seed) for seed in self._task.seeds],
+                optimizer=SGD,
+                batch_size=self._task.batch_size,
+                devices="cpu",
+                run=bow.Run(Path(folder) / "run", progress=False),
+                **amount,  # type: ignore[arg-type]
+            )
 
 
 LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW = (
