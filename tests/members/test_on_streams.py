@@ -1,0 +1,43 @@
+"""Members on a device with streams, by the fake one: as alone there, and one that diverges ends alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from members.test_equality import ADAMW, FLAT, IMAGES, LABELS, SGD, VARIANTS, Normed, alone, assert_same, mlp, swept
+
+import bow
+from bow.testing import FakeDevice
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
+def test_members_become_what_they_become_alone(engine: str, tmp_path: Path) -> None:
+    data: Any = (IMAGES, LABELS)
+    settings = {"engine": engine, "optimizer": ADAMW}
+    result = swept(tmp_path / "sweep", Normed, data, VARIANTS, at_once=2, devices=FakeDevice(), **settings)
+    assert result.engine == engine
+    for number, member in enumerate(result.members):
+        other = alone(tmp_path / str(number), Normed, data, member.variant, devices=FakeDevice(), **settings)
+        assert_same(member, other)
+
+
+def test_sgd_is_that_of_torch_where_a_kernel_steps_one_alone(tmp_path: Path) -> None:
+    data: Any = (IMAGES, LABELS)
+    result = swept(tmp_path / "sweep", Normed, data, VARIANTS, engine="graph", at_once=2, devices=FakeDevice())
+    for number, member in enumerate(result.members):
+        path = tmp_path / str(number)
+        other = alone(path, Normed, data, member.variant, "graph", devices=FakeDevice(), optimizer=SGD)
+        assert member.model is not None
+        for name, value in other.model.state_dict().items():
+            torch.testing.assert_close(member.model.state_dict()[name], value, msg=name)
+
+
+def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
+    variants = bow.grid(seed=[0, 1], lr=[0.05, 1e30])
+    settings = {"engine": "graph", "devices": FakeDevice(), "optimizer": ADAMW}
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, **settings)
+    assert [member.stopped for member in result.members] == [None, "diverged", None, "diverged"]
+    healthy = swept(tmp_path / "healthy", mlp, (FLAT, LABELS), variants[::2], **settings)
+    for member, other in zip(result.members[::2], healthy.members, strict=True):
+        assert_same(member, other)
