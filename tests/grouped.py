@@ -40,10 +40,10 @@ SECTIONS: dict[str, tuple[type, str, dict[str, str]]] = {
 def grouped(**settings: Any) -> dict[str, Any]:
     """Keywords of `bow.train` from settings by name: `grouped(progress=False)` is `{"run": bow.Run(progress=False)}`.
 
-    `tuner` and `per_round` are objects and yes or no; the engine `"whole_round"` is `graph` with such a capture.
+    `tuner` and `per_round` are objects and yes or no; the engine `"graph+round"` is `graph` with such a capture.
     """
     given = dict(settings)
-    if given.get("engine") == "whole_round":
+    if given.get("engine") == "graph+round":
         given.update(engine="graph", capture="round")
     if (tuner := given.pop("tuner", None)) is not None:
         given["learners"] = dataclasses.replace(tuner, learners=given.get("learners", "auto"))

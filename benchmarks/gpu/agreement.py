@@ -19,7 +19,7 @@ COLUMNS = (431_080, 464_154, LARGE)  # Parameters of LeNet and of ResNet-32, and
 
 KERNEL_TOLERANCE = 1e-5
 ENGINE_TOLERANCE = 1e-4
-ENGINES: tuple[str, ...] = ("graph", "streams", "whole_round", "fused")
+ENGINES: tuple[str, ...] = ("graph", "streams", "graph+round", "fused")
 TOGETHER = 4
 ROUNDS = 5 * TOGETHER
 LEARNERS = 4

@@ -10,7 +10,7 @@ from benchmarks.gpu.trace import overlap, save_small
 from benchmarks.harness import first_words
 from benchmarks.trainings import BowTraining
 
-ENGINES: tuple[str, ...] = ("graph", "whole_round", "streams")
+ENGINES: tuple[str, ...] = ("graph", "graph+round", "streams")
 LEARNERS = 2
 CALLS = 3
 MODEL, BATCH = "lenet", 16

@@ -34,7 +34,7 @@ ENGINES = {
 STREAM_ENGINES = {
     "graph": "bow.engines.cuda.graph.CudaGraphs",
     "streams": "bow.engines.cuda.streams.CudaStreams",
-    "whole_round": "bow.engines.cuda.whole_round.WholeRound",
+    "graph+round": "bow.engines.cuda.whole_round.WholeRound",
     "fused": "bow.engines.cuda.fused.CudaFused",
 }
 """Those of a device with streams; `eager` runs there too."""

@@ -13,7 +13,7 @@ EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
 Capture: TypeAlias = Literal["auto", "learner", "round"]
 """What a CUDA graph of engine `graph` holds: the learning task of one learner, or a whole round."""
 
-WHOLE_ROUND = "whole_round"
+ROUND_CAPTURED = "graph+round"
 """What runs `Engine("graph", capture="round")`."""
 
 
@@ -56,7 +56,7 @@ class Engine:
     schedule: Schedule | str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.name == WHOLE_ROUND:
+        if str(self.name) == "whole_round":
             raise SettingError('engine="whole_round" is now bow.Engine("graph", capture="round")')
         _check_choice("engine", self.name, EngineName)
         _check_choice("capture", self.capture, Capture)
@@ -86,12 +86,12 @@ class Engine:
     @property
     def runner(self) -> str:
         """The name of what runs the learning tasks: for a whole round in one CUDA graph it is one of its own."""
-        return WHOLE_ROUND if self.capture == "round" else self.name
+        return ROUND_CAPTURED if self.capture == "round" else self.name
 
     def run_by(self, runner: str, compile: bool = False) -> "Engine":
         """The same with what was found to run it, and whether that compiles."""
-        name = "graph" if runner == WHOLE_ROUND else runner
-        capture = "round" if runner == WHOLE_ROUND else "learner" if runner == "graph" else "auto"
+        name = "graph" if runner == ROUND_CAPTURED else runner
+        capture = "round" if runner == ROUND_CAPTURED else "learner" if runner == "graph" else "auto"
         return replace(self, name=name, capture=capture, compile=compile)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from bow.training.trials import COMPILED, Trials
 from bow.tuner import Candidate, EngineSetting, doubling
 
 ENGINES_CPU: tuple[str, ...] = ("graph", "streams", "eager", "fused")
-ENGINES_CUDA: tuple[str, ...] = ("graph", "whole_round", "streams", "fused", "eager")
+ENGINES_CUDA: tuple[str, ...] = ("graph", "graph+round", "streams", "fused", "eager")
 """In the order in which they are measured, those that are best most often first: a short budget ends early."""
 
 MOST_PER_CORE = 4

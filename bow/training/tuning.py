@@ -146,7 +146,7 @@ def _measured(
     signals: Signals | None,
 ) -> Tuned:
     began = time.perf_counter()
-    first = request.engine if request.engine in ("graph", "whole_round") else "eager"
+    first = request.engine if request.engine in ("graph", "graph+round") else "eager"
     count = 1 if request.learners == "auto" else request.learners
     rate = trials.probe(EngineSetting(first, count, torch.get_num_threads() if replicas_config.on_cpu else 1))
     expected = None if request.samples is None else request.samples / rate

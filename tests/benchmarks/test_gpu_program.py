@@ -45,7 +45,7 @@ def test_every_part_comes_to_its_end(folder: Path) -> None:
 def test_everybody_takes_part(folder: Path) -> None:
     found = json.loads((folder / "parts" / "throughput_lenet_4.json").read_text())
     names = [row["name"] for row in found["contestants"]]
-    assert {"pytorch", "pytorch compiled", "graph, 1", "graph, 2", "whole_round, 2", "streams, 2", "fused, 2"} < {
+    assert {"pytorch", "pytorch compiled", "graph, 1", "graph, 2", "graph+round, 2", "streams, 2", "fused, 2"} < {
         *names
     }
     assert all(row["samples_per_s"]["median"] > 0 for row in found["contestants"])
@@ -56,7 +56,7 @@ def test_everybody_takes_part(folder: Path) -> None:
 
 def test_engines_and_kernels_agree(folder: Path) -> None:
     found = json.loads((folder / "parts" / "agreement.json").read_text())
-    assert {row["engine"] for row in found["engines"]} == {"graph", "streams", "whole_round", "fused"}
+    assert {row["engine"] for row in found["engines"]} == {"graph", "streams", "graph+round", "fused"}
     assert all(row["agrees"] for row in (*found["engines"], *found["kernels"]))
 
 
@@ -84,7 +84,7 @@ def test_the_page_says_that_the_device_is_fake_and_judges_nothing(folder: Path) 
 
 def test_traces_are_small_and_whole_ones_are_gone(folder: Path) -> None:
     assert {path.name for path in folder.glob("*trace*")} == {
-        f"trace_{engine}.json.gz" for engine in ("graph", "whole_round", "streams")
+        f"trace_{engine}.json.gz" for engine in ("graph", "graph+round", "streams")
     }
 
 

@@ -27,7 +27,7 @@ def test_on_a_gpu_everything_runs_as_graphs() -> None:
 @pytest.mark.parametrize("engine", [*ENGINES, *STREAM_ENGINES])
 def test_what_runs_on_gpus_alone_is_refused_on_a_cpu(engine: str) -> None:
     check_device(engine, streams=True)
-    if engine != "whole_round":
+    if engine != "graph+round":
         check_device(engine, streams=False)
         return
     with pytest.raises(SettingError, match=r'capture="round" is for GPUs, .* leave it out'):

@@ -179,7 +179,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("engine", ["graph", "graph@fake", "whole_round@fake"])
+@pytest.mark.parametrize("engine", ["graph", "graph@fake", "graph+round@fake"])
 @pytest.mark.parametrize("name", PLACES)
 def test_a_value_that_changes_is_captured_anew_wherever_it_lies(name: str, engine: str) -> None:
     loss, put = place(name)

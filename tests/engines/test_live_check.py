@@ -22,7 +22,7 @@ from tests.grouped import of_replicas
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled")]
 
-REPLAYING = ["graph", "graph@fake", "whole_round@fake", "fused@fake"]
+REPLAYING = ["graph", "graph@fake", "graph+round@fake", "fused@fake"]
 LEARNERS, FEATURES, CLASSES = 2, 6, 3
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)

@@ -49,7 +49,7 @@ def cases(fake: bool) -> list[Case]:
 
 def _tiny() -> list[tuple[torch.dtype, int, str, str, str]]:
     small = [(torch.float64, 2, "momentum", model, engine) for model in MODELS[:3] for engine in ENGINES]
-    large = [(torch.float64, 2, "momentum", model, "whole_round") for model in MODELS[3:]]
+    large = [(torch.float64, 2, "momentum", model, "graph+round") for model in MODELS[3:]]
     return [*small, *large, (torch.float64, 2, "adamw", "mlp", "graph"), (torch.float32, 1, "adamw", "mlp", "fused")]
 
 

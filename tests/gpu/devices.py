@@ -23,7 +23,7 @@ NO_TIME = "on the fake device, work runs when it is issued"
 SLEEP_CYCLES = 2_000_000
 """About a millisecond, many times what a sum takes."""
 
-ENGINES = ("eager", "graph", "streams", "whole_round", "fused")
+ENGINES = ("eager", "graph", "streams", "graph+round", "fused")
 
 
 class Slow(Processes):

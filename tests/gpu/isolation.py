@@ -28,7 +28,7 @@ def cases(fake: bool) -> list[Case]:
         Case("every learner's thread has library handles of its own", _handles),
         *(
             Case(f"kernels of two learners overlap: {engine}", functools.partial(_overlap, engine), NO_TIME)
-            for engine in ("graph", "whole_round")
+            for engine in ("graph", "graph+round")
         ),
         *(
             Case(f"operators on {streams} streams: {model}, {way}", functools.partial(_spread, model, streams, way))

@@ -31,7 +31,7 @@ def cases(fake: bool) -> list[Case]:
     return [
         *(
             Case(f"no leak: {engine}", functools.partial(_no_leak, engine))
-            for engine in ("graph", "whole_round", "streams")
+            for engine in ("graph", "graph+round", "streams")
         ),
         Case("a batch that is too large is survived", _large_batch, NO_END),
         Case("too many learners are survived", _many_learners, NO_END),

@@ -18,7 +18,7 @@ from benchmarks.gpu.machine import Machine
 from bow.models import MLP, LeNet, LogisticRegression, LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
 from tests.grouped import of_replicas
 
-ENGINES = ("graph", "whole_round", "streams", "fused")
+ENGINES = ("graph", "graph+round", "streams", "fused")
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def test_a_gpu_carries_out_every_kind_of_schedule(schedule: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "graph", "capture": "round"}, 'engine="graph", got engine=.whole_round'),
+        ({"name": "graph", "capture": "round"}, 'engine="graph", got engine=.graph.round'),
         ({"dispatch": "first_come"}, 'needs dispatch="fixed"'),
         ({"compile": True}, "a compiled learning task is one operator"),
     ],

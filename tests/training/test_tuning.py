@@ -392,7 +392,7 @@ RESUMED: list[tuple[dict[str, Any], dict[str, Any], Tuner, tuple[Any, ...]]] = [
     (state(**GRAPH), {"engine": "graph", "learners": 2}, Tuner(), ("graph", 2, None, False, "given")),
     (state(**GRAPH), {}, Tuner(pinned=EngineSetting("eager", 3)), ("eager", 3, 1, False, "pinned")),
     (state(engine="auto", threads=None, compile=False, source="rule"), {}, Tuner(), ("auto", 4, None, False, "rule")),
-    (state(engine="whole_round", threads=1, compile=False), {}, Tuner(), ("auto", 4, None, False, "rule")),
+    (state(engine="graph+round", threads=1, compile=False), {}, Tuner(), ("auto", 4, None, False, "rule")),
     (state(), {}, Tuner(), ("auto", 4, None, False, "rule")),
     (state(), {"compile": True}, Tuner(), ("auto", 4, None, True, "rule")),
 ]

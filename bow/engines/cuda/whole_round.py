@@ -163,7 +163,7 @@ class WholeRound(RoundGraphs):
         Budea, TensorBow, 2019, chapter 4.
     """
 
-    name = "whole_round"
+    name = "graph+round"
 
     def warm_up(self, static: StaticRound) -> bool:
         """Run every learner's task on its own stream, as it is going to be captured."""

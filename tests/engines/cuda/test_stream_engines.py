@@ -317,7 +317,7 @@ def test_learners_that_take_batches_as_they_come_take_each_once(
     replicas.close()
 
 
-@pytest.mark.parametrize("engine", ["whole_round", "fused"])
+@pytest.mark.parametrize("engine", ["graph+round", "fused"])
 def test_learners_that_keep_step_say_that_first_come_has_no_effect(engine: str, device: FakeDevice) -> None:
     with pytest.warns(UserWarning, match="has no effect"):
         training(engine, device, dispatch="first_come").close()
@@ -600,7 +600,7 @@ def test_a_learner_that_cannot_be_added_leaves_the_others(
     replicas.close()
 
 
-@pytest.mark.parametrize("engine", ["graph", "whole_round"])
+@pytest.mark.parametrize("engine", ["graph", "graph+round"])
 def test_a_mistake_in_one_batch_does_not_end_capturing(engine: str, device: FakeDevice) -> None:
     def step(learner: nn.Module, given: Any) -> Tensor:
         if len(given[0]) == 3:
