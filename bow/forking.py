@@ -17,6 +17,11 @@ def begin_to_compute(what: str) -> None:
             f"{what} would hang in this process: it was forked from one in which torch has computed, and lacks its "
             'threads; fork before the first training, or start processes with multiprocessing.get_context("spawn")'
         )
+    if torch.get_default_device().type == "meta":
+        raise SettingError(
+            f"{what} needs tensors with values, and those of torch's default device, meta, have none; "
+            'call torch.set_default_device("cpu")'
+        )
     _watch_forks()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from bow.errors import BowError, GraphError, reason
+from bow.errors import BowError, GraphError, SettingError, reason
 from bow.forking import begin_to_compute
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import failure, inputs_of, last_uses, outputs_of, run_operators
@@ -74,6 +74,10 @@ class LocalRuntime:
         cores: Sequence[Sequence[int]] | None = None,
     ) -> None:
         begin_to_compute("bow.LocalRuntime")
+        for name, value, kind in (("graph", graph, StepGraph), ("schedule", schedule, Schedule | None)):
+            if not isinstance(value, kind):
+                what = "what bow.capture returns" if name == "graph" else "a bow.Schedule, or None"
+                raise SettingError(f"{name} must be {what}, got {value!r}")
         operators = [op for op in graph.operators if not is_update(op.kind)]
         schedule = schedule or Schedule.sequential(len(operators))
         dependencies = dependencies_of(operators)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import TensorDataset
 
@@ -190,6 +190,18 @@ def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer
     return scheduler
 
 
+def check_scheduler_lasts(scheduler: LRScheduler | None, steps: int | None, unit: str) -> None:
+    """Refuse a scheduler that has fewer steps than the training still makes, one after every round or epoch."""
+    if not isinstance(scheduler, OneCycleLR) or steps is None:
+        return
+    needed = scheduler.last_epoch + steps
+    if needed > scheduler.total_steps:
+        raise SettingError(
+            f"scheduler OneCycleLR has total_steps={scheduler.total_steps}, and this training steps it {needed} times, "
+            f"after every {unit}; use total_steps={needed}"
+        )
+
+
 def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
     """Step a scheduler of a copy of the optimizer: a mistake shows now, and not after an epoch."""
     trial = copy.copy(optimizer)
@@ -286,10 +298,7 @@ def check_first_batch(
                 else:
                     made = _loss_on(template, batch, loss, labels, data)
             if written := [name for name, parameter in trained.items() if parameter._version != versions[name]]:
-                raise ModelError(
-                    f"the model changes its parameter {written[0]!r} in place, as nn.Embedding does with max_norm, and "
-                    "learners' parameters are views of a row, which cannot be; scale the value that is used instead"
-                )
+                raise _changed_in_place(written[0])
             if isinstance(made, Tensor):
                 outside.check(made, [batch])
                 if made.dim() == 0 and not math.isfinite(value := float(made.detach())):
@@ -308,6 +317,21 @@ def check_first_batch(
         load_buffers(template, buffers)
         for now, before in attributes:
             _forget_graphs(now, before)
+
+
+def check_embeddings(model: nn.Module) -> None:
+    """Refuse embeddings that change their weights in place in the forward pass."""
+    for name, module in model.named_modules():
+        scales = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+        if scales and module.weight.requires_grad:
+            raise _changed_in_place(f"{name}.weight".lstrip("."))
+
+
+def _changed_in_place(parameter: str) -> ModelError:
+    return ModelError(
+        f"the model changes its parameter {parameter!r} in place, as nn.Embedding does with max_norm, and learners' "
+        "parameters are views of a row, which cannot be; scale the value that is used instead"
+    )
 
 
 def _shallow(attributes: Mapping[str, Any]) -> dict[str, Any]:

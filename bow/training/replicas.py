@@ -33,6 +33,7 @@ from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buff
 from bow.schedule import Timeline
 from bow.sync import SMA, Synchroniser
 from bow.training.checks import (
+    check_embeddings,
     check_learners,
     check_schedule,
     check_step,
@@ -154,6 +155,7 @@ class Replicas(nn.Module):
             engine=check_schedule(engine),
         )
         template = prepare_template(model, seed)
+        check_embeddings(template)
         streams = device if isinstance(device, StreamDevice) else None
         self.device = device.torch_device if isinstance(device, StreamDevice) else resolve_device(device)
         if self.device.type == "cuda" and streams is None:

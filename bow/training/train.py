@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from bow.cluster import WorkerJob, World, is_leader, is_member, job_name, join, start, was_restarted
 from bow.cluster.config import Devices
-from bow.data import SyntheticSamples
+from bow.data import BatchStream, SyntheticSamples
 from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, OnNan, Step
 from bow.engines.config import Engine
@@ -25,7 +26,7 @@ from bow.replicas import OptimizerFactory
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import delete_checkpoints_after, meant, open_checkpoint, run_of
-from bow.training.checks import make_scheduler, warn_of_first_come
+from bow.training.checks import check_scheduler_lasts, make_scheduler, warn_of_first_come
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
 from bow.training.context import Learners, Position, RunContext
 from bow.training.interruption import end_as_asked
@@ -196,6 +197,8 @@ def run_training(config: TrainConfig) -> Result:
         if state is not None:
             restore(state, learned, replicas, prepared.opened.stream, scheduler, given_trajectory)
             started_with = state["started_with"]
+        unit, steps = _scheduler_steps(config, prepared.opened.stream, replicas, state or {})
+        check_scheduler_lasts(scheduler, steps, unit)
         name = type(prepared.replicas_config.model).__name__.lower()
         directory, fresh = _made_directory(path, name, goes_on, config, world, lock)
         if made.save is not None and world.leads:
@@ -312,6 +315,22 @@ def _packed(config: TrainConfig, count: int | None) -> WorkerJob | None:
     from bow.planning.tiles import registered_rules, take_over_rules
 
     return WorkerJob(functools.partial(run_worker, config, functools.partial(take_over_rules, registered_rules())))
+
+
+def _scheduler_steps(
+    config: TrainConfig, stream: BatchStream, replicas: Learners, state: Mapping[str, Any]
+) -> tuple[str, int | None]:
+    """After what the learning-rate scheduler is stepped, and how often that will be, if it is known."""
+    learners, per_epoch, batch = replicas.group.num_all, stream.samples_per_epoch, stream.batch_size
+    rounds = stream.rounds_left(learners) if config.steps is None else config.steps - state.get("round", 0)
+    if config.is_per_round:
+        return "round", rounds
+    if config.steps is None:
+        return "epoch", config.epochs - state.get("epoch", 0)
+    if rounds is None or per_epoch is None or batch is None:
+        return "epoch", None
+    samples = state.get("samples", 0) + rounds * batch * learners
+    return "epoch", math.ceil(samples / per_epoch) - state.get("epoch", 0)
 
 
 def _is_of_job(run_dir: Path) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.devices import available_cores
-from bow.errors import GraphError
+from bow.errors import GraphError, SettingError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
 from bow.runtime.loading import is_available
@@ -379,3 +379,10 @@ def test_small_operators_run_where_they_became_ready() -> None:
     for index in triggered:
         places = {spans[before].place for before in dependencies[index]}
         assert spans[index].place in places
+
+
+def test_what_is_no_graph_or_no_schedule_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"graph must be what .* returns, got 3"):
+        bow.LocalRuntime(3, 4)  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"schedule must be a bow\.Schedule, or None, got 4"):
+        bow.LocalRuntime(captured("transformer")[1], 4)  # type: ignore[arg-type]

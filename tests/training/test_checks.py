@@ -423,3 +423,52 @@ def test_a_model_that_writes_to_its_parameters_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"'0\.weight' in place"):
         bow.train(model, data, nn.functional.cross_entropy, run=bow.Run(tmp_path / "run", progress=False))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_replicas_of_a_model_that_writes_to_its_parameters_are_refused(engine: Any) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 3))
+    with pytest.raises(ModelError, match=r"'0\.weight' in place"):
+        bow.Replicas(model, cross_entropy, learners=2, engine=engine, device="cpu")
+
+
+def test_an_embedding_that_is_not_trained_may_have_a_largest_norm() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1).requires_grad_(False), nn.Linear(4, 3))
+    replicas = bow.Replicas(model, cross_entropy, learners=2, engine="eager", device="cpu")
+    batch = torch.randint(10, (4,)), torch.randint(3, (4,))
+    assert replicas.round([batch, batch]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "total", "needed"),
+    [
+        ({"epochs": 2, "per_round": True}, 11, 12),
+        ({"epochs": 3}, 2, 3),
+        ({"steps": 7}, 1, 2),
+        ({"steps": 7, "per_round": True}, 6, 7),
+    ],
+    ids=str,
+)
+def test_a_scheduler_with_too_few_steps_is_refused_and_one_with_enough_is_taken(
+    train: Train, model: nn.Module, tmp_path: Path, settings: dict[str, Any], total: int, needed: int
+) -> None:
+    def scheduler(total_steps: int) -> Any:
+        return functools.partial(SCHEDULER.OneCycleLR, max_lr=0.1, total_steps=total_steps)
+
+    unit = "round" if "per_round" in settings else "epoch"
+    fixed: dict[str, Any] = {"learners": 2, "batch_size": 4, **settings}
+    with pytest.raises(SettingError, match=f"total_steps={total}, .* {needed} times, after every {unit}"):
+        train(model, (X, Y), scheduler=scheduler(total), **fixed)
+    assert not (tmp_path / "run").exists()
+    assert train(model, (X, Y), scheduler=scheduler(needed), **fixed).history
+
+
+def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> None:
+    torch.set_default_device("meta")
+    try:
+        with pytest.raises(SettingError, match=r"default device, meta, .*set_default_device"):
+            bow.Replicas(model, cross_entropy, learners=2, engine="eager", device="cpu")
+        with pytest.raises(SettingError, match=r"default device, meta, .*set_default_device"):
+            bow.train(model, (X, Y), cross_entropy)
+    finally:
+        torch.set_default_device(None)
