@@ -53,11 +53,7 @@ def recipe(name: str, *overrides: str) -> dict[str, Any]:
 
 
 def build(composition: Composition) -> dict[str, Any]:
-    """The arguments of `bow.train` for composed settings. The data are read; the model is not built yet.
-
-    Raises:
-        BowError: a setting that does not exist or has a wrong value, or data that are missing.
-    """
+    """The arguments of `bow.train` for composed settings. The data are read; the model is not built yet."""
     check_values(composition)
     settings = composition.settings
     splits = _data(settings["data"])
@@ -80,11 +76,7 @@ def build(composition: Composition) -> dict[str, Any]:
 
 
 def check_values(composition: Composition) -> None:
-    """Check the settings whose values are plain, before any object is made of the others.
-
-    Raises:
-        SettingError: a setting that does not exist or has a wrong value.
-    """
+    """Check the settings whose values are plain, before any object is made of the others."""
     if composition.given("epochs") and composition.given("steps"):
         epochs, steps = composition.settings["epochs"], composition.settings["steps"]
         raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")

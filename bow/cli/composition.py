@@ -45,13 +45,7 @@ _HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")
 
 @dataclass(frozen=True)
 class Composition:
-    """The settings of one run.
-
-    Args:
-        settings: every key of `conf/config.yaml` and every group, as plain values.
-        choices: which option of each group was taken.
-        overrides: what the command line said, as it said it.
-    """
+    """The settings of one run."""
 
     settings: dict[str, Any]
     choices: dict[str, str]

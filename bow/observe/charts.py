@@ -69,9 +69,8 @@ class Chart:
     title: str  # what is shown, over what
     series: Sequence[Series]  # the lines; empty ones are left out
     x: ChartAxis  # the horizontal axis
-    y: ChartAxis = (
-        ChartAxis()
-    )  # the vertical axis; it becomes logarithmic where the values span more than a factor of 30
+    # the vertical axis; it becomes logarithmic where the values span more than a factor of 30
+    y: ChartAxis = ChartAxis()
     steps: bool = False  # values hold until the next one
     target: float | None = None  # a value to be reached, drawn as a dashed line
 

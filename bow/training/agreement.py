@@ -11,34 +11,20 @@ MOST_ROUNDS = 1000
 
 
 class Decision(NamedTuple):
-    """What all have heard.
+    """What all have heard."""
 
-    Attributes:
-        stop: whether the training ends behind this round.
-        seconds: on the clock of rank 0.
-        hopeless: whether no device has a learner that stays finite.
-        checkpoint: whether a checkpoint is due.
-    """
-
-    stop: bool
-    seconds: float
-    hopeless: bool
-    checkpoint: bool
+    stop: bool  # whether the training ends behind this round
+    seconds: float  # on the clock of rank 0
+    hopeless: bool  # whether no device has a learner that stays finite
+    checkpoint: bool  # whether a checkpoint is due
 
 
 class Agreement:
-    """Exchanges wishes every so many rounds, which all processes count alike.
-
-    Args:
-        world: the processes.
-
-    Attributes:
-        next_round: behind which round the next exchange is; the first one is before the first round.
-    """
+    """Exchanges wishes every so many rounds, which all processes count alike."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.next_round = 1
+        self.next_round = 1  # behind which the next exchange is; the first one is before the first round
         self._last: tuple[float, int] = (0.0, 0)
 
     def begin(self, seconds: float, round_index: int) -> None:

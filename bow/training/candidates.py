@@ -42,25 +42,15 @@ UNFIT_FOR_FUSED = (nn.modules.conv._ConvNd, nn.RNNBase)
 
 @dataclass(frozen=True)
 class Request:
-    """What the user wants, and what is left open.
+    """What the user wants, and what is left open."""
 
-    Attributes:
-        engine: a name, or `"auto"`.
-        learners: how many, or `"auto"`.
-        compile: whether the learning task is to be compiled.
-        batch_size: samples of a batch.
-        most: as many learners as the data leave room for, if that is left open.
-        samples: how many the training will see; None where that is unknown.
-        rounds: how many the training will have with the rule's number of learners; None where that is unknown.
-    """
-
-    engine: str
-    learners: int | Literal["auto"]
-    compile: bool
-    batch_size: int
-    most: int
-    samples: float | None
-    rounds: int | None
+    engine: str  # a name, or `"auto"`
+    learners: int | Literal["auto"]  # how many, or `"auto"`
+    compile: bool  # whether the learning task is to be compiled
+    batch_size: int  # samples of a batch
+    most: int  # as many learners as the data leave room for, if that is left open
+    samples: float | None  # how many the training will see; None where that is unknown
+    rounds: int | None  # how many the training will have with the rule's number of learners; None where that is unknown
 
     @property
     def is_open(self) -> bool:

@@ -83,9 +83,6 @@ def open_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> di
     """What the checkpoint holds that `resume` means; None to start from the beginning.
 
     Where a run directory is meant, and its last checkpoint is damaged, that is the one before it.
-
-    Warns:
-        UserWarning: a damaged one was passed over.
     """
     found = meant(resume, run_dir)
     for path in reversed(found):
@@ -232,10 +229,6 @@ BYTES_PER_S = 200e6
 
 class CheckpointTimer:
     """Says when a checkpoint is due where nobody has said how often.
-
-    Args:
-        num_bytes: about as many as a checkpoint has.
-        now_s: on the clock that the methods are told.
 
     Example:
         >>> timer = CheckpointTimer(1000, now_s=0.0)

@@ -131,11 +131,7 @@ def check_evaluate_every(every: float, stream: BatchStream) -> None:
 
 
 def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
-    """Tell of learners that are to run ahead of each other but are synchronised in every round.
-
-    Warns:
-        UserWarning: `dispatch="first_come"` has no effect.
-    """
+    """Tell of learners that are to run ahead of each other but are synchronised in every round."""
     if dispatch == "first_come" and all(sync.due(t, learners) for t in range(2)):
         warnings.warn(
             f'dispatch="first_come" has no effect with {sync!r}, which synchronises the learners in every round; '

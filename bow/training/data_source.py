@@ -24,20 +24,6 @@ class DataSource:
 
     Samples that are reached by their number are read again. From a loader, or an iterable that may not begin anew, the
     batch is kept, and is the first one of the training.
-
-    Args:
-        data: as in `open_stream`.
-        batch_size: as there.
-        epochs: as there.
-        steps: as there.
-        seed: as there.
-
-    Attributes:
-        stream: what the training is fed from.
-        example: what one learning task gets.
-
-    Raises:
-        DataError: as `open_stream`, and where there is no batch at all.
     """
 
     def __init__(self, data: Any, *, batch_size: int | None, epochs: int, steps: int | None, seed: int) -> None:
@@ -70,13 +56,7 @@ class DataSource:
 
 
 class PeekedStream(BatchStream):
-    """A stream whose first batch has been taken from it, and comes first all the same.
-
-    Args:
-        stream: the stream.
-        first: what it has dealt, to one learner.
-        beginning: where it was before.
-    """
+    """A stream whose first batch has been taken from it, and comes first all the same."""
 
     def __init__(self, stream: BatchStream, first: Deal, beginning: Mapping[str, Any]) -> None:
         self.samples_per_epoch = stream.samples_per_epoch
@@ -110,12 +90,7 @@ class PeekedStream(BatchStream):
 
 
 class TrialFeed:
-    """Endless batches.
-
-    Args:
-        stream: over the training's data, in another order; None: a batch is given again and again.
-        example: that batch.
-    """
+    """Endless batches."""
 
     def __init__(self, stream: BatchStream | None, example: Batch) -> None:
         self.stream = stream

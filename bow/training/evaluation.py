@@ -33,15 +33,10 @@ RECALIBRATION = 1
 
 
 class NotFinite(NamedTuple):
-    """A value of a batch of the validation data that is NaN or infinite.
+    """A value of a batch of the validation data that is NaN or infinite."""
 
-    Attributes:
-        text: the sentence about it.
-        of_the_data: whether the batch itself has such values, so that a better model would not help.
-    """
-
-    text: str
-    of_the_data: bool
+    text: str  # the sentence about it
+    of_the_data: bool  # whether the batch itself has such values, so that a better model would not help
 
     @classmethod
     def found(cls, name: str, value: float, index: int, batch: Any) -> "NotFinite":
@@ -59,12 +54,6 @@ class Evaluator:
     `step=`, loss and metrics are what the step returns, averaged over samples. The loss of a batch is taken to be a
     mean over its samples: each batch counts by its size, so of a sum, or of a mean over something else such as tokens
     that are not ignored, the value depends on how the data are cut into batches.
-
-    Args:
-        validation: like the training data.
-        loss: None where the training has a `step`.
-        metrics: computed from outputs and targets.
-        batch_size: of the evaluation; None is 256, or the loader's own.
     """
 
     def __init__(self, validation: Any, loss: Loss | None, metrics: Sequence[Metric], batch_size: int | None) -> None:

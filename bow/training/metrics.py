@@ -18,11 +18,7 @@ IGNORED_LABEL = -100
 
 
 def check_names(what: str, names: Iterable[object]) -> None:
-    """Refuse names of values that would hide others in the records, or each other.
-
-    Raises:
-        SettingError: with the name.
-    """
+    """Refuse names of values that would hide others in the records, or each other."""
     seen: set[object] = set()
     for name in names:
         if not isinstance(name, str) or not name:

@@ -33,19 +33,12 @@ FILE = "partition_timeline.json"
 
 @dataclass(frozen=True)
 class Checked:
-    """How a placed strategy did beside data parallelism.
+    """How a placed strategy did beside data parallelism."""
 
-    Attributes:
-        batch_s: what it takes for a batch of one learner.
-        data_s: what data parallelism takes, with all devices.
-        predicted: when a step was expected to run what.
-        measured: when a step ran what, on the devices of the first learner.
-    """
-
-    batch_s: float
-    data_s: float
-    predicted: Timeline
-    measured: Timeline
+    batch_s: float  # what it takes for a batch of one learner
+    data_s: float  # what data parallelism takes, with all devices
+    predicted: Timeline  # when a step was expected to run what
+    measured: Timeline  # when a step ran what, on the devices of the first learner
 
     @property
     def summary(self) -> str:
@@ -53,11 +46,7 @@ class Checked:
         return f"{1e3 * self.batch_s:.1f} ms a batch, data parallelism {1e3 * self.data_s:.1f} ms"
 
     def save(self, folder: Path) -> None:
-        """Write both timelines into one file, if that can be written.
-
-        Warns:
-            UserWarning: it cannot.
-        """
+        """Write both timelines into one file, if that can be written."""
         try:
             save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
         except OSError as error:

@@ -42,19 +42,12 @@ LEFT_OUT = "batch left out"
 
 @dataclass(frozen=True)
 class Placed:
-    """A strategy of a planner, and the step that it is for.
+    """A strategy of a planner, and the step that it is for."""
 
-    Attributes:
-        captured: the step.
-        strategy: how its operators are split and placed.
-        alike: whether all devices read the same batches from the data by themselves.
-        example: the batch that the step was captured on.
-    """
-
-    captured: CapturedOperators
-    strategy: Partition
-    alike: bool
-    example: Batch
+    captured: CapturedOperators  # the step
+    strategy: Partition  # how its operators are split and placed
+    alike: bool  # whether all devices read the same batches from the data by themselves
+    example: Batch  # the batch that the step was captured on
 
 
 def captured_step(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOperators:
@@ -233,18 +226,7 @@ class StepCheck:
 
 
 class PartitionLearners:
-    """Learners that each have a group of devices: what a training asks of them.
-
-    Args:
-        replicas_config: what they are made of.
-        placed: their step and its strategy.
-        group: the devices of this process's learner.
-        world: the processes of the training, one for each device, among which the teams are side by side.
-        note: what is to be recorded of the partition.
-
-    Raises:
-        ScheduleError, OptimizerError, SettingError: as `TileRuntime`.
-    """
+    """Learners that each have a group of devices: what a training asks of them."""
 
     engine = "tiles"
 

@@ -85,11 +85,7 @@ def _report(directory: RunDirectory) -> Path:
 
 
 def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
-    """Save a model in its run directory, else in the current directory, else in a temporary one.
-
-    Warns:
-        UserWarning: it is not in its run directory; says where it is.
-    """
+    """Save a model in its run directory, else in the current directory, else in a temporary one."""
     wanted = directory.model_path
     try:
         _save_whole(model, wanted, directory.config_path)

@@ -75,13 +75,7 @@ def restore(
     scheduler: LRScheduler | None,
     given: Mapping[str, Any],
 ) -> None:
-    """Put learners, stream and scheduler where a checkpoint's training was.
-
-    Warns:
-        UserWarning: the optimizer or the scheduler was made with other settings than the checkpoint's; those of the
-            checkpoint, which scheduler and callbacks may have changed since, are used. Or another setting differs that
-            the weights depend on, and that of this training is used.
-    """
+    """Put learners, stream and scheduler where a checkpoint's training was."""
     optimizer_given = optimizer_settings(replicas.optimizer)
     with refusing_damage():
         kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]

@@ -41,15 +41,6 @@ class Rounds:
     """Rounds of one learner in engine `graph`, to be timed.
 
     Learning rates are 0, so that nothing diverges that sees the same batch again and again.
-
-    Args:
-        replicas_config: of the learner.
-        batch: what it learns from, on the device.
-        schedule: of its operators; None: the learning task is captured as it is.
-
-    Raises:
-        ScheduleError: the learner does not run by the schedule, or is not captured.
-        BowError: as `Replicas`.
     """
 
     def __init__(self, replicas_config: ReplicasConfig, batch: Batch, schedule: Schedule | None) -> None:

@@ -29,13 +29,6 @@ class Signals:
     long as nothing is known, everything is worth 1. Repulsion has a formula for SGD with `SMA` and `EASGD` only; with
     others it is taken to be 0.
 
-    Args:
-        batch_size: of one learner.
-        sync: what keeps the learners together.
-
-    Raises:
-        SettingError: the synchroniser averages gradients before anybody sees those of a learner.
-
     References:
         `bow.tuner.efficiency`, which derives the estimates.
     """

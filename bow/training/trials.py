@@ -38,12 +38,6 @@ class Trials:
     training is touched: its template is read only, the caller's random numbers are put back, and warnings are kept
     quiet, since the training repeats those that concern it. Learning rates are 0, so that nothing diverges that a
     scheduler would have begun more gently.
-
-    Args:
-        replicas_config: of the learners.
-        feed: their batches.
-        signals: watches gradients meanwhile; None: nobody does.
-        clock: seconds that only go up.
     """
 
     def __init__(

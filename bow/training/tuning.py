@@ -45,31 +45,20 @@ Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "c
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a training begins with, and why.
+    """What a training begins with, and why."""
 
-    Attributes:
-        engine: what runs the learners; `"auto"` leaves it to the rule of `bow.engines.choice`.
-        learners: how many.
-        threads: torch's threads; None: as many as there are.
-        compile: whether the learning task is compiled.
-        source: how it was found.
-        summary: the same in a sentence; empty where it was given.
-        rows: the decision table as plain values; empty where nothing was measured.
-        seconds: what it took in all.
-        signals: what trials have shown of gradients, with the objective `goodput`.
-        is_complete: whether everything was tried that was worth it, so that later trainings can rely on it.
-    """
-
-    engine: str
-    learners: int
-    threads: int | None
-    compile: bool
-    source: Source
-    summary: str = ""
+    engine: str  # what runs the learners; `"auto"` leaves it to the rule of `bow.engines.choice`
+    learners: int  # how many
+    threads: int | None  # torch's threads; None: as many as there are
+    compile: bool  # whether the learning task is compiled
+    source: Source  # how it was found
+    summary: str = ""  # the same in a sentence; empty where it was given
+    # the decision table as plain values; empty where nothing was measured
     rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    seconds: float = 0.0
+    seconds: float = 0.0  # what it took in all
+    # what trials have shown of gradients, with the objective `goodput`
     signals: Signals | None = field(default=None, repr=False)
-    is_complete: bool = False
+    is_complete: bool = False  # whether everything was tried that was worth it, so that later trainings can rely on it
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -238,11 +227,7 @@ def part_of_training(request: Request, devices: int) -> Request:
 
 
 def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
-    """The user's tuner, or one with the defaults.
-
-    Warns:
-        UserWarning: there is nothing to tune.
-    """
+    """The user's tuner, or one with the defaults."""
     if tuner is None:
         return Tuner()
     if not request.is_open:

@@ -11,12 +11,6 @@ class Watch:
 
     Trials have found the number of learners that the training begins with, now or for an earlier training, so that its
     neighbours are not tried at once.
-
-    Args:
-        replicas: the learners.
-        tuner: the tuner's settings.
-        most: as many learners as there may be.
-        signals: what a sample is worth; None for the objective `throughput`.
     """
 
     def __init__(self, replicas: Replicas, tuner: Tuner, most: int, signals: Signals | None) -> None:
@@ -73,13 +67,7 @@ def _text(before: int, after: int, why: str) -> str:
 
 
 class WatchDevices:
-    """Tells `DeviceTuners` of windows of training; every process hears the same and comes to the same decisions.
-
-    Args:
-        replicas: the learners of this device.
-        tuner: the tuner's settings.
-        most: as many learners as each device may have.
-    """
+    """Tells `DeviceTuners` of windows of training; every process hears the same and comes to the same decisions."""
 
     def __init__(self, replicas: Replicas, tuner: Tuner, most: list[int]) -> None:
         self._replicas = replicas

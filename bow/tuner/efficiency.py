@@ -134,14 +134,6 @@ def coherence(repulsion: float, alpha: float, momentum: float = 0.0) -> float:
 class StatisticalEfficiency:
     """What a sample is worth, by learners: call it with a number of learners of this device.
 
-    Args:
-        noise_scale: in samples; None where it is not known yet: everything is worth 1.
-        batch_size: of one learner.
-        repulsion: from `repulsion`; 0 where it is not known.
-        momentum: of the learners' optimizer.
-        alpha: the synchroniser's; None is 1 / learners.
-        elsewhere: learners that other devices train.
-
     Example:
         >>> efficiency = StatisticalEfficiency(noise_scale=48.0, batch_size=16, repulsion=0.05)
         >>> [round(efficiency(learners), 2) for learners in (1, 2, 4, 8, 32)]
