@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from bow.cli.suggestion import suggestion
+from bow.cli.checking import suggestion
 from bow.errors import BowError, ClusterError, DeviceMemoryError, DivergenceError, SettingError, disk_reason
 from bow.files import Expendable
 

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.cli.checking import check_arguments, shown
+from bow.cli.checking import TARGET, all_made, called, check_arguments, factory, imported, made, shown, suggestion
 from bow.cli.composition import Composition, compose
-from bow.cli.objects import TARGET, all_made, called, factory, imported, made
-from bow.cli.suggestion import suggestion
 from bow.cluster import is_leader
 from bow.cluster.config import Devices
 from bow.data import DataSplits

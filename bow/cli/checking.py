@@ -1,15 +1,18 @@
-"""Checks values from the command line against the annotations of what they are passed to."""
+"""Checks values from the command line, and makes the objects that they describe."""
 
+import difflib
+import functools
 import inspect
+import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeAlias, Union
 
-from bow.cli.suggestion import suggestion
-from bow.errors import SettingError
+from bow.errors import BowError, SettingError, reason
 
 NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", Path: "a path"}
 
@@ -112,3 +115,95 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _is_tensor(hint: Any) -> bool:
     return getattr(hint, "__name__", "") == "Tensor"
+
+
+def suggestion(word: str, names: Iterable[str], otherwise: str | None = None) -> str:
+    """The nearest name as a question, or what there is to choose from."""
+    known = sorted(names)
+    if near := difflib.get_close_matches(word, [name for name in known if name != "none"], n=1):
+        return f"did you mean {near[0]}?"
+    return otherwise or f"choose one of {', '.join(known)}"
+
+
+TARGET = "_target_"
+
+
+def imported(name: Any, key: str) -> Any:
+    """Import a dotted name, such as `torch.optim.SGD`; modules in the current folder count, behind all others."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        found = pkgutil.resolve_name(name)
+    except Exception as error:  # whatever a module of the user's does when it is imported
+        why = reason(error)
+        raise SettingError(f"{key}={shown(name)} cannot be imported ({why}); write package.module.name") from None
+    if not callable(found):
+        raise SettingError(f"{key}={name} is of type {type(found).__name__}; name a function or a class")
+    return found
+
+
+def factory(settings: Any, key: str) -> Callable[..., Any]:
+    """The `_target_` with its arguments filled in, not yet called."""
+    if not isinstance(settings, Mapping) or TARGET not in settings:
+        raise SettingError(f"{key}={shown(settings)} says nothing to make; write {{_target_: NAME, ...}}")
+    target = imported(settings[TARGET], f"{key}.{TARGET}")
+    arguments = {name: _argument(value, f"{key}.{name}") for name, value in settings.items() if name != TARGET}
+    check_arguments(target, arguments, prefix=f"{key}.")
+    return functools.partial(target, **arguments)
+
+
+def made(settings: Any, key: str, *arguments: Any) -> Any:
+    """The object that the `_target_` makes of its arguments."""
+    return called(factory(settings, key), key, *arguments)
+
+
+def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
+    """The result of a function whose objections are the user's mistake."""
+    try:
+        return function(*arguments)
+    except BowError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise SettingError(f"{key} cannot be made of these settings ({reason(error)}); correct them") from error
+
+
+def all_made(settings: Any, key: str) -> tuple[Any, ...]:
+    """The objects of a list, or of the values of a mapping."""
+    if isinstance(settings, Mapping):
+        return tuple(made(value, f"{key}.{name}") for name, value in settings.items())
+    if not isinstance(settings, Iterable) or isinstance(settings, str):
+        raise SettingError(f"{key} must be a list, got {shown(settings)}; write [{{_target_: NAME, ...}}]")
+    return tuple(made(value, f"{key}[{index}]") for index, value in enumerate(settings))
+
+
+def _argument(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping) and TARGET in value:
+        return made(value, key)
+    return tuple(value) if isinstance(value, list) else value
+
+
+Reader: TypeAlias = tuple[Callable[[str], Any], str]
+"""Makes a value of a word, and says what the value must be."""
+
+FLAG: Reader = ({"true": True, "false": False}.__getitem__, "true or false")
+COUNT: Reader = (int, "a whole number")
+NAME: Reader = (str, "a name")
+
+
+def read_words(words: Iterable[str], readers: Mapping[str, Reader]) -> tuple[dict[str, Any], list[str]]:
+    """The settings among `NAME=VALUE` words that there are readers for, and the other words."""
+    own: dict[str, Any] = {}
+    others = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in readers:
+            others.append(word)
+            continue
+        read, wanted = readers[name]
+        try:
+            own[name] = read(text)
+        except SettingError:
+            raise
+        except (ValueError, KeyError) as error:
+            raise SettingError(f"{name} must be {wanted}, got {text!r}") from error
+    return own, others

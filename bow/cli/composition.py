@@ -24,8 +24,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bow.cli.suggestion import suggestion
-from bow.errors import SettingError, reason
+from bow.cli.checking import suggestion
+from bow.errors import SettingError, disk_reason
 from bow.training.moved import MOVED
 from bow.values import given_path
 
@@ -66,11 +66,14 @@ def compose(overrides: Sequence[str]) -> Composition:
     with _hydra():
         parsed = _parse(overrides)
         _refuse_doubtful(parsed)
-        lines = [_line(override) for override in parsed if not _is_whole(override)]
-        config = _compose(lines)
+        in_parts = [override for override in parsed if not _is_whole(override)]
+        config = _compose(in_parts)
         choices = _choices(config)
         if foreign := _foreign_to_recipe(parsed, choices):
-            base = _compose([*_as_overrides(choices, lines), *_without_recipe(lines)])
+            given = {str(override.key_or_group) for override in in_parts} | {"recipe"}
+            others = [_parse_one(f"{group}={option}") for group, option in choices.items() if group not in given]
+            own = [override for override in in_parts if override.key_or_group != "recipe"]
+            base = _compose([*others, *own, _parse_one("recipe=none")])
             for group in foreign:
                 config[group] = base[group]
         _replace_whole(parsed, config, choices)
@@ -108,7 +111,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingError(f"--config {file} cannot be read ({reason(error)}); give a run's config.yaml") from error
+        raise SettingError(
+            f"--config {file} cannot be read ({disk_reason(error)}); give a run's config.yaml"
+        ) from error
     if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
         raise SettingError(
             f"--config {file} is not of a run that bow train made: there is no model._target_ in it; repeat a run of "
@@ -222,35 +227,36 @@ def _line(override: Override) -> str:
     return f"++{line}" if override.key_or_group.startswith(TARGETS) and not line.startswith(("+", "~")) else line
 
 
-def _compose(lines: Sequence[str]) -> DictConfig:
+def _compose(overrides: Sequence[Override]) -> DictConfig:
     try:
-        return hydra_compose(CONFIG, overrides=list(lines), return_hydra_config=True)
+        return hydra_compose(CONFIG, overrides=list(map(_line, overrides)), return_hydra_config=True)
     except MissingConfigException as error:
-        raise _missing_option(error, lines) from None
+        raise _missing_option(error) from None
     except MISTAKES as error:
-        raise _rejected(error, lines) from None
+        raise _rejected(error, overrides) from None
 
 
-def _missing_option(error: MissingConfigException, lines: Sequence[str]) -> SettingError:
+def _missing_option(error: MissingConfigException) -> SettingError:
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
     if not group:
         return SettingError(f"the configuration cannot be found: {_first_line(error)}")
     return SettingError(f"{group}={option} does not exist; {suggestion(option, error.options or [])}")
 
 
-def _rejected(error: Exception, lines: Sequence[str]) -> SettingError:
+def _rejected(error: Exception, overrides: Sequence[Override]) -> SettingError:
     """Find the override that hydra objects to: the first that does not compose with the groups alone."""
-    groups = [line for line in lines if _parse_one(line).key_or_group in _groups()]
-    for line in lines:
+    groups = [_line(override) for override in overrides if override.key_or_group in _groups()]
+    for override in overrides:
+        line = _line(override)
         try:
             hydra_compose(CONFIG, overrides=[*groups, *([] if line in groups else [line])])
         except MISTAKES as reason:
-            return _explain(_parse_one(line), reason, groups)
+            return _explain(override, reason, groups)
     return SettingError(f"these settings cannot be combined: {_first_line(error)}")
 
 
 def _explain(override: Override, reason: Exception, groups: Sequence[str]) -> SettingError:
-    key, line = override.key_or_group, str(override.input_line).removeprefix("++")
+    key, line = str(override.key_or_group), str(override.input_line)
     config = hydra_compose(CONFIG, overrides=list(groups), return_hydra_config=True)
     known = set(_flat_keys(OmegaConf.to_container(config, resolve=False)))
     if override.is_add() and key in known:
@@ -315,17 +321,8 @@ def _foreign_to_recipe(parsed: Sequence[Override], choices: Mapping[str, str]) -
     chosen = {override.key_or_group for override in parsed} & choices.keys() - {"recipe", *MANY}
     if not chosen or "recipe" not in choices:
         return []
-    own = _choices(_compose([f"recipe={choices['recipe']}"]))
+    own = _choices(_compose([_parse_one(f"recipe={choices['recipe']}")]))
     return [group for group in chosen if choices[group] != own[group]]
-
-
-def _as_overrides(choices: Mapping[str, str], lines: Sequence[str]) -> list[str]:
-    given = {_parse_one(line).key_or_group for line in lines} | {"recipe"}
-    return [f"{group}={option}" for group, option in choices.items() if group not in given]
-
-
-def _without_recipe(lines: Sequence[str]) -> list[str]:
-    return [*(line for line in lines if _parse_one(line).key_or_group != "recipe"), "recipe=none"]
 
 
 def _groups() -> list[str]:

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from rich.console import Console
 
-from bow.cli.suggestion import suggestion
+from bow.cli.checking import suggestion
 from bow.errors import SettingError
 from bow.observe.progress import watched
 from bow.planning.problem.device_topology import DeviceTopology

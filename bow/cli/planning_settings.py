@@ -1,12 +1,11 @@
 """Settings of `bow plan`, from the command line and from the file of a partition."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
+from bow.cli.checking import COUNT, FLAG, NAME, Reader, read_words, suggestion
 from bow.cli.planning_methods import check_method
-from bow.cli.suggestion import suggestion
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
@@ -18,8 +17,6 @@ from bow.planning.tiles.planning import COSTS, CostsName
 from bow.values import given_path, whole
 
 DRY_RUN = "--dry-run"
-
-FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -61,31 +58,14 @@ class PlanSettings:
 
 def read(words: Sequence[str]) -> PlanSettings:
     """Settings from `NAME=VALUE` words; what is none of ours belongs to the model."""
-    own: dict[str, Any] = {}
-    of_search: dict[str, Any] = {}
-    others: list[str] = []
-    for word in words:
-        name, _, value = ("dry_run", "=", "true") if word == DRY_RUN else word.partition("=")
-        if name in _OWN:
-            own[name] = _value(_OWN[name], name, value)
-        elif name in _SEARCHING:
-            of_search[name] = _value(_SEARCHING[name], name, value)
-        else:
-            others.append(word)
+    words = ["dry_run=true" if word == DRY_RUN else word for word in words]
+    given, others = read_words(words, {**_OWN, **_SEARCHING})
+    own = {name: value for name, value in given.items() if name in _OWN}
+    of_search = {name: value for name, value in given.items() if name in _SEARCHING}
     if "proposals" in of_search and "budget_s" not in of_search:
         of_search["budget_s"] = None
-    given = frozenset([*own, *of_search])
-    return PlanSettings(**own, others=tuple(others), search=replace(SearchSettings(), **of_search), given=given)
-
-
-def _value(reader: tuple[Callable[[str], Any], str], name: str, text: str) -> Any:
-    read, wanted = reader
-    try:
-        return read(text)
-    except (ValueError, KeyError) as error:
-        if isinstance(error, SettingError):
-            raise
-        raise SettingError(f"{name} must be {wanted}, got {text!r}") from error
+    search = replace(SearchSettings(), **of_search)
+    return PlanSettings(**own, others=tuple(others), search=search, given=frozenset([*own, *of_search]))
 
 
 def _method(text: str) -> str:
@@ -109,29 +89,29 @@ def _named(text: str) -> str:
     return text
 
 
-_OWN: Mapping[str, tuple[Callable[[str], Any], str]] = {
+_OWN: Mapping[str, Reader] = {
     "topology": (_named, "a name or a file"),
     "costs": (_costs, "a name"),
-    "devices": (int, "a whole number"),
+    "devices": COUNT,
     "save_topology": (lambda text: given_path("save_topology", text), "a file"),
     "method": (_method, "a name"),
     "methods": (_methods, "names with commas"),
     "out": (lambda text: given_path("out", text), "a folder or a file"),
-    "dry_run": (FLAGS.__getitem__, "true or false"),
-    "network": (str, "a name"),
-    "size": (str, "a name"),
-    "keep": (int, "a whole number"),
-    "workers": (int, "a whole number"),
+    "dry_run": FLAG,
+    "network": NAME,
+    "size": NAME,
+    "keep": COUNT,
+    "workers": COUNT,
 }
-_SEARCHING: Mapping[str, tuple[Callable[[str], Any], str]] = {
+_SEARCHING: Mapping[str, Reader] = {
     "budget_s": (float, "a number"),
-    "proposals": (int, "a whole number"),
+    "proposals": COUNT,
     "learners": (lambda text: tuple(int(part) for part in text.split(",")), "a whole number, or several with commas"),
-    "processes": (int, "a whole number"),
-    "seed": (int, "a whole number"),
+    "processes": COUNT,
+    "seed": COUNT,
     "starts": (lambda text: tuple(text.split(",")), "names with commas"),
-    "moves": (str, "a name"),
-    "even": (FLAGS.__getitem__, "true or false"),
+    "moves": NAME,
+    "even": FLAG,
     "patience": (lambda text: None if text == "none" else float(text), "a number, or none"),
     "temperature": (float, "a number"),
 }

@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from bow.cli.checking import FLAG, NAME, Reader, read_words, suggestion
 from bow.cli.subject import parts
-from bow.cli.suggestion import suggestion
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
 from bow.runtime.loading import is_available, native
@@ -83,7 +82,8 @@ def run(words: Sequence[str]) -> int:
     action, rest = words[0], words[1:]
     if action not in ACTIONS:
         raise SettingError(f"{action!r} is not an action of bow schedule; {suggestion(action, ACTIONS)}")
-    settings, others = _read(rest)
+    own, others = read_words(rest, READERS)
+    settings = ScheduleSettings(**own)
     _warn(action, settings)
     console = terminal()
     _make_folder(settings.out)
@@ -232,33 +232,16 @@ def _step(settings: ScheduleSettings, others: Sequence[str]) -> BoundStep:
     return BoundStep.of(model, batch, step=step)
 
 
-def _read(words: Sequence[str]) -> tuple[ScheduleSettings, list[str]]:
-    """Our own settings, and the others."""
-    own: dict[str, Any] = {}
-    others: list[str] = []
-    readers: dict[str, Callable[[str], Any]] = {
-        "out": lambda text: given_path("out", text),
-        "policy": str,
-        "turns": lambda text: _count("turns", text),
-        "fresh": _truth,
-        "interval": lambda text: _count("interval", text),
-        "network": str,
-        "size": str,
-    }
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name in readers:
-            own[name] = readers[name](value)
-        else:
-            others.append(word)
-    return ScheduleSettings(**own), others
+def _count(name: str) -> Reader:
+    return lambda text: whole(name, int(text) if text.isdecimal() else text), "a whole number"
 
 
-def _count(name: str, text: str) -> int:
-    return whole(name, int(text) if text.isdecimal() else text)
-
-
-def _truth(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise SettingError(f"fresh must be true or false, got {text!r}")
-    return text == "true"
+READERS: dict[str, Reader] = {
+    "out": (lambda text: given_path("out", text), "a folder"),
+    "policy": NAME,
+    "turns": _count("turns"),
+    "fresh": FLAG,
+    "interval": _count("interval"),
+    "network": NAME,
+    "size": NAME,
+}

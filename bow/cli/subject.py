@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bow.cli.suggestion import suggestion
+from bow.cli.checking import suggestion
 from bow.engines import Step
 from bow.errors import SettingError
 from bow.planning.tiles.tile_costs import OPTIMIZER

@@ -1,22 +1,188 @@
 """Training by a partition of `bow.plan`: what `found.train` does, and the learners of its processes."""
 
+import statistics
+import time
+import warnings
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from bow.cluster import World
+import torch
+
+from bow.cluster import World, is_member
+from bow.data.tensors import TensorStream
+from bow.devices import StreamDevice, available_cores
 from bow.engines import Batch
-from bow.errors import SettingError
+from bow.engines.config import DEFAULT_ENGINE
+from bow.errors import SettingError, disk_reason
 from bow.planning.problem.partition import Partition
-from bow.planning.tiles import ProcessGroup
+from bow.planning.rules import RULES
+from bow.planning.search.baselines import data_parallel
+from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
+from bow.planning.tiles.averaging import check_timing
+from bow.planning.tiles.predicting import predicted_timeline, save_timelines
+from bow.planning.tiles.runtime import tile_optimizer
+from bow.schedule import Timeline
 from bow.training.config import TrainConfig
+from bow.training.data_source import DataSource
 from bow.training.moved import refuses_moved
-from bow.training.partition_check import check_speed
-from bow.training.partition_learners import PartitionLearners, Placed
+from bow.training.partition_learners import PartitionLearners, Placed, captured_step
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.result import Result
 from bow.training.train import run_training
+from bow.values import processes
+
+WARM_UP = 2
+TURNS = 7
+STEPS = 2
+"""Each of the two strategies has so many turns of so many steps."""
+
+MARGIN = 1.05
+"""A strategy is slower that takes more than so many times what data parallelism takes: runs differ by as much."""
+
+FILE = "partition_timeline.json"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a placed strategy did beside data parallelism."""
+
+    batch_s: float  # what it takes for a batch of one learner
+    data_s: float  # what data parallelism takes, with all devices
+    predicted: Timeline  # when a step was expected to run what
+    measured: Timeline  # when a step ran what, on the devices of the first learner
+
+    @property
+    def summary(self) -> str:
+        """Both times in a sentence."""
+        return f"{1e3 * self.batch_s:.1f} ms a batch, data parallelism {1e3 * self.data_s:.1f} ms"
+
+    def save(self, folder: Path) -> None:
+        """Write both timelines into one file, if that can be written."""
+        try:
+            save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
+        except OSError as error:
+            warnings.warn(f"{FILE} cannot be written ({disk_reason(error)}); the training goes on", stacklevel=2)
+
+
+def check_speed(
+    replicas_config: ReplicasConfig, placed: Placed, batch: Batch, group: ProcessGroup, world: World
+) -> Checked | None:
+    """Time a strategy beside data parallelism, on copies that leave no trace in the training.
+
+    All processes ask for it. There is nothing to compare with on one device, or where the strategy is data parallelism.
+    """
+    captured, strategy = placed.captured, placed.strategy
+    data = Partition(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
+    if world.size == 1 or strategy == data:
+        return None
+    batch = world.broadcast(batch)  # the same for all, whatever their data have dealt
+    all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
+    own = _runtime(captured, strategy, replicas_config, group)
+    other = _runtime(captured, data, replicas_config, all_devices)
+    own_s, data_s = _take_turns(own, other, batch, all_devices)
+    measured = _recorded(own, batch)
+    predicted = predicted_timeline(captured.graph, strategy, all_devices, type(own.optimizer).__name__)
+    checked = world.broadcast(Checked(own_s / strategy.learners, data_s, predicted, measured))
+    if checked.batch_s > MARGIN * checked.data_s:
+        raise SettingError(
+            f"the strategy is slower than data parallelism here: {checked.summary}; plan again, or "
+            "train by it all the same with check=False"
+        )
+    return checked
+
+
+def _runtime(
+    captured: CapturedOperators, strategy: Partition, replicas_config: ReplicasConfig, group: ProcessGroup
+) -> TileRuntime:
+    model, optimizer = replicas_config.model, replicas_config.optimizer
+    return TileRuntime(
+        captured, strategy, model, optimizer, group, sync=replicas_config.sync, seed=replicas_config.task.seed
+    )
+
+
+def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: ProcessGroup) -> tuple[float, float]:
+    """Median seconds of a step of each, on the slowest device."""
+    seconds: dict[TileRuntime, list[float]] = {own: [], other: []}
+    for runtime in seconds:
+        _stint(runtime, batch, WARM_UP, group)
+    for _ in range(TURNS):
+        for runtime, taken in seconds.items():
+            taken.append(max(group.all_gather(_stint(runtime, batch, STEPS, group))) / STEPS)
+    return statistics.median(seconds[own]), statistics.median(seconds[other])
+
+
+def _stint(runtime: TileRuntime, batch: Batch, steps: int, group: ProcessGroup) -> float:
+    """Seconds that some steps take here, begun by all together."""
+    group.all_gather(None)
+    start = time.perf_counter()
+    for index in range(steps):
+        runtime.step(batch, index)
+    if group.device.type == "cuda":
+        torch.cuda.synchronize(group.device)
+    return time.perf_counter() - start
+
+
+def _recorded(runtime: TileRuntime, batch: Batch) -> Timeline:
+    runtime.record()
+    runtime.step(batch, 0)
+    runtime.record(False)
+    return runtime.timeline()
+
+
+def check_settings(partition: Partition, config: TrainConfig) -> None:
+    """Refuse settings that a partition does not carry out."""
+    fixed = (
+        ("engine", config.engine, DEFAULT_ENGINE, "its operators run in tiles, and not by an engine"),
+        ("learners", config.tuner, None, "it says how many learners there are"),
+        ("precision", config.precision, None, "it computes in the model's own types; convert the model"),
+        ("clip_norm", config.clip_norm, None, "no device sees a whole gradient"),
+        ("buffers", config.validation.buffers, "average", "learners' statistics are averaged"),
+        ("bucket_mb", config.devices.bucket_mb, None, "its sums are those of the partition"),
+    )
+    for name, value, wanted, why in fixed:
+        if value != wanted:
+            raise SettingError(f"{name}={value!r} does not go with a partition of bow.plan: {why}; leave it out")
+    learners = config.num_learners
+    if learners not in ("auto", partition.learners):
+        raise SettingError(
+            f'learners={learners} contradicts the partition, which has {partition.learners}; make it that, or "auto"'
+        )
+    if isinstance(config.devices.count, StreamDevice):
+        raise SettingError("a partition runs on processes, one for each device; give their number as devices=")
+    if partition.learners > 1:
+        check_timing(config.sync)
+
+
+def devices_of(strategy: Partition, asked: object, count: int | None, device: torch.device) -> int | None:
+    """How many processes a strategy runs on: as many as are asked for, or as it names devices."""
+    if is_member() or not isinstance(asked, str):
+        if count is not None:
+            strategy.devices_per_learner(count)
+        return count
+    named = max((device for split in strategy.splits for device in split.devices), default=0) + 1
+    needed = named * max(1, strategy.learners)
+    if device.type != "cuda":
+        return processes("the number of devices of the strategy", needed, len(available_cores()))
+    gpus = torch.cuda.device_count()
+    if needed > gpus:
+        raise SettingError(
+            f'the strategy is for {needed} devices, and here are {gpus} GPUs; use devices="cpu", or plan for {gpus}'
+        )
+    return needed
+
+
+def placed_step(
+    strategy: Partition, replicas_config: ReplicasConfig, opened: DataSource, num_devices: int | None
+) -> Placed:
+    """A strategy with the step that it is for."""
+    model = replicas_config.model
+    captured = captured_step(replicas_config, opened.example)
+    if num_devices is not None:
+        strategy.check(captured.graph, num_devices, RULES)
+    tile_optimizer(replicas_config.optimizer, model, {}, {})  # only to see whether it treats every element alike
+    return Placed(captured, strategy, isinstance(opened.stream, TensorStream), opened.example)
 
 
 @refuses_moved("found.train")

@@ -49,7 +49,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     if partition is None:
         engine = engine_with(schedule, config.engine, device)
     else:
-        from bow.training.partition_settings import check_settings, devices_of, placed_step
+        from bow.training.placed import check_settings, devices_of, placed_step
 
         check_settings(partition, config)
         learners = partition.learners

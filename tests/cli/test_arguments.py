@@ -10,8 +10,8 @@ from torch import nn
 
 import bow
 from bow.cli.arguments import build, recipe
+from bow.cli.checking import imported
 from bow.cli.composition import compose, options
-from bow.cli.objects import imported
 from bow.models import sequence_cross_entropy
 
 IMAGES = ("googlenet", "lenet", "logistic_regression", "mlp", "pathnet", "resnet", "resnet50")
