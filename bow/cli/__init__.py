@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bow.cli.checking import suggestion
+from bow.cli.help import folded
 from bow.errors import BowError, ClusterError, DeviceMemoryError, DivergenceError, SettingError, disk_reason
 from bow.files import Expendable
 
@@ -94,7 +95,7 @@ def _open_closed_streams() -> None:
 def _run(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command in ("-h", "--help", "help"):
-        print(USAGE, end="")
+        print(folded(USAGE), end="")
         return 0
     if command in ("-V", "--version"):
         print(f"bow {importlib.import_module('bow').__version__}")

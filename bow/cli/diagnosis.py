@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bow.cli.help import folded
 from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
@@ -16,8 +17,9 @@ from bow.errors import BowError
 USAGE = """\
 usage: bow doctor [NAME=VALUE ...]
 
-Says what this machine is, which engines run on it, and which libraries are there or missing. With settings, as for
-bow train, it also says whether that training would fit in memory, and ends with exit status 1 where it would not.
+Says what this machine is, which engines run on it, and which libraries are
+there or missing. With settings, as for bow train, it also says whether that
+training would fit in memory, and ends with exit status 1 where it would not.
 """
 GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow")
 
@@ -25,7 +27,7 @@ GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow"
 def run(words: Sequence[str]) -> int:
     """Carry out `bow doctor`; `words` are what stands behind it."""
     if "-h" in words or "--help" in words:
-        print(USAGE, end="")
+        print(folded(USAGE), end="")
         return 0
     console = Console(highlight=False, soft_wrap=True)
     machine = inspect_machine()

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bow.cli.help import folded
 from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, tower_sentences
 from bow.cli.planning_settings import PlanSettings, load, read
 from bow.cli.subject import SIZE, parts
@@ -50,9 +51,10 @@ usage: bow plan [--dry-run] [NAME=VALUE ...]
   bow plan show plan/partition.json                       the same without other choices
   bow plan train plan/partition.json recipe=lenet batch_size=64    train by it; settings and resuming as bow train
 
-Times are simulated, from a roofline of the devices or from measured times. What is planned for, as
-for bow train: recipe=lenet batch_size=64, model=..., data=...; or a network of the papers: network=rnnlm size=tiny.
-A partition's file says what it was planned for; settings of the command line come before that.
+Times are simulated, from a roofline of the devices or from measured times.
+What is planned for, as for bow train: recipe=lenet batch_size=64, model=...,
+data=...; or a network of the papers: network=rnnlm size=tiny. A partition's
+file says what it was planned for; settings of the command line come first.
 
 topology=NAME or FILE   the devices and links (two_cores); {topologies};
                         {machine}: this one, its links measured between processes
@@ -83,7 +85,7 @@ Ctrl-C ends a search, which keeps the best partition so far.
 
 def run(words: Sequence[str]) -> int:
     if "-h" in words or "--help" in words:
-        print(usage(), end="")
+        print(folded(usage()), end="")
         return 0
     if words and words[0] == "train":
         return _train(words[1:])

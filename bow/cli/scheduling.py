@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bow.cli.checking import FLAG, NAME, Reader, read_words, suggestion
+from bow.cli.help import folded
 from bow.cli.subject import parts
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
@@ -50,8 +51,9 @@ usage: bow schedule ACTION [NAME=VALUE ...]
   run        run one policy: longest operators before and after, co-running operators, timeline
   compare    time every policy in turns, and write the best strategy for bow train engine.schedule=...
 
-What is scheduled, as for bow train: recipe=lstm batch_size=32, model=..., data=...
-or a network of the papers: network=googlenet size=tiny (sizes: tiny, and those of the papers)
+What is scheduled, as for bow train: recipe=lstm batch_size=32, model=...,
+data=...; or a network of the papers: network=googlenet size=tiny (sizes: tiny,
+and those of the papers)
 
 out=DIRECTORY   where files go (schedule)
 policy=NAME     what run runs (the fastest in simulated time)
@@ -77,7 +79,7 @@ class ScheduleSettings:
 def run(words: Sequence[str]) -> int:
     """Carry out `bow schedule`; `words` are what stands behind it."""
     if not words or "-h" in words or "--help" in words:
-        print(USAGE, end="")
+        print(folded(USAGE), end="")
         return 0
     action, rest = words[0], words[1:]
     if action not in ACTIONS:

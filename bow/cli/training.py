@@ -11,6 +11,7 @@ import yaml
 
 from bow.cli.arguments import build, check_values
 from bow.cli.composition import Composition, compose, options, recompose, sweep
+from bow.cli.help import folded
 from bow.cluster import is_leader, is_member
 from bow.data import SyntheticSamples
 from bow.errors import SettingError
@@ -50,7 +51,7 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
     flags = {word for word in words if word in (*SWEEP, *HELP, SHOW)}
     overrides = [word for word in words if word not in flags]
     if flags & set(HELP):
-        print(_help(), end="")
+        print(folded(_help()), end="")
         return 0
     runs = sweep(overrides) if flags & set(SWEEP) else [overrides]
     compositions = [compose(each) if file is None else recompose(file, each) for each in runs]

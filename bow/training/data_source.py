@@ -112,7 +112,7 @@ def check_round(stream: BatchStream, learners: int) -> None:
     if samples is not None and batch is not None and samples < batch * learners:
         raise DataError(
             f"the data have {samples} samples and one round of {count_text(learners)} with batch_size={batch} takes "
-            f"{batch * learners}; use fewer learners, smaller batches or more data"
+            f"{batch * learners}; use {'fewer learners, ' if learners > 1 else ''}smaller batches or more data"
         )
 
 

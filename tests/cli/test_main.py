@@ -24,6 +24,17 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith(f"usage: bow {command}")
 
 
+@pytest.mark.parametrize("width", [80, 70])
+@pytest.mark.parametrize("command", ["", "train", "report", "doctor", "plan", "schedule"])
+def test_help_is_as_wide_as_the_terminal(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    main([*command.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > width] == []
+
+
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"bow {bow.__version__}\n"

@@ -28,7 +28,7 @@ from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import capture_operators, link_benchmark, measurement_cache, predicting
 from bow.planning.tiles.link_benchmark import SHAPES
 from bow.schedule import Timeline
-from bow.training import partition_check
+from bow.training import placed as placed_module
 from bow.training.config import TrainConfig
 from bow.training.partition_learners import LEFT_OUT
 from bow.training.placed import train_by
@@ -134,11 +134,11 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
         train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Stop()], **drops)
         found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
     found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
-    partition_check.MARGIN, margin = math.inf, partition_check.MARGIN
+    placed_module.MARGIN, margin = math.inf, placed_module.MARGIN
     measurement_cache.cache_folder = lambda: folder
     predicting.cached_busy_links = functools.partial(link_benchmark.cached_busy_links, shapes=SHAPES[:2], turns=1)
     train("checked", one, check=True)
-    partition_check.MARGIN, partition_check._take_turns = margin, lambda *_: (0.03, 0.02)
+    placed_module.MARGIN, placed_module._take_turns = margin, lambda *_: (0.03, 0.02)
     found["slow"] = refused(lambda: train("slow", one, check=True))
     found["slow for two"] = Outcome.of(train("slow for two", two, check=True))
     return found
@@ -154,7 +154,7 @@ def found(folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bow.observe.report.write_report", lambda run_dir: None)
         for module, name in (
-            (partition_check, "_take_turns"),
+            (placed_module, "_take_turns"),
             (measurement_cache, "cache_folder"),
             (predicting, "cached_busy_links"),
         ):
@@ -215,7 +215,7 @@ def test_a_step_of_two_learners_is_two_batches(found: dict[str, Any]) -> None:
 
 
 def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[str, Any], folder: Path) -> None:
-    events = json.loads((folder / "checked" / partition_check.FILE).read_text())["traceEvents"]
+    events = json.loads((folder / "checked" / placed_module.FILE).read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert list(names.values()) == ["predicted", "measured"]
     for pid in names:
