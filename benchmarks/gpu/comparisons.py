@@ -36,7 +36,7 @@ def averaging(context: Context, model: str, batch_size: int) -> None:
     """What averaging costs: rounds with a synchronisation task against rounds without, repeat by repeat."""
     config, race = context.config, Race(context, model, batch_size)
     learners = [count for count in (4, 8, 2) if count in config.learners]
-    cases = [(engine, count) for count in learners for engine in ("graph", "whole_round")]
+    cases = [(engine, count) for count in learners for engine in ("graph", "graph+round")]
     for engine, count in cases:
         for sync, make in SYNCS.items():
             race.bow(f"{engine}, {count}, {sync}", count, engine=engine, sync=make())

@@ -207,7 +207,7 @@ def _ratio(row: Mapping[str, Any], base: Mapping[str, Any] | None) -> dict[str, 
 def _ran_as(row: Mapping[str, Any]) -> str:
     """A contestant's name, and what really ran where that is something else."""
     engine, ran = row["name"].partition(",")[0], row.get("engine")
-    is_other = ran and engine in ("graph", "whole_round", "streams", "fused") and ran != engine
+    is_other = ran and engine in ("graph", "graph+round", "streams", "fused") and ran != engine
     return f"{row['name']} (ran as {ran})" if is_other else str(row["name"])
 
 

@@ -39,7 +39,7 @@ def measure(context: Context, model: str, batch_size: int) -> None:
     race.plain(PLAIN)
     race.graphed(GRAPHED)
     for learners in config.learners:
-        for engine in ("graph", "whole_round"):
+        for engine in ("graph", "graph+round"):
             race.bow(bow_name(engine, learners), learners, engine=engine)
     for learners in config.learners:
         race.bow(bow_name("streams", learners), learners, engine="streams")
