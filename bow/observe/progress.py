@@ -1,8 +1,10 @@
 """Progress bars: of a training, of a search, of measurements."""
 
 import contextlib
+import re
 import signal
 import sys
+import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +20,8 @@ from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
 
 REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields that the bar shows in a way of their own
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 SHOWN_EVENTS = 5  # so many events of one name are shown; the others are in the records only
 
@@ -51,9 +55,11 @@ class ProgressBar:
             self.say(line)
 
     def say(self, text: str) -> None:
-        """Show a line, or several, that are no record."""
+        """Show a line, or several; on a terminal, one that is too long goes on below, and no word is cut."""
         if self.enabled:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            width = self._console.width if self._console.is_terminal else sys.maxsize
+            lines = (part for line in text.split("\n") for part in _wrapped(line, width))
+            self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away. To be called once, also after an error in training."""
@@ -92,6 +98,18 @@ class ProgressBar:
         return f"{record.get('message') or name}{more}"
 
 
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line as several that fit: what has two spaces around it stays together where that is short enough."""
+    if len(line) <= width:
+        return [line]
+    line = line.replace(" %", f"{NO_BREAK}%")
+    whole = re.sub(r"(?<=\S) (?=\S)", NO_BREAK, line) if "  " in line.strip() else line
+    parts = textwrap.wrap(whole, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    if max(map(len, parts), default=0) > width:
+        parts = textwrap.wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [part.replace(NO_BREAK, " ") for part in parts]
+
+
 def _latest(record: Record) -> dict[str, float]:
     """What the bar remembers of a record: the loss of training and the metrics of validation."""
     values = {name: record.get(name) for name in REMEMBERED}
@@ -120,7 +138,7 @@ def _state_text(latest: Record) -> str:
 
 def _epoch_line(record: Record, epochs: float | None) -> str:
     of_all = f"/{epochs:g}" if epochs else ""
-    number = f"{record['epoch']:g}".rjust(len(of_all) - 1)
+    number = f"{round(record['epoch'], 2):g}".rjust(len(of_all) - 1)
     shown = [f"epoch {number}{of_all}"]
     if "train_loss" in record:
         shown.append(f"train loss {metric_text('loss', record['train_loss'])}")

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bow.observe import ProgressBar, progress
-from bow.observe.progress import SHOWN_EVENTS, watched
+from bow.observe.progress import SHOWN_EVENTS, _wrapped, watched
 
 
 def shown(records, *, terminal=False, enabled=True, width=200):
@@ -146,3 +146,22 @@ def test_another_thread_than_the_main_one_leaves_handlers_alone() -> None:
     thread.start()
     thread.join(10)
     assert told == [True]
+
+
+def test_on_a_narrow_terminal_no_value_is_cut(records):
+    text = io.StringIO()
+    epoch = next(record for record in records(3) if record["kind"] == "epoch")
+    ProgressBar(console=Console(file=text, force_terminal=True, width=60)).update(epoch)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_long_lines_and_tables_of_a_terminal():
+    assert _wrapped("epoch 1/3  train loss 0.3679  accuracy 50.00 %", 32) == [
+        "epoch 1/3  train loss 0.3679",
+        "    accuracy 50.00 %",
+    ]
+    assert _wrapped("a sentence that is longer than this", 20) == ["a sentence that is", "    longer than this"]
+    assert _wrapped("in the end, an accuracy of 92.11 %", 32) == ["in the end, an accuracy of", "    92.11 %"]
+    assert _wrapped("short", 20) == ["short"]
