@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
+    from bow.integrations import sklearn as sklearn
     from bow.members import EarlyStopping as EarlyStopping
     from bow.members import Halving as Halving
     from bow.members import Variant as Variant
@@ -68,8 +69,13 @@ _HOMES = {
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
+# No part of `from bow import *`: each loads the library that it is for.
+_INTEGRATIONS = {"sklearn": "bow.integrations.sklearn"}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _INTEGRATIONS:
+        return importlib.import_module(_INTEGRATIONS[name])
     for home, names in _HOMES.items():
         if name in names:
             globals()[name] = value = getattr(importlib.import_module(home), name)
@@ -78,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_INTEGRATIONS})

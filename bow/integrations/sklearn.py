@@ -1,0 +1,329 @@
+"""`bow.sklearn`: ensembles of PyTorch models as scikit-learn estimators, whose members train side by side."""
+
+import functools
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.model_selection import check_cv, train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from bow.engines import EngineName
+from bow.engines.config import Engine
+from bow.errors import SettingError
+from bow.members import EarlyStopping, Ensemble, Variant, sweep
+from bow.members.result import Combine
+from bow.training.config import Run
+from bow.values import whole
+
+Module = Callable[[int, int], nn.Module]
+
+Splits = Sequence[tuple[Tensor | None, Tensor | None]]
+
+ROWS = 4096
+"""Samples that are predicted at once."""
+
+
+def mlp(num_features: int, num_outputs: int) -> nn.Module:
+    """The model of an estimator that is given none: two hidden layers of 64."""
+    return nn.Sequential(
+        nn.Linear(num_features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_outputs)
+    )
+
+
+class MemberEstimator(BaseEstimator):  # type: ignore[misc]
+    """What `Classifier` and `Regressor` share: members that are trained, and what they say."""
+
+    _combine: Combine
+
+    def __init__(
+        self,
+        module: Module = mlp,
+        *,
+        members: int = 8,
+        cv: Any = None,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+        lr: float | None = 0.003,
+        batch_size: int = 32,
+        epochs: int = 10,
+        early_stopping: EarlyStopping | None = None,
+        validation_fraction: float = 0.1,
+        engine: EngineName | Engine = "auto",
+        devices: int | Literal["auto", "cpu", "cuda"] = "auto",
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.module = module
+        self.members = members
+        self.cv = cv
+        self.loss = loss
+        self.optimizer = optimizer
+        self.lr = lr
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.engine = engine
+        self.devices = devices
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def spread(self, X: Any) -> np.ndarray:
+        """The standard deviation over the members of what the prediction is the mean of.
+
+        Args:
+            X: samples `[samples, features]`.
+
+        Returns:
+            Of probabilities `[samples, classes]`, or of predictions, in their shape; zero where there is one member.
+        """
+        return np.asarray(self._each(X).std(0, correction=0))
+
+    def _each(self, X: Any) -> Tensor:
+        """What every member says `[members, samples, outputs]`."""
+        check_is_fitted(self)
+        return each(self.ensemble_, torch.tensor(validate_data(self, X, dtype=np.float32, reset=False)))
+
+    def _train(self, X: np.ndarray, y: np.ndarray, targets: Tensor, num_outputs: int, loss: Any) -> None:
+        """Train the members on data that have been checked."""
+        if isinstance(self.module, nn.Module) or not callable(self.module):
+            raise SettingError(f"module must be a function module(num_features, num_outputs), got {self.module!r}")
+        if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
+            raise SettingError(f"early_stopping must be bow.EarlyStopping(...) or None, got {self.early_stopping!r}")
+        seeds = check_random_state(self.random_state).randint(2**31 - 1, size=whole("members", self.members))
+        splits = self._splits(X, y)
+        inputs = torch.tensor(X)
+        variants = [
+            Variant(seed=int(seed), train_on=train, validate_on=held_out, name=f"fold={fold} member={number}")
+            for fold, (train, held_out) in enumerate(splits)
+            for number, seed in enumerate(seeds)
+        ]
+        fewest = min(len(X) if train is None else len(train) for train, _ in splits)
+        with tempfile.TemporaryDirectory(prefix="bow-") as folder:
+            result = sweep(
+                functools.partial(self.module, X.shape[1], num_outputs),
+                (inputs, targets),
+                loss if self.loss is None else self.loss,
+                variants=variants,
+                optimizer=self.optimizer if self.lr is None else functools.partial(self.optimizer, lr=self.lr),
+                batch_size=min(whole("batch_size", self.batch_size), fewest),
+                epochs=self.epochs,
+                stop=self.early_stopping,
+                engine=self.engine,
+                devices=self.devices,
+                run=Run(Path(folder) / "sweep", checkpoint_every=None, progress=bool(self.verbose)),
+            )
+        models = {m.number: m.model for m in result if m.model is not None and m.stopped != "diverged"}
+        if num_lost := len(variants) - len(models):
+            lost = f"{num_lost} of {len(variants)} members left the finite numbers"
+            if not models:
+                raise SettingError(f"{lost}; use a lower lr than {self.lr}, or scale the data")
+            warnings.warn(f"{lost}; the others are used", ConvergenceWarning, stacklevel=3)
+        self.ensemble_ = Ensemble(list(models.values()), self._combine)
+        self.histories_ = [member.history for member in result]
+        if self.cv is not None:
+            by_fold = [
+                [model for number, model in models.items() if number // len(seeds) == fold]
+                for fold in range(len(splits))
+            ]
+            self._keep_held_out(inputs, y, splits, by_fold)
+
+    def _splits(self, X: np.ndarray, y: np.ndarray) -> Splits:
+        """By fold, the numbers of the samples to train on and of those held out; None: all, and none."""
+        of_classes = is_classifier(self)
+        if self.cv is not None:
+            pairs: Iterable[Any] = check_cv(self.cv, y, classifier=of_classes).split(X, y)
+        elif self.early_stopping is not None:
+            by_class = y if of_classes else None
+            numbers, random = np.arange(len(X)), self.random_state
+            pairs = [
+                train_test_split(numbers, test_size=self.validation_fraction, stratify=by_class, random_state=random)
+            ]
+        else:
+            return [(None, None)]
+        return [(torch.as_tensor(train), torch.as_tensor(held_out)) for train, held_out in pairs]
+
+    def _keep_held_out(
+        self, inputs: Tensor, y: np.ndarray, splits: Splits, by_fold: Sequence[Sequence[nn.Module]]
+    ) -> None:
+        """What members say of samples that they have not seen: the mean, and each fold's score."""
+        sums, counts, scores = torch.zeros((), dtype=torch.float64), torch.zeros(len(inputs)), []
+        for (_, held_out), models in zip(splits, by_fold, strict=True):
+            assert held_out is not None
+            if not models:
+                scores.append(float("nan"))
+                continue
+            said = each(Ensemble(models, self._combine), inputs[held_out])
+            if sums.dim() == 0:
+                sums = sums.new_zeros(len(inputs), *said.shape[2:])
+            sums[held_out] += said.sum(0)
+            counts[held_out] += len(models)
+            scores.append(self._score_of(y[held_out.numpy()], said.mean(0).numpy()))
+        self.oof_ = self._shaped((sums / counts.view(-1, *[1] * (sums.dim() - 1))).numpy())
+        self.cv_scores_ = np.array(scores)
+
+    def _shaped(self, mean: np.ndarray) -> np.ndarray:
+        """What users get of a mean over the members."""
+        return mean
+
+    def _score_of(self, y: np.ndarray, mean: np.ndarray) -> float:
+        """The score of a mean over the members."""
+        raise NotImplementedError
+
+
+class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
+    """A deep ensemble that classifies: members with seeds of their own, trained side by side, whose mean is predicted.
+
+    A scikit-learn estimator, for pipelines, `cross_val_score`, `GridSearchCV` and `clone`. With `cv` it trains as many
+    members on every fold, as stackers and AutoML libraries do, keeps what they say of the samples that they have not
+    seen, and predicts with all of them. Features are taken as they are: put a `StandardScaler` in front.
+
+    Args:
+        module: a function or class `module(num_features, num_outputs)` that makes the model, whose outputs are logits
+            `[batch, num_outputs]`; the default is an MLP with two hidden layers of 64.
+        members: how many models, or how many on every fold.
+        cv: None; or folds as scikit-learn understands them: a number, a splitter, pairs of indices.
+        loss: a function of outputs and class numbers `[batch]`; None: cross-entropy.
+        optimizer: a factory `optimizer(parameters, lr=...)`.
+        lr: the learning rate; None: the optimizer's own.
+        batch_size: samples of a member's batch, at most all.
+        epochs: passes of every member over its samples.
+        early_stopping: a `bow.EarlyStopping` that ends a member by its values on the samples that are held out: the
+            fold's, or `validation_fraction` of all.
+        validation_fraction: what is held out for `early_stopping` where there is no `cv`.
+        engine: as for `bow.train`.
+        devices: as for `bow.train`; one.
+        random_state: of the members' seeds and of what is held out.
+        verbose: show progress.
+
+    Attributes:
+        classes_: the labels.
+        n_features_in_: features of a sample.
+        ensemble_: the members as one module, on the CPU; `ensemble_.models` are they.
+        histories_: by member, one record per epoch, as `history` of `bow.sweep`'s members.
+        oof_: with `cv`, probabilities `[samples, classes]` of every sample by members that have not seen it; NaN
+            where there is none.
+        cv_scores_: with `cv`, the accuracy of each fold's members on what they have not seen.
+
+    Raises:
+        SettingError: in `fit`, an argument that cannot be carried out, or no member stayed finite.
+
+    Example:
+        >>> from sklearn.datasets import make_blobs
+        >>> X, y = make_blobs(90, centers=3, cluster_std=0.5, random_state=0)
+        >>> ensemble = Classifier(members=2, cv=3, lr=0.01, engine="eager", random_state=0).fit(X, y)
+        >>> ensemble.predict_proba(X).shape, ensemble.cv_scores_.shape, len(ensemble.ensemble_.models)
+        ((90, 3), (3,), 6)
+
+    References:
+        Lakshminarayanan, Pritzel, Blundell, Simple and Scalable Predictive Uncertainty Estimation using Deep
+        Ensembles, 2017.
+    """
+
+    _combine: Combine = "probabilities"
+
+    def fit(self, X: Any, y: Any) -> "Classifier":
+        """Train the members on samples `[samples, features]` and labels `[samples]`."""
+        X, y = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        self._train(X, y, torch.as_tensor(numbers), len(self.classes_), nn.functional.cross_entropy)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Mean of the members' probabilities `[samples, classes]`."""
+        return np.asarray(self._each(X).mean(0))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The label with the highest mean probability `[samples]`."""
+        check_is_fitted(self)
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
+
+    def _score_of(self, y: np.ndarray, mean: np.ndarray) -> float:
+        return float(accuracy_score(y, self.classes_[mean.argmax(1)]))
+
+
+class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
+    """A deep ensemble for numbers: members with seeds of their own, trained side by side, whose mean is predicted.
+
+    As `Classifier`, for targets that are numbers. They are taken as they are too: where they are not of the order of 1,
+    wrap it in scikit-learn's `TransformedTargetRegressor`.
+
+    Args:
+        module: as for `Classifier`; outputs `[batch, num_outputs]` are the predictions.
+        members: as for `Classifier`.
+        cv: as for `Classifier`.
+        loss: a function of outputs and targets, both `[batch, num_outputs]`; None: the mean squared error.
+        optimizer: as for `Classifier`.
+        lr: as for `Classifier`.
+        batch_size: as for `Classifier`.
+        epochs: as for `Classifier`.
+        early_stopping: as for `Classifier`.
+        validation_fraction: as for `Classifier`.
+        engine: as for `Classifier`.
+        devices: as for `Classifier`.
+        random_state: as for `Classifier`.
+        verbose: as for `Classifier`.
+
+    Attributes:
+        n_features_in_: as of `Classifier`.
+        ensemble_: as of `Classifier`.
+        histories_: as of `Classifier`.
+        oof_: with `cv`, a prediction of every sample by members that have not seen it; NaN where there is none.
+        cv_scores_: with `cv`, R² of each fold's members on what they have not seen.
+
+    Raises:
+        SettingError: in `fit`, an argument that cannot be carried out, or no member stayed finite.
+
+    Example:
+        >>> from sklearn.datasets import make_regression
+        >>> X, y = make_regression(100, 4, random_state=0)
+        >>> ensemble = Regressor(members=3, epochs=2, engine="eager", random_state=0).fit(X, y / y.std())
+        >>> ensemble.predict(X).shape, ensemble.spread(X).shape
+        ((100,), (100,))
+    """
+
+    _combine: Combine = "outputs"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any) -> "Regressor":
+        """Train the members on samples `[samples, features]` and targets `[samples]` or `[samples, outputs]`."""
+        X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
+        self._is_flat = y.ndim == 1
+        targets = torch.tensor(y, dtype=torch.float32).view(len(y), -1)
+        self._train(X, y, targets, targets.shape[1], nn.functional.mse_loss)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Mean of the members' predictions, in the shape of the targets."""
+        return self._shaped(np.asarray(self._each(X).mean(0)))
+
+    def spread(self, X: Any) -> np.ndarray:  # noqa: D102
+        return self._shaped(super().spread(X))
+
+    def _shaped(self, mean: np.ndarray) -> np.ndarray:
+        return mean[:, 0] if self._is_flat and mean.ndim > 1 else mean
+
+    def _score_of(self, y: np.ndarray, mean: np.ndarray) -> float:
+        return float(r2_score(y, mean))
+
+
+@torch.no_grad()
+def each(ensemble: Ensemble, inputs: Tensor) -> Tensor:
+    """What every model says, of some samples at a time, in the numbers that scikit-learn computes with."""
+    return torch.cat([ensemble.each(part) for part in torch.split(inputs, ROWS)], dim=1).double()
