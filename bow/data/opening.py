@@ -95,6 +95,11 @@ def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Bat
     return _read_in_order(_map_dataset(data), size)
 
 
+def is_in_memory(data: Any) -> bool:
+    """Whether data are tensors in memory."""
+    return _tensors(data) is not None
+
+
 def _read_in_order(dataset: Any, batch_size: int) -> Iterator[Batch]:
     count = num_samples(dataset)
     for start in range(0, count, batch_size):

@@ -1,16 +1,19 @@
 """Members whose models have the same shapes: the matrix that they share, and the rounds that they run together."""
 
 import math
-from collections.abc import Iterator
+import queue
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from bow.devices import StreamDevice
+from bow.devices import StreamDevice, available_cores
 from bow.engines import Batches, LearningConfig, Loop, Stacked, make_engine
 from bow.engines.captured import shape_of
+from bow.engines.thread_pool import num_threads
 from bow.errors import ModelError
 from bow.graph.side_effects import changed, python_state
 from bow.members.config import SweepConfig
@@ -34,6 +37,7 @@ class Cohort:
         device: where they compute.
         samples: where their streams are opened.
         rounds: of all of them together, by which it is decided whether compiling pays.
+        is_reused: whether rows will be given to others.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Cohort:
         device: torch.device | StreamDevice,
         samples: SharedSamples,
         rounds: int | None,
+        is_reused: bool = False,
     ) -> None:
         train = config.train
         variant = like.member.variant
@@ -67,7 +72,9 @@ class Cohort:
         self.rows: list[Progress | None] = [None] * rows
         self._task = task
         self._ends: list[float] = [math.inf] * rows  # rounds at which a row's member has its steps
-        self._is_used = [False] * rows
+        self._is_reused = is_reused
+        self._is_checked = False
+        self._shown: list[nn.Module] = []  # models in which members are evaluated at the same time
 
     @property
     def num_parameters(self) -> int:
@@ -86,12 +93,6 @@ class Cohort:
     def place(self, row: int, progress: Progress) -> None:
         """Put a member on a row, where it begins or goes on."""
         train, variant, group = self._config.train, progress.member.variant, self.group
-        if self._is_used[row] and (names := changed(self._python, python_state(group.learners[row].module))):
-            raise ModelError(
-                f"the model changes {names[0]} in Python while it trains, so that a row cannot be given to another "
-                f"member; keep it in a buffer, or use at_once={self._config.num_members}"
-            )
-        self._is_used[row] = True
         model = prepare_template(variant.make_model(train.model), variant.seed)
         group.place(row, model, variant.make_optimizer(train.optimizer), variant.seed)
         if progress.state is not None:
@@ -138,6 +139,8 @@ class Cohort:
             if progress is not None:
                 group.own_rounds[row] = progress.round
         outcomes = [self.loop.round(part) for part in self._parts(batches)]
+        if not self._is_checked:
+            self._check_python_state()
         for row, progress in enumerate(list(self.rows)):
             if progress is None:
                 continue
@@ -177,10 +180,41 @@ class Cohort:
         losses, progress.losses = progress.losses or [], []
         return mean_of([torch.stack(losses)]) if losses else math.nan
 
-    def evaluate(self, row: int, evaluate: Evaluator) -> dict[str, float]:
-        """The values of a row's member."""
+    def evaluate(self, rows: Sequence[tuple[int, Evaluator | None]]) -> list[dict[str, float]]:
+        """The values of the members on these rows; several at the same time where their data are in memory."""
         self.loop.catch_up()
-        return evaluate(self.group.shown(row), self.device, self._task)
+        places = min(len(rows), len(available_cores())) if self.device.type == "cpu" else 1
+        if places == 1 or any(each is None or not each.is_in_memory for _, each in rows):
+            return [{} if each is None else self._evaluate(self.group.central_of(row), each) for row, each in rows]
+        while len(self._shown) < places:
+            self._shown.append(self.group.new_central())
+        free = queue.SimpleQueue[nn.Module]()
+        for model in self._shown:
+            free.put(model)
+
+        def evaluate(row: int, evaluator: Evaluator) -> dict[str, float]:
+            model = free.get()
+            try:
+                with num_threads(1):  # a thread has its own number
+                    return self._evaluate(self.group.central_of(row, model), evaluator.copy())
+            finally:
+                free.put(model)
+
+        with ThreadPoolExecutor(places) as pool:
+            return list(pool.map(evaluate, *zip(*rows, strict=True)))
+
+    def _evaluate(self, model: nn.Module, evaluate: Evaluator) -> dict[str, float]:
+        return evaluate(model, self.device, self._task)
+
+    def _check_python_state(self) -> None:
+        """Behind the first round: what a module keeps in Python cannot be given to the next member of a row."""
+        self._is_checked = True
+        names = changed(self._python, python_state(self.group.learners[0].module)) if self.rows[0] else []
+        if names and self._is_reused:
+            raise ModelError(
+                f"the model changes {names[0]} in Python while it trains, which the next member on its row would find "
+                f"so; keep it in a buffer, or use at_once={self._config.num_members} without halving"
+            )
 
     def step_scheduler(self, progress: Progress, loss: float) -> None:
         """What a training does behind an epoch or a round."""

@@ -134,20 +134,24 @@ class MemberGroup(LearnerGroup):
             module.get_parameter(name).data.copy_(frozen)
         self.optimizer.load(row, state["optimizer"])
 
+    def new_central(self) -> nn.Module:
+        """A model in evaluation mode for `central_of`."""
+        return replicate(self.template, self.layout, torch.zeros_like(self.matrix.z), self.device).eval()
+
     @torch.no_grad()
-    def shown(self, row: int) -> nn.Module:
-        """A row's model in evaluation mode, until another is shown."""
+    def central_of(self, row: int, central: nn.Module | None = None) -> nn.Module:
+        """A row's model in evaluation mode, which is its own until another row is asked for."""
+        central = self._central if central is None else central
         module = self.learners[row].module
-        self.matrix.z.copy_(self.matrix.weights_of(row))
-        copy_buffers(module, self._central)
-        for name, parameter in self._central.named_parameters():
-            if name not in self.layout.names:
-                parameter.data.copy_(module.get_parameter(name))
-        return self._central
+        own = dict(module.named_parameters())
+        for name, parameter in central.named_parameters():
+            parameter.data.copy_(own[name])
+        copy_buffers(module, central)
+        return central
 
     def export_of(self, row: int) -> nn.Module:
         """A row's model as a plain module: storage of its own, evaluation mode, on the CPU."""
-        return self._exported(self.shown(row))
+        return self._exported(self.central_of(row))
 
     def _own_module(self, row: Tensor) -> nn.Module:
         """A module whose frozen parameters are its own."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,7 +118,8 @@ class SweepLoop:
         rows = min(len(alike), MOST_ROWS if asked == "auto" else asked)
         rounds = self._rounds_of(first)
         in_all = None if rounds is None else rounds * self._config.num_members
-        self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all)
+        is_reused = len(alike) > rows or self._config.halving is not None
+        self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all, is_reused)
         self._cohort_key = first.key
         self.at_once = max(self.at_once, rows)
         copies = rows + len(self._queue)
@@ -165,6 +166,7 @@ class SweepLoop:
     def _round(self, cohort: Cohort) -> None:
         self._num_rounds += 1
         self.engine = cohort.engine
+        ended: list[tuple[int, Progress, float, bool]] = []
         for row, progress, is_finite, epochs in cohort.round():
             if not is_finite:
                 self._end(cohort, row, "diverged")
@@ -174,18 +176,33 @@ class SweepLoop:
             is_over = epochs is None or cohort.is_over(row, progress)
             if epochs is not None and epochs > progress.epoch:
                 progress.epoch = epochs
-                self._end_epoch(cohort, row, progress, epochs, is_over)
+                ended.append((row, progress, epochs, is_over))
             elif is_over:
                 per_epoch = cohort.samples_per_epoch(row)
                 share = round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
-                self._end_epoch(cohort, row, progress, share, is_over)
+                ended.append((row, progress, share, is_over))
+        if ended:
+            values = cohort.evaluate([(row, self._evaluator_of(progress.member)) for row, progress, _, _ in ended])
+            for (row, progress, epoch, is_over), own in zip(ended, values, strict=True):
+                self._end_epoch(cohort, row, progress, epoch, own, is_over)
 
-    def _end_epoch(self, cohort: Cohort, row: int, progress: Progress, epoch: float, is_over: bool) -> None:
-        """Evaluate a member, record it, step its scheduler, and see whether it goes on."""
+    def _end_epoch(
+        self, cohort: Cohort, row: int, progress: Progress, epoch: float, values: Mapping[str, float], is_over: bool
+    ) -> None:
+        """Record a member's epoch, step its scheduler, and see whether it goes on."""
         member = progress.member
         last = member.history[-1]["round"] if member.history else -1
         if last != progress.round:
-            record = self._record(cohort, row, progress, epoch)
+            record: dict[str, Any] = {
+                "kind": "epoch",
+                "time_s": self.elapsed_s,
+                "epoch": epoch,
+                "round": progress.round,
+                "samples": progress.samples,
+                "lr": cohort.lr(row),
+                "train_loss": cohort.mean_loss(progress),
+                **values,
+            }
             member.history.append(record)
             if not self._config.is_per_round(member.variant):
                 cohort.step_scheduler(progress, record.get("loss", record["train_loss"]))
@@ -193,19 +210,6 @@ class SweepLoop:
             self._end(cohort, row, why)
         elif self._rungs is not None and progress.epoch >= progress.rung:
             self._pause(cohort, row, progress)
-
-    def _record(self, cohort: Cohort, row: int, progress: Progress, epoch: float) -> dict[str, Any]:
-        evaluator = self._evaluator_of(progress.member)
-        return {
-            "kind": "epoch",
-            "time_s": self.elapsed_s,
-            "epoch": epoch,
-            "round": progress.round,
-            "samples": progress.samples,
-            "lr": cohort.lr(row),
-            "train_loss": cohort.mean_loss(progress),
-            **({} if evaluator is None else cohort.evaluate(row, evaluator)),
-        }
 
     def _why_over(self, progress: Progress) -> str | None:
         history, validation = progress.member.history, self._config.train.validation

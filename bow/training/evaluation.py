@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
-from bow.data import Batch, evaluation_batches, open_stream
+from bow.data import Batch, evaluation_batches, is_in_memory, open_stream
 from bow.engines import LearningConfig, Loss, autocast
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.thread_pool import num_threads
@@ -64,6 +64,17 @@ class Evaluator:
         self.problem: NotFinite | None = None
         """The first value of the last evaluation that was not finite."""
         evaluation_batches(validation, batch_size)  # bad data are to be found now and not after an epoch
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the validation data are tensors: their batches can be read by several threads."""
+        return is_in_memory(self._validation)
+
+    def copy(self) -> "Evaluator":
+        """One with metrics of its own, for another thread."""
+        made = copy.copy(self)
+        made._metrics = copy.deepcopy(self._metrics)
+        return made
 
     def first_batch(self) -> Any:
         """The first batch of the validation data."""
