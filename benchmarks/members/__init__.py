@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.caches import empty_caches
 from benchmarks.harness import CaseError, Host, ratios, setting, spread, take_turns
 from benchmarks.members import contestants
-from benchmarks.members.contestants import APART, BOW, MAKERS, ONE_PROCESS, Task, shares
+from benchmarks.members.contestants import APART, MAKERS, ONE_PROCESS, OWN, Task, shares
 from benchmarks.workloads import WORKLOADS
 from bow.devices import available_cores
 
@@ -159,7 +159,7 @@ def measure_rates(task: Task, config: Config) -> dict[str, Any]:
 
 def over(rows: Sequence[Row]) -> dict[str, Any]:
     """bow over the best of one process, and over the best of pinned processes, turn by turn."""
-    own = _best(rows, [BOW])
+    own = _best(rows, OWN)
     others = {"loops": _best(rows, ONE_PROCESS), "pinned": _best(rows, APART)}
     return {
         name: None if own is None or other is None else spread(ratios(own["rates"], other["rates"]), 3)
@@ -170,7 +170,7 @@ def over(rows: Sequence[Row]) -> dict[str, Any]:
 def measure_whole(task: Task, config: Config) -> dict[str, Any]:
     """Seconds of whole trainings, starting and compiling included, in turns."""
     notes: list[str] = []
-    cases = [case for case in cases_of(config) if case.threads == (1 if case.name != BOW else max(config.threads))]
+    cases = [case for case in cases_of(config) if case.threads == (max(config.threads) if case.name in OWN else 1)]
     turns = {case: functools.partial(_whole, case, task, config) for case in cases}
     seconds = take_turns(
         turns,
@@ -180,7 +180,8 @@ def measure_whole(task: Task, config: Config) -> dict[str, Any]:
     rows = [{"name": case.name, "threads": case.threads, "seconds": spread(took, 2)} for case, took in seconds.items()]
     own = {case.name: statistics.median(took) for case, took in seconds.items()}
     pinned = min((own[name] for name in APART if name in own), default=None)
-    gain = None if pinned is None or BOW not in own else round(pinned / own[BOW], 3)
+    bow = min((own[name] for name in OWN if name in own), default=None)
+    gain = None if pinned is None or bow is None else round(pinned / bow, 3)
     head = {"model": task.model, "batch_size": task.batch_size, "epochs": config.epochs}
     return {**head, "contestants": rows, "notes": notes, "over_pinned": gain}
 

@@ -1,7 +1,7 @@
 """The ways to train several members: models that owe each other nothing but the data in memory.
 
 Member `s` begins with the weights of seed `s` and sees its batches in the order of seed `s`, whoever trains it: all
-contestants come to the same weights, to rounding.
+contestants but bow, which has an order of its own, come to the same weights, to rounding.
 """
 
 import copy
@@ -19,11 +19,15 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 import bow
 from benchmarks.harness import rate, warm_up
-from benchmarks.trainings import SGD, Data, Feed, PlainTraining, Tensors, compiled_step
+from benchmarks.trainings import ENDLESS, SGD, Data, Feed, PlainTraining, Tensors, compiled_step
 from benchmarks.workloads import WORKLOADS, Workload
-
-FIRST_STEPS = 40  # of bow's sweeps that are subtracted from longer ones, and at least what these have besides
-TURNS = 5  # so many times as long as the turns of others are those of bow
+from bow.members import Member
+from bow.members.cohort import Cohort
+from bow.members.config import SweepConfig
+from bow.members.feed import SharedSamples
+from bow.members.member import Progress
+from bow.members.variant import check_variants
+from bow.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -190,46 +194,61 @@ class Stacked:
 
 
 class Bow:
-    """bow's members side by side. Its batches are those of its own stream: the same data in another order."""
+    """bow's members side by side, by engine `graph`: operator by operator, or compiled."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._step_s: float | None = None
+    def __init__(self, task: Task, compile: bool = False) -> None:
+        self._task, self._engine = task, bow.Engine("graph", compile=compile)
+        self._cohort: Cohort | None = None
 
     def turn(self, seconds: float) -> float:
-        # The steady state: what a short sweep takes, capture included, is subtracted from a longer one, which lasts
-        # several turns so that this matters little.
-        begun_s = self._train_s(FIRST_STEPS)
-        if self._step_s is None:
-            self._step_s = max(1e-6, (self._train_s(2 * FIRST_STEPS) - begun_s) / FIRST_STEPS)
-        steps = max(FIRST_STEPS, round(TURNS * seconds / self._step_s))
-        samples = steps * self._task.batch_size * len(self._task.seeds)
-        return samples / max(1e-9, self._train_s(FIRST_STEPS + steps) - begun_s)
-
-    def _train_s(self, steps: int) -> float:
-        """Seconds of training, without what surrounds it."""
-        samples = steps * self._task.batch_size * len(self._task.seeds)
-        return samples / float(self._swept(steps=steps).throughput)
+        if self._cohort is None:
+            self._cohort = self._begun()
+            warm_up(self._round)
+        return rate(self._round, seconds)
 
     def train(self, epochs: int) -> list[Tensors]:
-        return [member.model.state_dict() for member in self._swept(epochs=epochs).members]
-
-    def _swept(self, **amount: int) -> Any:
+        task = self._task
         with tempfile.TemporaryDirectory() as folder:
-            return bow.sweep(
-                self._task.workload.build,
-                self._task.data,
-                self._task.workload.loss,
-                variants=[bow.Variant(seed=seed) for seed in self._task.seeds],
+            swept = bow.sweep(
+                task.workload.build,
+                task.data,
+                task.workload.loss,
+                variants=bow.grid(seed=task.seeds),
                 optimizer=SGD,
-                batch_size=self._task.batch_size,
-                devices="cpu",
-                run=bow.Run(Path(folder) / "run", progress=False),
-                **amount,  # type: ignore[arg-type]
+                batch_size=task.batch_size,
+                steps=epochs * task.steps,
+                engine=self._engine if self._engine.compile else "auto",
+                run=bow.Run(folder, progress=False),
             )
+        return [dict(member.model.state_dict()) for member in swept.members if member.model is not None]
+
+    def _round(self) -> int:
+        assert self._cohort is not None
+        return self._task.batch_size * sum(1 for _ in self._cohort.round())
+
+    def _begun(self) -> Cohort:
+        task = self._task
+        torch.set_num_threads(1)  # as `bow.sweep` does
+        train = TrainConfig(
+            model=task.workload.build,
+            data=task.data,
+            loss=task.workload.loss,
+            optimizer=SGD,
+            batch_size=task.batch_size,
+            steps=ENDLESS,
+            learners=1,
+            engine=self._engine,
+        )
+        config = SweepConfig(train=train, variants=check_variants(bow.grid(seed=task.seeds)))
+        waiting = [Progress(Member(n, variant, Path())) for n, variant in enumerate(config.variants)]
+        samples = SharedSamples(task.data)
+        cohort = Cohort(config, waiting[0], len(waiting), torch.device("cpu"), samples, rounds=None)
+        for row, each in enumerate(waiting):
+            cohort.place(row, each)
+        return cohort
 
 
-LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW = (
+LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW, BOW_COMPILED = (
     "loop",
     "compiled loop",
     "compiled-step loop",
@@ -238,7 +257,9 @@ LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW = (
     "torch.func",
     "torch.func, compiled",
     "bow",
+    "bow, compiled",
 )
+OWN = (BOW, BOW_COMPILED)
 MAKERS: dict[str, Callable[[Task], Members]] = {
     LOOP: Loop,
     COMPILED: functools.partial(Loop, compile="default"),
@@ -248,9 +269,10 @@ MAKERS: dict[str, Callable[[Task], Members]] = {
     STACKED: Stacked,
     STACKED_COMPILED: functools.partial(Stacked, compile=True),
     BOW: Bow,
+    BOW_COMPILED: functools.partial(Bow, compile=True),
 }
 APART = (PINNED, PINNED_STEP)  # whose members are shared out among processes with a core each
-ONE_PROCESS = tuple(name for name in MAKERS if name not in (*APART, BOW))
+ONE_PROCESS = tuple(name for name in MAKERS if name not in (*APART, *OWN))
 
 
 def shares(task: Task, processes: int) -> Iterator[Task]:
