@@ -105,6 +105,12 @@ def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, mon
     monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
 
 
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without their pictures, which take most of the time of a short training."""
+    monkeypatch.setattr("bow.observe.report.charts", lambda records, settings: [])
+
+
 @pytest.fixture(autouse=True)
 def _shapes(request: pytest.FixtureRequest) -> Iterator[None]:
     folder = request.path.relative_to(Path(__file__).parent).parts[0]

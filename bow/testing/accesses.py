@@ -1,5 +1,6 @@
 """What memory operators read and write, and whether something orders accesses that must not overlap."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,22 +25,34 @@ def accessed(
     function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors that an operator reads and writes, as its schema says; a view touches nothing."""
-    schema = function._schema
-    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    written.update(UNDECLARED.get(function, ()))
-    if not written and any(result.alias_info is not None for result in schema.returns):
+    is_view, written = _roles(function)
+    if is_view:
         return [], []
     reads: list[Tensor] = []
     writes: list[Tensor] = []
-    for index, argument in enumerate(schema.arguments):
-        given = arguments[index] if index < len(arguments) else keywords.get(argument.name)
+    for index, (name, is_written) in enumerate(written):
+        given = arguments[index] if index < len(arguments) else keywords.get(name)
         # An argument that is written to may be read as well; a write orders it with everything a read would.
-        (writes if argument.name in written else reads).extend(tensors_in(given))
+        (writes if is_written else reads).extend(tensors_in(given))
     return reads, writes
+
+
+@functools.cache
+def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
+    """Whether an operator only makes views, and which of its arguments it writes to."""
+    schema = function._schema
+    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    written.update(UNDECLARED.get(function, ()))
+    is_view = not written and any(result.alias_info is not None for result in schema.returns)
+    return is_view, tuple((argument.name, argument.name in written) for argument in schema.arguments)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors of a nested value."""
+    if isinstance(value, Tensor):
+        return [value]
+    if value is None or isinstance(value, int | float | str):  # most arguments, at a fraction of the time
+        return []
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
@@ -113,10 +126,9 @@ class AccessLog:
 
     def collect(self) -> None:
         """Look at allocations that have been given back: their owner may give the memory out again at once."""
-        for key, (reference, history) in list(self._histories.items()):
-            if not reference.expired():  # type: ignore[no-untyped-call]
-                continue
-            del self._histories[key]
+        expired = torch.UntypedStorage._expired  # that of the reference is slow here
+        for key in [key for key, (reference, _) in self._histories.items() if expired(reference.cdata)]:
+            _, history = self._histories.pop(key)
             self._pinned.discard(key)
             over = dict(self.clocks[HOST])  # a graph's memory goes with the graph, which is the host's doing
             merge(over, self.clocks.get(history.owner, {}))

@@ -83,6 +83,7 @@ def test_the_page_is_self_contained(run):
     assert not re.search(r"@import|url\((?!#)", text)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_settings_events_and_epochs_are_there(run):
     words = page(run()).words
     for text in (
@@ -104,17 +105,20 @@ def test_six_charts_of_a_run_with_validation_and_four_without(run):
     assert page(run("without", validation=False)).tags.count("figure") == 4
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_run_without_validation_shows_the_training_loss(run):
     words = page(run(validation=False, epochs=2)).words
     assert words[words.index("training loss") - 1] == "0.1353"
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_run_that_goes_on_says_so(run):
     words = page(run(finished=False)).words
     assert "not finished" in words
     assert "finished" not in words
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_best_epoch_is_named_where_it_is_not_the_last(run):
     directory = run(epochs=2)
     with directory.metrics_path.open("a") as file:
@@ -144,6 +148,7 @@ def test_losses_that_are_not_finite_leave_a_gap(run):
     assert "Loss over epochs" not in page(directory).words
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_name_of_a_dated_run_is_shown_without_the_date(tmp_path, run):
     directory = RunDirectory(run().path.rename(tmp_path / "2026-01-31_235959_my_net"))
     words = page(directory).words
@@ -157,6 +162,7 @@ def test_text_from_the_run_cannot_become_markup(run):
     assert "script" not in page(directory).tags
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_many_events_are_cut_short(run):
     directory = run()
     event = '{"kind": "event", "time_s": 1.0, "round": 1, "event": "learner restarted", "message": "again"}\n'
@@ -200,6 +206,7 @@ def test_a_value_that_is_missing_at_the_end_is_taken_from_before(run):
     assert words[words.index("samples per second") - 1] == "1,003"
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_settings_are_shown_as_they_are_written(run):
     directory = run()
     directory.write_config({"seed": 12345, "lr": 0.0005, "compile": False, "callbacks": [], "data": {"limit": None}})
@@ -214,6 +221,7 @@ def with_records(directory, *records):
     return directory
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_it_says_how_engine_and_learners_were_found(run, calibration):
     directory = with_records(run(), calibration)
     words = [word for word in page(directory).words if word]
@@ -229,10 +237,12 @@ def test_it_says_how_engine_and_learners_were_found(run, calibration):
     assert "<12 s>" not in text
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_without_a_calibration_there_is_no_word_of_one(run):
     assert "How engine and learners were found" not in page(run()).words
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_choice_by_rule_is_said_without_a_table(run, calibration):
     calibration |= {"source": "rule", "summary": "eager, by rule of thumb", "rows": []}
     words = page(with_records(run(), calibration)).words
