@@ -2,7 +2,6 @@
 
 import functools
 import os
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -44,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_LEFT_OUT] = Counter()
     if not config.getoption("--nightly"):
         if forked.PLACE not in os.environ:  # the processes of pytest-xdist share a server
-            folder = tempfile.TemporaryDirectory(prefix="bow-forked-")
+            folder = forked.folder()
             os.environ[forked.PLACE] = f"{folder.name}/socket"
             config.add_cleanup(folder.cleanup)
         forked.install(os.environ[forked.PLACE])

@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -48,7 +49,6 @@ POLL_S = 0.05
 STILL_WANTED_S = 2.0  # between looks at whether there are tests
 
 _real = subprocess.Popen
-_started: list[object] = []  # kept: a process that nobody holds is warned of
 
 
 class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
@@ -121,8 +121,13 @@ def request_of(args: Any) -> dict[str, Any] | None:
     return {"kind": words[0], "what": words[1], "words": words[2:], "unbuffered": unbuffered}
 
 
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """For the socket; it names this process, with which the server ends."""
+    return tempfile.TemporaryDirectory(prefix=f"bow-forked-{os.getpid()}-")
+
+
 def install(place: str) -> None:
-    """Fork from now on; the server is started with the first process, and ends when the folder of `place` has gone."""
+    """Fork from now on; the server is started with the first process, and ends with the tests that `place` is of."""
     os.environ[PLACE] = place
     subprocess.Popen = Forked  # type: ignore[misc]
 
@@ -133,7 +138,8 @@ def _connect(place: str) -> socket.socket:
         Path(place).with_name("started").touch(exist_ok=False)
         command = [sys.executable, "-m", __name__, place]
         nothing = subprocess.DEVNULL
-        _started.append(_real(command, cwd=ROOT, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True))
+        server = _real(command, cwd=ROOT, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+        server.returncode = 0  # it outlives this process, of which nobody need be warned
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while True:
         try:
@@ -159,7 +165,7 @@ def load() -> None:
 
 
 def serve(listener: socket.socket, place: Path) -> dict[str, Any]:
-    """Fork on request while the folder is there; returns in the children."""
+    """Fork on request while the tests run that `place` is of; returns in the children."""
     waiting: dict[int, socket.socket] = {}
     wakeup, wake = socket.socketpair()
     for end in (wakeup, wake):
@@ -169,7 +175,7 @@ def serve(listener: socket.socket, place: Path) -> dict[str, Any]:
     selector = selectors.DefaultSelector()
     for source in (listener, wakeup):
         selector.register(source, selectors.EVENT_READ)
-    while place.exists():
+    while place.exists() and _is_alive(int(place.parent.name.split("-")[-2])):
         ready = {key.fileobj for key, _ in selector.select(STILL_WANTED_S)}
         if wakeup in ready:
             wakeup.recv(LIMIT)
@@ -193,6 +199,14 @@ def serve(listener: socket.socket, place: Path) -> dict[str, Any]:
             waiting[pid] = connection
             connection.send(str(pid).encode())
     os._exit(0)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _report(waiting: dict[int, socket.socket]) -> None:
