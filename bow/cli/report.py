@@ -1,16 +1,20 @@
-"""`bow report`: the report of a run that is finished, interrupted or still going."""
+"""`bow report`: the report of a run, or of a sweep, that is finished, interrupted or still going."""
 
 from collections.abc import Sequence
 
 from bow.cli.help import folded
-from bow.errors import SettingError
+from bow.errors import RunDirectoryError, SettingError
+from bow.members.report import is_sweep, write_sweep_report
+from bow.observe import RunDirectory
 from bow.observe.report import write_report
+from bow.values import given_path
 
 USAGE = """\
 usage: bow report RUN_DIR
 
 Writes RUN_DIR/report.html from config.yaml and metrics.jsonl, and prints its
 path.
+In the directory of a sweep, the report is of all its members.
 """
 
 
@@ -21,5 +25,6 @@ def run(words: Sequence[str]) -> int:
         return 0
     if len(words) != 1:
         raise SettingError(f"bow report takes one run directory, got {len(words)}; write bow report RUN_DIR")
-    print(write_report(words[0]))
+    directory = RunDirectory(given_path("the run directory", words[0], RunDirectoryError))
+    print(write_sweep_report(directory) if is_sweep(directory) else write_report(words[0]))
     return 0

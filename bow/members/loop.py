@@ -17,11 +17,10 @@ from bow.members.cohort import Cohort
 from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
 from bow.members.member import Member, Progress
+from bow.members.progress import SweepProgress
 from bow.members.rungs import Rungs
 from bow.members.saving import SweepDirectory
 from bow.members.stopping import EarlyStopping
-from bow.observe import ProgressBar
-from bow.observe.text import duration_text, metric_text
 from bow.training.checkpoint import CheckpointTimer
 from bow.training.evaluation import Evaluator
 from bow.training.interruption import Interruption
@@ -51,7 +50,7 @@ class SweepLoop:
         waiting: Iterable[Progress],
         device: torch.device | StreamDevice,
         directory: SweepDirectory,
-        progress: ProgressBar,
+        progress: SweepProgress,
         elapsed_s: float = 0.0,
     ) -> None:
         self._config = config
@@ -98,6 +97,7 @@ class SweepLoop:
     def go(self) -> None:
         """Train all members."""
         try:
+            self._progress.begin([*self._queue, *self._paused])
             with self._interruption.watched():
                 while (self._queue or self._decide()) and self.interrupted_by is None:
                     self._train(self._open())
@@ -144,6 +144,8 @@ class SweepLoop:
             if all(row is None for row in cohort.rows):
                 break
             self._round(cohort)
+            if self._progress.is_due:
+                self._progress.show([each for each in cohort.rows if each is not None], [*self._queue, *self._paused])
             if self.interrupted_by is not None or self._checkpoint_is_due():
                 self._train_s += time.perf_counter() - began
                 self._save(cohort)
@@ -258,7 +260,7 @@ class SweepLoop:
         """A member has ended."""
         self._num_samples += progress.samples
         self._directory.save_member(progress.member, self.engine)
-        self._tell(progress.member)
+        self._progress.ended(progress.member, self.elapsed_s)
 
     # Evaluation, checkpoints, what is told
 
@@ -295,21 +297,6 @@ class SweepLoop:
             if progress is not None:
                 progress.member.model = cohort.group.export_of(row)
                 self._queue.append(cohort.take(row))
-
-    def _tell(self, member: Member) -> None:
-        ended = sum(each.stopped is not None or _has_ended(each, self._config) for each in self._members)
-        shown = [f"{ended}/{len(self._members)}", member.name, f"epochs {member.epochs:g}"]
-        if member.history:
-            shown.append(f"train loss {metric_text('loss', member.history[-1]['train_loss'])}")
-        shown += [
-            f"{'loss' if name == 'loss' else name} {metric_text(name, value)}" for name, value in member.metrics.items()
-        ]
-        shown += [member.stopped] if member.stopped else []
-        self._progress.say("  ".join([*shown, duration_text(self.elapsed_s)]))
-
-
-def _has_ended(member: Member, config: SweepConfig) -> bool:
-    return member.model is not None and member.stopped is None and bool(member.history)
 
 
 def held_out(data: Any, indices: Any) -> Any:

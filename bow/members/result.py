@@ -115,6 +115,7 @@ class Sweep:
     Attributes:
         members: in the order of the variants.
         run_dir: where their folders are.
+        report_path: the page with all curves, the table of members and the comparisons; None: it cannot be written.
         seconds: from the first round to the end, evaluation included.
         engine: what ran them, after any fallback.
         at_once: how many trained side by side.
@@ -130,6 +131,7 @@ class Sweep:
     throughput: float
     loss: Any = field(default=None, repr=False)
     metrics: Sequence[Metric] = field(default=(), repr=False)
+    report_path: Path | None = None
     interrupted_by: signal.Signals | None = None
 
     def __iter__(self) -> Iterator[Member]:

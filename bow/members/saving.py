@@ -13,7 +13,7 @@ from bow.errors import CheckpointError, RunDirectoryError
 from bow.files import save_text
 from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
-from bow.observe import RunDirectory
+from bow.observe import JsonLinesLogger, Record, RunDirectory, SafeLogger
 from bow.observe.records import plain
 from bow.training.checkpoint import load_checkpoint, meant, save_checkpoint
 from bow.training.result import save_central
@@ -23,6 +23,9 @@ MEMBERS = "members"
 
 TABLE = "members.json"
 """File of a sweep with a row for each member."""
+
+FOLD = "fold"
+"""Name in a sweep's settings for which part of the data a member is trained on."""
 
 _PARTS: dict[str, type | tuple[type, ...]] = {"members": list, "elapsed_s": (int, float), "variants": list}
 
@@ -38,6 +41,7 @@ class SweepDirectory:
     def __init__(self, directory: RunDirectory, config: SweepConfig) -> None:
         self.directory = directory
         self._config = config
+        self._records = SafeLogger(JsonLinesLogger(directory.metrics_path))
 
     @property
     def path(self) -> Path:
@@ -61,12 +65,21 @@ class SweepDirectory:
             "model": type(member.model).__name__,
             "run_dir": str(member.run_dir),
         }
-        end = {"kind": "end", "seconds": last.get("time_s"), "round": last.get("round"), "samples": last.get("samples")}
-        records = [start, *member.history, {**end, **member.metrics, "stopped": member.stopped}]
+        end = {"seconds": last.get("time_s"), "round": last.get("round"), "samples": last.get("samples")}
+        known = {name: value for name, value in {**end, "stopped": member.stopped}.items() if value is not None}
+        records = [start, *member.history, {"kind": "end", **known, **member.metrics}]
         lines = "".join(json.dumps(plain(record)) + "\n" for record in records)
         save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
         if member.model is not None:
             save_central(member.model, own)
+
+    def log(self, record: Record) -> None:
+        """Add a record of the whole sweep."""
+        self._records.log(record)
+
+    def close(self) -> None:
+        """Close the file of records."""
+        self._records.close()
 
     def write_table(self, members: Sequence[Member]) -> None:
         """Write a row for each member: settings, epochs, values, why it ended."""

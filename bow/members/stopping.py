@@ -106,6 +106,14 @@ class Halving:
             rung *= self.reduction
         return rung
 
+    def share(self, members: int, epochs: int) -> float:
+        """Which part of all epochs of all members comes about."""
+        total, before, going, rung = 0, 0, members, self.first
+        while before < epochs:
+            total += going * (min(rung, epochs) - before)
+            before, rung, going = min(rung, epochs), rung * self.reduction, math.ceil(going / self.reduction)
+        return total / (members * epochs)
+
     def num_kept(self, members: int) -> int:
         """How many of those that have come to a rung go on."""
         return members // self.reduction if self.asynchronous else math.ceil(members / self.reduction)

@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import signal
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from bow.cluster.config import Devices
@@ -15,18 +17,19 @@ from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
 from bow.engines.thread_pool import num_threads
-from bow.errors import SettingError
+from bow.errors import SettingError, reason
 from bow.forking import begin_to_compute
 from bow.members.config import Dealing, SweepConfig
 from bow.members.feed import SharedSamples
 from bow.members.loop import SweepLoop
 from bow.members.member import Member, Progress
+from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import MEMBERS, SweepDirectory, folder_of
+from bow.members.saving import FOLD, MEMBERS, SweepDirectory, folder_of
 from bow.members.stopping import Stop, check_stop
 from bow.members.variant import ModelFactory, Variant, check_indices, check_variants, folds
-from bow.observe import ProgressBar, RunDirectory, RunLock
-from bow.replicas import OptimizerFactory, prepare_template
+from bow.observe import Record, RunDirectory, RunLock
+from bow.replicas import OptimizerFactory, num_trainable, prepare_template
 from bow.replicas.optimizer import make_optimizer
 from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig, Validation
@@ -150,16 +153,23 @@ def run_sweep(config: SweepConfig) -> Sweep:
         lock = at_the_end.enter_context(RunLock())
         directory = _directory(config, lock)
         members, waiting, elapsed_s = _members(config, directory)
-        progress = ProgressBar(enabled=train.run.progress)
+        progress = SweepProgress(config, members, enabled=train.run.progress)
         loop = SweepLoop(config, members, waiting, device, directory, progress, elapsed_s)
+        at_the_end.callback(directory.close)
+        directory.log(_start(config, device, directory))
         loop.go()
+        for record in _end(loop):
+            directory.log(record)
         directory.write_table(members)
+        report_path = _report(directory)
+        progress.last(loop.elapsed_s, loop.throughput)
     number = loop.interrupted_by
     if number is not None and train.run.on_interrupt == "raise":
         end_as_asked(number, f"go on with bow.sweep(..., run=bow.Run({str(directory.path)!r}, resume='auto'))")
     return Sweep(
         members=members,
         run_dir=directory.path,
+        report_path=report_path,
         seconds=loop.elapsed_s,
         engine=loop.engine,
         at_once=loop.at_once,
@@ -244,13 +254,57 @@ def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
     directory.write_config(
         {
             **config.train.as_settings(),
-            "variants": [{"name": v.name, **v.values} for v in config.variants],
+            "variants": _listed(config.variants),
             "at_once": config.at_once,
             "batches": config.batches,
             "stop": [repr(rule) for rule in config.stop],
         }
     )
     return SweepDirectory(directory, config)
+
+
+def _listed(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Names and settings of the variants, and which part of the data each has."""
+    parts = list(dict.fromkeys(id(variant.train_on) for variant in variants))
+    folds = [{FOLD: parts.index(id(variant.train_on))} if len(parts) > 1 else {} for variant in variants]
+    return [{"name": v.name, **v.values, **fold} for v, fold in zip(variants, folds, strict=True)]
+
+
+def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: SweepDirectory) -> Record:
+    """The record of a sweep's start."""
+    train, first = config.train, config.variants[0]
+    model = prepare_template(first.make_model(train.model), first.seed)
+    return {
+        "kind": "start",
+        "time_s": 0.0,
+        "members": config.num_members,
+        "batch_size": config.batch_size_of(first),
+        "epochs": None if train.steps is not None else train.epochs,
+        "steps": train.steps,
+        "device": str(device.torch_device if isinstance(device, StreamDevice) else device),
+        "model": type(model).__name__,
+        "parameters": num_trainable(model),
+        "lower_is_better": [each.name for each in train.validation.metrics if not each.higher_is_better],
+        "run_dir": str(directory.path),
+    }
+
+
+def _end(loop: SweepLoop) -> list[Record]:
+    """The records of its end."""
+    return [
+        {"kind": "members", "time_s": loop.elapsed_s, "engine": loop.engine, "at_once": loop.at_once},
+        {"kind": "end", "time_s": loop.elapsed_s, "seconds": loop.elapsed_s, "samples_per_s": loop.throughput},
+    ]
+
+
+def _report(directory: SweepDirectory) -> Path | None:
+    from bow.members.report import write_sweep_report  # what is needed when all is over
+
+    try:
+        return write_sweep_report(directory.directory)
+    except Exception as error:
+        warnings.warn(f"the report cannot be written ({reason(error)}); bow report writes it anew", stacklevel=3)
+        return None
 
 
 def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float]:

@@ -60,6 +60,7 @@ class ChartAxis:
     percent: bool = False
     whole: bool = False
     zero: bool = False
+    log_ticks: Sequence[float] = ()  # the axis is logarithmic, with these values named
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Chart:
         )
 
     def _dress(self, axes: "Axes") -> None:
-        from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+        from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
 
         axes.set_xlabel(self.x.label)
         axes.grid(axis="y")
@@ -134,7 +135,12 @@ class Chart:
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS, integer=self.y.whole))
         axes.yaxis.set_major_formatter(_percent if self.y.percent else _number)
-        axes.xaxis.set_major_locator(MaxNLocator(8, steps=STEPS, integer=self.x.whole))
+        if self.x.log_ticks:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator(self.x.log_ticks))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(8, steps=STEPS, integer=self.x.whole))
         axes.xaxis.set_major_formatter(_number)
         if self.x.zero:
             axes.set_xlim(left=0)

@@ -10,7 +10,8 @@ A record has a `kind` and the `time_s` since training began. The kinds, and what
 | `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
 | `evaluation` | within an epoch, with `validation.every` below 1 | `epoch`, `round`, `samples`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
 | `event` | when it happens | `round`, `event`, `message` |
-| `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, and the last value of each metric |
+| `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, and the last value of each metric; of a member of a sweep that ended early `stopped` |
+| `members` | once, in a sweep's own records | `engine`, `at_once` |
 
 `epoch` counts completed epochs, `round` completed rounds, and `samples` the samples seen so far.
 """  # noqa: E501
@@ -33,9 +34,9 @@ POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")
 OUTCOME = ("seconds", "time_to_target_s", "learner_restarts")
 # Fields that are not the value of a metric
-FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "rows", *POSITION, *SPEED, *OUTCOME))
+FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "stopped", "rows", *POSITION, *SPEED, *OUTCOME))
 
-TEXTS = frozenset(("kind", "event", "message", "model", "summary", "status", "why"))
+TEXTS = frozenset(("kind", "event", "message", "stopped", "model", "summary", "status", "why"))
 # Fields of one type in all kinds of records
 NUMBERS = (FIELDS - TEXTS - {"rows"}) | {"parameters", "low", "high", "compile_s"}
 

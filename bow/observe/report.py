@@ -32,9 +32,13 @@ def write_report(run_dir: str | Path) -> Path:
     file and no network.
     """
     directory = RunDirectory(given_path("the run directory", run_dir, RunDirectoryError))
-    page = _template().render(run=Report.read(directory), decision_head=DECISION_HEAD)
+    return write_page(directory, "report.html", run=Report.read(directory), decision_head=DECISION_HEAD)
+
+
+def write_page(directory: RunDirectory, template: str, **values: Any) -> Path:
+    """Write `report.html` by one of the templates beside this file."""
     try:
-        write_whole(directory.report_path, page)
+        write_whole(directory.report_path, _template(template).render(**values))
     except OSError as error:
         raise RunDirectoryError(
             f"{directory.report_path} cannot be written ({disk_reason(error)}); free space"
@@ -68,7 +72,7 @@ class Report:
             raise RunDirectoryError(
                 f"{directory.path} holds no records of a run (metrics.jsonl); name one that bow train made"
             )
-        return cls(directory.path.resolve().name, dict(_flat(directory.read_config())), records)
+        return cls(directory.path.resolve().name, dict(flat(directory.read_config())), records)
 
     @cached_property
     def start(self) -> Record:
@@ -127,7 +131,7 @@ class Report:
     def decisions(self) -> dict[str, str]:
         """The record of the start: what was asked for and what bow chose."""
         hidden = ("kind", "time_s", "run_dir", "rows")
-        return {name: _fact_text(value) for name, value in self.start.items() if name not in hidden}
+        return {name: fact_text(value) for name, value in self.start.items() if name not in hidden}
 
     @property
     def calibration(self) -> Record:
@@ -203,32 +207,32 @@ class Report:
     def _learners_tile(self) -> ResultTile:
         learners, batch_size = self.last.get("learners"), self.start.get("batch_size")
         note = f"batches of {batch_size} each" if batch_size else ""
-        return ResultTile(_value_text(learners), "learner" if learners == 1 else "learners", note)
+        return ResultTile(value_text(learners), "learner" if learners == 1 else "learners", note)
 
 
 def _event(record: Record) -> tuple[str, str, str, str]:
-    number = f"round {_fact_text(record.get('round'))}"
+    number = f"round {fact_text(record.get('round'))}"
     return duration_text(record.get("time_s", 0.0)), number, record.get("event", ""), record.get("message", "")
 
 
 def _decision(row: Mapping[str, Any]) -> list[str]:
     rates = [rate_text(row.get(name)).removesuffix(" samples/s") for name in ("samples_per_s", "low", "high")]
     compiling = duration_text(row["compile_s"]) if row.get("compile_s") else ""
-    what = [_value_text(row.get(name)) for name in ("engine", "learners", "threads")]
+    what = [value_text(row.get(name)) for name in ("engine", "learners", "threads")]
     took = [duration_text(row["seconds"]) if row.get("seconds") else "", compiling]
     return [*what, *rates, *took, f"{row.get('status')}: {row.get('why')}"]
 
 
 def _row(record: Record, names: list[str]) -> list[str]:
-    position = [_fact_text(record.get(name)) for name in POSITION]
+    position = [fact_text(record.get(name)) for name in POSITION]
     values = [metric_text("loss", record.get("train_loss"))]
     values += [metric_text(name, record.get(name)) for name in names]
     rate = rate_text(record.get("samples_per_s")).removesuffix(" samples/s")
-    speed = [rate, _value_text(record.get("learners")), _value_text(record.get("lr"))]
+    speed = [rate, value_text(record.get("learners")), value_text(record.get("lr"))]
     return [*position, *values, *speed, duration_text(record.get("time_s", 0.0))]
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A setting as the command line has it."""
     if value is None or value == [] or value == {}:
         return "none"
@@ -236,28 +240,34 @@ def _value_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.10g}"
-    return ", ".join(map(_value_text, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(value_text, value)) if isinstance(value, list) else str(value)
 
 
-def _fact_text(value: Any) -> str:
+def fact_text(value: Any) -> str:
     """A fact about the run: like a setting, but counts have their thousands apart."""
-    return count_text(value) if is_number(value) and isinstance(value, int) else _value_text(value)
+    return count_text(value) if is_number(value) and isinstance(value, int) else value_text(value)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested settings as the command line writes them: `optimizer.lr`."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _value_text(value)
+            yield f"{prefix}{name}", value_text(value)
 
 
-def _template() -> "Template":
+def _template(name: str) -> "Template":
     import jinja2
 
-    text = importlib.resources.files("bow.observe").joinpath("report.html").read_text(encoding="utf-8")
+    def read(name: str) -> str:
+        return importlib.resources.files("bow.observe").joinpath(name).read_text(encoding="utf-8")
+
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(read),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.from_string(text)
+    return environment.get_template(name)

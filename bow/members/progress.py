@@ -1,0 +1,175 @@
+"""The progress of a sweep: a bar with the best member so far, and a line for each member that has ended."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from bow.data import open_stream
+from bow.members.config import SweepConfig
+from bow.members.member import Member, Progress
+from bow.members.result import Sweep
+from bow.observe import ProgressBar
+from bow.observe.text import duration_text, metric_text, rate_text
+
+WIDTH = 80
+"""Columns that lines keep to, for ordinary names."""
+
+EVERY_S = 0.2
+
+
+class _TwoLines(Bar):
+    """A bar and below it a line of text."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self.below, overflow="ellipsis", no_wrap=True)
+
+
+class SweepProgress(ProgressBar):
+    """What a sweep shows: on a terminal a bar, and everywhere a line for each member that ends and a last one."""
+
+    def __init__(
+        self, config: SweepConfig, members: Sequence[Member], enabled: bool = True, console: Console | None = None
+    ) -> None:
+        super().__init__(enabled, console)
+        self._config = config
+        self._members = members
+        self._live: _TwoLines | None = None
+        self._ended = {member.number for member in members if member.stopped is not None or is_over(member, config)}
+        self._began = self._shown_at = time.perf_counter()
+        self._before: float = 0  # samples of an earlier part of the sweep
+        self._per_epoch: int | None = None
+        self._batch_size: int | None = None
+
+    def begin(self, waiting: Sequence[Progress]) -> None:
+        """Show the bar."""
+        if not self.enabled or not self._console.is_terminal:
+            return
+        train = self._config.train
+        opened = open_stream(train.data, batch_size=train.batch_size, epochs=1, steps=train.steps)
+        self._per_epoch, self._batch_size = opened.samples_per_epoch, getattr(opened, "batch_size", None)
+        self._before, total = self._samples(waiting)
+        self._began = time.perf_counter()
+        columns = TextColumn("{task.percentage:3.0f} %"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
+        self._live = _TwoLines(*columns, console=self._console, transient=True)
+        self._live.add_task("members", total=total, completed=int(self._before), text="")
+        self._live.start()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the bar is to be drawn anew, a few times a second."""
+        return self._live is not None and time.perf_counter() - self._shown_at >= EVERY_S
+
+    def show(self, training: Sequence[Progress], waiting: Sequence[Progress]) -> None:
+        """Where the sweep is."""
+        if self._live is None:
+            return
+        self._shown_at = now = time.perf_counter()
+        samples, total = self._samples([*training, *waiting])
+        rate = (samples - self._before) / max(now - self._began, 1e-9)
+        left = "" if total is None or not rate else f"{self._bound}{duration_text((total - samples) / rate)} left"
+        self._live.update(TaskID(0), total=total, completed=samples, text="  ".join([rate_text(rate), left]))
+        counts = [f"{len(self._ended)} done", f"{len(training)} training", f"{len(waiting)} waiting"]
+        self._live.below = fitted(["  ".join(counts), *self._best()], WIDTH)
+
+    def ended(self, member: Member, elapsed_s: float) -> None:
+        """A line for a member that has ended."""
+        self._ended.add(member.number)
+        values = [f"{name} {metric_text(name, value)}" for name, value in sorted_metrics(member)]
+        loss = metric_text("loss", member.value("train_loss"))
+        parts = [
+            (0, f"{len(self._ended)}/{len(self._members)}"),
+            (0, member.name),
+            *((3 if name.startswith("loss") and len(values) > 1 else 1, name) for name in values),
+            *([(4, f"train loss {loss}")] if member.history else []),
+            (2, f"{member.epochs:g} epoch{'s' * (member.epochs != 1)}"),
+            *([(0, member.stopped)] if member.stopped else []),
+            (5, duration_text(elapsed_s)),
+        ]
+        self.say(fitted_by_rank(parts, WIDTH))
+
+    def last(self, elapsed_s: float, samples_per_s: float) -> None:
+        """The last line: the best member, and how long all took."""
+        best = self._best()
+        count = len(self._members)
+        of = f"{count}" if len(self._ended) == count else f"{len(self._ended)} of {count}"
+        took = f"{of} members in {duration_text(elapsed_s)}"
+        rate = [f"({rate_text(samples_per_s)})"] if samples_per_s > 0 else []
+        both = [*best, " ".join([took, *rate])]
+        line = "; ".join(both)
+        self.say(line if len(line) <= WIDTH else "\n".join(both))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _samples(self, under_way: Sequence[Progress]) -> tuple[float, float | None]:
+        """Those that all members have seen, and those that they will see if none ends early but by halving."""
+        going, halving = {progress.member.number for progress in under_way}, self._config.halving
+        ended = sum(m.history[-1]["samples"] for m in self._members if m.history and m.number not in going)
+        seen = ended + sum(progress.samples for progress in under_way)
+        coming = [self._expected(progress.member) for progress in under_way]
+        if halving is not None:
+            share = halving.share(len(self._members), self._config.train.epochs)
+            coming = [None if size is None else share * size for size in map(self._expected, self._members)]
+            ended = 0
+        return seen, None if None in coming else max(seen, ended + sum(size or 0 for size in coming))
+
+    def _expected(self, member: Member) -> float | None:
+        train, variant = self._config.train, member.variant
+        if train.steps is not None:
+            size = self._config.batch_size_of(variant) or self._batch_size
+            return None if size is None or self._config.halving else float(train.steps * size)
+        per_epoch = self._per_epoch if variant.train_on is None else len(variant.train_on)
+        return None if per_epoch is None else float(per_epoch * train.epochs)
+
+    @property
+    def _bound(self) -> str:
+        return "at most " if self._config.stop or self._config.train.validation.target else ""
+
+    def _best(self) -> list[str]:
+        """The best member so far, with its value."""
+        begun = [member for member in self._members if member.history and member.stopped != "diverged"]
+        if not begun:
+            return []
+        so_far = Sweep(begun, Path(), 0.0, "", 0, 0.0, metrics=self._config.train.validation.metrics)
+        best, name = so_far.best, so_far.metric
+        value = best.value(name)
+        return [] if math.isnan(value) else [f"best {best.name}: {name.replace('_', ' ')} {metric_text(name, value)}"]
+
+
+def sorted_metrics(member: Member) -> list[tuple[str, float]]:
+    """The values of a member's last epoch, the loss last."""
+    return sorted(member.metrics.items(), key=lambda item: item[0] == "loss")
+
+
+def is_over(member: Member, config: SweepConfig) -> bool:
+    """Whether a member has been through all of its training."""
+    return member.model is not None and member.stopped is None and bool(member.history)
+
+
+def fitted(parts: Sequence[str], width: int) -> str:
+    """Parts with space between them, cut off at the width."""
+    line = "   ".join(parts)
+    return line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def fitted_by_rank(parts: Sequence[tuple[int, str]], width: int) -> str:
+    """Parts with space between them, without the least important ones where the line would be too wide."""
+    left = list(parts)
+    while len(line := "  ".join(text for _, text in left)) > width:
+        rank = max(rank for rank, _ in left)
+        if rank == 0:
+            break
+        left.remove(next(part for part in reversed(left) if part[0] == rank))
+    return line

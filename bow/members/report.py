@@ -1,0 +1,287 @@
+"""The report of a sweep: one self-contained HTML page with the curves of all members, a table and comparisons."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bow.errors import SettingError
+from bow.members.member import Member
+from bow.members.result import Sweep
+from bow.members.saving import FOLD, MEMBERS, folder_of
+from bow.members.variant import Variant
+from bow.observe import RunDirectory, read_records
+from bow.observe.charts import BLUE, EPOCHS, GREY, Chart, ChartAxis, Series
+from bow.observe.records import Record, is_number
+from bow.observe.report import Report, ResultTile, fact_text, flat, value_text, write_page
+from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
+
+CHANCE = ("seed", FOLD)
+"""Settings whose values are not compared: others are, over them."""
+
+PALETTE = ("#d9822b", "#2c7a4b", "#7b5ea7", "#c0443c", "#1f8a8a", "#8c6d46", "#c76b98", "#5b6577")
+
+FEW = 4
+"""Values of a setting of which all pairs are compared; of more, each is compared with the best one."""
+
+MOST_TICKS = 8
+
+ENDED = {
+    None: "all epochs",
+    "diverged": "diverged",
+    "patience": "no longer better",
+    "halving": "halving",
+    "target": "target reached",
+    "interrupted": "interrupted",
+}
+
+
+def is_sweep(directory: RunDirectory) -> bool:
+    """Whether this is the directory of a sweep."""
+    return isinstance(directory.read_config().get("variants"), list)
+
+
+def write_sweep_report(directory: RunDirectory) -> Path:
+    """Write `report.html` into the directory of a sweep, finished or not, from what is in it."""
+    return write_page(directory, "sweep.html", run=SweepReport.read(directory))
+
+
+@dataclass(frozen=True)
+class SweepReport(Report):
+    """What the page shows."""
+
+    sweep: Sweep
+    end: Record
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> "SweepReport":
+        """Read the directory of a sweep."""
+        config = dict(directory.read_config())
+        variants = config.pop("variants")
+        records = read_records(directory.metrics_path) if directory.metrics_path.is_file() else []
+        start: Record = next((record for record in records if record["kind"] == "start"), {})
+        last = {record["kind"]: record for record in records}
+        end, how = last.get("end", {}), last.get("members", {})
+        members = [_member(number, dict(each), directory.path) for number, each in enumerate(variants)]
+        sweep = Sweep(
+            members,
+            directory.path,
+            float(end.get("seconds") or max((m.history[-1]["time_s"] for m in members if m.history), default=0)),
+            str(how.get("engine") or ""),
+            int(how.get("at_once") or 0),
+            float(end.get("samples_per_s") or math.nan),
+            metrics=[SimpleNamespace(name=n, higher_is_better=False) for n in start.get("lower_is_better") or ()],  # type: ignore[misc]
+        )
+        return cls(directory.path.resolve().name, dict(flat(config)), list(records), sweep, end)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all members have ended."""
+        return bool(self.end) and not any(member.stopped == "interrupted" for member in self.sweep)
+
+    @property
+    def headline(self) -> list[str]:
+        """What was trained, and how, in a few words each."""
+        model, sweep = self.start.get("model", ""), self.sweep
+        if is_number(self.start.get("parameters")):
+            model += f", {count_text(self.start['parameters'])} parameters"
+        began = f"{self._stamp[1]} {self._stamp[2]}:{self._stamp[3]}" if self._stamp else ""
+        engine = " on ".join(str(text) for text in (sweep.engine, self.start.get("device")) if text)
+        return [text for text in (began, f"{len(sweep.members)} members", self._beside, model, engine) if text]
+
+    @property
+    def tiles(self) -> list[ResultTile]:
+        """The results."""
+        sweep, name = self.sweep, self.sweep.metric
+        best = sweep.best
+        tiles = [ResultTile(metric_text(name, best.value(name)), f"best {_words(name)}", best.name)]
+        alike = [member.value(name) for member in self._alike(best)]
+        if len(alike) > 1:
+            spread = f"± {_gap_text(name, statistics.stdev(alike)).lstrip('+')} over {len(alike)} like the best"
+            tiles.append(ResultTile(metric_text(name, statistics.fmean(alike)), f"mean {_words(name)}", spread))
+        ended = [f"{sum(m.stopped == why for m in sweep)} {text}" for why, text in ENDED.items() if why is not None]
+        rate = rate_text(sweep.throughput).removesuffix(" samples/s")
+        note = ", ".join(text for text in ended if not text.startswith("0 "))
+        return [
+            *tiles,
+            ResultTile(duration_text(sweep.seconds), "wall time", self._beside),
+            ResultTile(rate, "samples per second", "all members together"),
+            ResultTile(count_text(len(sweep.members)), "members", note),
+        ]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """The curves of all members, the best one in front; and values by each setting that is a number."""
+        name = self.sweep.metric
+        has_loss = any("loss" in member.metrics for member in self.sweep)
+        drawn = [] if name == "loss" else [self._curves(name, name)]
+        if has_loss:
+            drawn.append(self._curves("loss", "validation loss"))
+        drawn.append(self._curves("train_loss", "training loss"))
+        drawn += [self._by_setting(setting) for setting in self.varying if setting not in CHANCE]
+        return [chart for chart in drawn if chart.points]
+
+    @property
+    def decisions(self) -> dict[str, str]:
+        """The record of the start, and how the members ran."""
+        ran = {"engine": self.sweep.engine, "side by side": str(self.sweep.at_once)} if self.sweep.at_once else {}
+        hidden = ("lower_is_better", *ran)
+        return {**{name: text for name, text in super().decisions.items() if name not in hidden}, **ran}
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """The settings in which members differ."""
+        values = [member.variant.values for member in self.sweep]
+        names = dict.fromkeys(name for each in values for name in each)
+        return [name for name in names if len({repr(each.get(name)) for each in values}) > 1]
+
+    @property
+    def members(self) -> tuple[list[str], list[tuple[bool, str, str, list[str]]]]:
+        """The table: names of the columns; and whether it is the best, name, folder and cells of each member."""
+        sweep = self.sweep
+        settings = [name for name in self.varying if not all(f"{name}=" in member.name for member in sweep)]
+        names = list(dict.fromkeys(name for member in sweep for name in member.metrics))
+        names.sort(key=lambda name: name == "loss")
+        values_of = ["validation loss" if name == "loss" else _words(name) for name in names]
+        head = [*settings, "epochs", *values_of, "training loss", "ended by"]
+        rows = []
+        for place, member in enumerate(sweep.ranked()):
+            values = member.variant.values
+            last = member.history[-1] if member.history else {}
+            cells = [value_text(values.get(name)) for name in settings]
+            cells += [f"{member.epochs:g}", *(metric_text(name, last.get(name)) for name in names)]
+            cells += [metric_text("loss", last.get("train_loss")), self._end_of(member)]
+            rows.append((place == 0, member.name, f"{MEMBERS}/{member.run_dir.name}/", cells))
+        return head, rows
+
+    @property
+    def comparisons(self) -> list[tuple[str, list[list[str]]]]:
+        """By setting that varies, its paired differences."""
+        made = []
+        for setting in self.varying:
+            if setting in CHANCE:
+                continue
+            try:
+                made.append((setting, self._compared(setting)))
+            except SettingError:
+                continue
+        return [(setting, rows) for setting, rows in made if rows]
+
+    @property
+    def unpaired(self) -> list[str]:
+        """Settings that vary and cannot be compared, since no two members differ in them alone."""
+        compared = [setting for setting, _ in self.comparisons]
+        return [setting for setting in self.varying if setting not in (*compared, *CHANCE)]
+
+    @property
+    def _beside(self) -> str:
+        return f"{self.sweep.at_once} side by side" if self.sweep.at_once else ""
+
+    def _compared(self, setting: str) -> list[list[str]]:
+        name, sweep = self.sweep.metric, self.sweep
+        differences = list(sweep.compare(setting))
+        best = sweep.best.variant.values.get(setting)
+        if len({repr(member.variant.values.get(setting)) for member in sweep}) > FEW:
+            differences = [each for each in differences if best in (each.low, each.high)]
+        rows = []
+        for each in differences:
+            low, high = each.interval
+            interval = f"{_gap_text(name, low).removesuffix(' points')} to {_gap_text(name, high)}"
+            shown = interval if each.pairs > 1 else "one pair tells nothing"
+            clear = "clear" if each.is_clear else "within chance"
+            what = f"{value_text(each.high)} instead of {value_text(each.low)}"
+            rows.append([what, _gap_text(name, each.mean), shown, str(each.pairs), clear if each.pairs > 1 else ""])
+        return rows
+
+    def _end_of(self, member: Member) -> str:
+        if member.stopped is None and not self.end:
+            return "under way" if member.history else "waiting"
+        return ENDED.get(member.stopped, str(member.stopped))
+
+    def _alike(self, best: Member) -> list[Member]:
+        """The members that differ from the best in seed or fold alone."""
+
+        def settings(member: Member) -> str:
+            return repr(sorted((k, repr(v)) for k, v in member.variant.values.items() if k not in CHANCE))
+
+        return [
+            each for each in self.sweep if settings(each) == settings(best) and is_number(each.value(self.sweep.metric))
+        ]
+
+    @cached_property
+    def _colors(self) -> tuple[str | None, dict[str, str]]:
+        """The setting by whose values members are coloured, and the colours."""
+        for setting in self.varying:
+            values = dict.fromkeys(repr(member.variant.values.get(setting)) for member in self.sweep)
+            if setting not in CHANCE and len(values) <= len(PALETTE):
+                return setting, dict(zip(values, PALETTE, strict=False))
+        return None, {}
+
+    def _curves(self, name: str, label: str) -> Chart:
+        setting, colors = self._colors
+        best, lines = self.sweep.best, []
+        for member in self.sweep:
+            points = [
+                (r["epoch"], r[name]) for r in member.history if is_number(r.get("epoch")) and is_number(r.get(name))
+            ]
+            value = member.variant.values.get(setting) if setting else None
+            group = f"{setting}={value_text(value)}" if setting else "members"
+            color = colors.get(repr(value), GREY)
+            if member is best:
+                lines.append(Series(f"best: {member.name}", points, BLUE))
+            else:
+                lines.append(Series(group, points, color, faint=True))
+        lines.sort(key=lambda line: not line.faint)
+        title = f"{_words(label)[:1].upper()}{_words(label)[1:]} over epochs"
+        return Chart(title, lines, EPOCHS, ChartAxis(percent=is_share(name)))
+
+    def _by_setting(self, setting: str) -> Chart:
+        """The values at the end over those of a setting; a line joins members that are alike otherwise."""
+        name = self.sweep.metric
+        by: dict[str, list[tuple[float, float]]] = {}
+        for member in self.sweep:
+            values = dict(member.variant.values)
+            own, value = values.pop(setting, None), member.value(name)
+            if is_number(own) and is_number(value):
+                by.setdefault(repr(sorted(values.items(), key=str)), []).append((own, value))
+        lines = [sorted(line) for line in by.values()]
+        where = sorted({x for line in lines for x, _ in line})
+        if len(where) < 3:
+            return Chart("", [], EPOCHS)
+        means = [(x, statistics.fmean(y for line in lines for at, y in line if at == x)) for x in where]
+        series = [Series("members", line, GREY, faint=True) for line in lines] if len(lines) > 1 else []
+        is_log = where[0] > 0 and where[-1] / where[0] >= 8
+        ticks = where if len(where) <= MOST_TICKS else where[:: math.ceil(len(where) / MOST_TICKS)]
+        label = _words(name)
+        return Chart(
+            f"{label[:1].upper()}{label[1:]} by {setting}",
+            [*series, Series("mean" if len(lines) > 1 else name, means)],
+            ChartAxis(setting, log_ticks=ticks if is_log else ()),
+            ChartAxis(percent=is_share(name)),
+        )
+
+
+def _member(number: int, values: dict[str, Any], path: Path) -> Member:
+    """A member as its folder has it."""
+    name, seed = str(values.pop("name")), values.pop("seed", 0)
+    folder = RunDirectory(path / MEMBERS / folder_of(number, name))
+    member = Member(number, Variant(seed=seed, settings=values, name=name), folder.path)
+    records: Sequence[Mapping[str, Any]] = read_records(folder.metrics_path) if folder.metrics_path.is_file() else []
+    member.history = [dict(record) for record in records if record["kind"] == "epoch"]
+    member.stopped = next((record.get("stopped") for record in records if record["kind"] == "end"), None)
+    return member
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _gap_text(name: str, gap: float) -> str:
+    """A difference; of shares in percentage points."""
+    if not math.isfinite(gap):
+        return fact_text(gap)
+    return f"{100 * gap:+.2f} points" if is_share(name) else f"{gap:+.4g}"
