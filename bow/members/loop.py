@@ -41,6 +41,7 @@ class SweepLoop:
         directory: what it leaves behind.
         progress: what it shows.
         elapsed_s: seconds before it was resumed.
+        num_rounds: rounds before it was resumed.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SweepLoop:
         directory: SweepDirectory,
         progress: SweepProgress,
         elapsed_s: float = 0.0,
+        num_rounds: int = 0,
     ) -> None:
         self._config = config
         self._members = members
@@ -65,7 +67,7 @@ class SweepLoop:
         self._interruption = Interruption()
         self._cohort: Cohort | None = None
         self._cohort_key: tuple[Any, ...] | None = None
-        self._num_rounds = 0
+        self._num_rounds = num_rounds
         self._num_samples = 0
         self._train_s = 0.0
         self.engine = ""
@@ -104,7 +106,10 @@ class SweepLoop:
         finally:
             self._close_cohort()
             self._progress.close()
-        for progress in (*self._queue, *self._paused):
+        waiting = [*self._queue, *self._paused]
+        if not waiting:  # so that a sweep that has ended is known by its last checkpoint
+            self._directory.save_checkpoint(self._num_rounds, [], self._members, self.elapsed_s)
+        for progress in waiting:
             progress.member.stopped = "interrupted"
 
     def _open(self) -> Cohort:

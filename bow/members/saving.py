@@ -27,7 +27,12 @@ TABLE = "members.json"
 FOLD = "fold"
 """Name in a sweep's settings for which part of the data a member is trained on."""
 
-_PARTS: dict[str, type | tuple[type, ...]] = {"members": list, "elapsed_s": (int, float), "variants": list}
+_PARTS: dict[str, type | tuple[type, ...]] = {
+    "members": list,
+    "round": int,
+    "elapsed_s": (int, float),
+    "variants": list,
+}
 
 
 def folder_of(number: int, name: str) -> str:
@@ -117,7 +122,7 @@ class SweepDirectory:
                     "state": None if progress.state is None else dict(progress.state),
                 }
             states.append({"name": member.name, "history": member.history, "stopped": member.stopped, "at": at})
-        state = {"members": states, "elapsed_s": elapsed_s, "variants": self._kinds()}
+        state = {"members": states, "round": number, "elapsed_s": elapsed_s, "variants": self._kinds()}
         save_checkpoint(self.directory.checkpoints, number, state)
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:

@@ -152,10 +152,10 @@ def run_sweep(config: SweepConfig) -> Sweep:
         at_the_end.enter_context(num_threads(1))  # of all members alike, whatever trains beside them
         lock = at_the_end.enter_context(RunLock())
         directory = _directory(config, lock)
-        members, waiting, elapsed_s = _members(config, directory)
-        progress = SweepProgress(config, members, enabled=train.run.progress)
-        loop = SweepLoop(config, members, waiting, device, directory, progress, elapsed_s)
         at_the_end.callback(directory.close)
+        members, waiting, elapsed_s, num_rounds = _members(config, directory)
+        progress = SweepProgress(config, members, enabled=train.run.progress)
+        loop = SweepLoop(config, members, waiting, device, directory, progress, elapsed_s, num_rounds)
         directory.log(_start(config, device, directory))
         loop.go()
         for record in _end(loop):
@@ -307,15 +307,15 @@ def _report(directory: SweepDirectory) -> Path | None:
         return None
 
 
-def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float]:
-    """All members, those of them that are to train, and the seconds before."""
+def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float, int]:
+    """All members, those of them that are to train, and the seconds and rounds before."""
     members = [
         Member(number, variant, directory.path / MEMBERS / folder_of(number, variant.name or ""))
         for number, variant in enumerate(config.variants)
     ]
     state = directory.load_checkpoint(config.train.run.resume)
     if state is None:
-        return members, [Progress(member) for member in members], 0.0
+        return members, [Progress(member) for member in members], 0.0, 0
     saved = {each["name"]: each for each in state["members"]}
     waiting = []
     for member in members:
@@ -326,7 +326,7 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
         member.model = directory.load_model(member, template)
         if at := each["at"]:
             waiting.append(Progress(member, **at))
-    return members, waiting, float(state["elapsed_s"])
+    return members, waiting, float(state["elapsed_s"]), state["round"]
 
 
 def cross_validate(
