@@ -170,6 +170,10 @@ class Cohort:
         stream = self.feed.streams[row]
         return stream is not None and stream.rounds_left(1) == 0
 
+    def is_finite(self, row: int) -> bool:
+        """Whether the weights of a row's member are."""
+        return bool(torch.isfinite(self.group.matrix.weights_of(row).sum()))
+
     def samples_per_epoch(self, row: int) -> int | None:
         """Of a row's member."""
         stream = self.feed.streams[row]

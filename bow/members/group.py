@@ -95,7 +95,7 @@ class MemberGroup(LearnerGroup):
         """By row, the completed rounds of its member."""
 
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
-        """Of the random numbers of a row's next learning task: those that its member would have alone."""
+        """Of a row's next learning task, as its member would have alone: by its own seed and round, not those given."""
         return derive_seed(self.seeds[position], self.own_rounds[position], 0)
 
     @torch.no_grad()

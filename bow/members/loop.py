@@ -188,6 +188,10 @@ class SweepLoop:
                 per_epoch = cohort.samples_per_epoch(row)
                 share = round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
                 ended.append((row, progress, share, is_over))
+        for row, *_ in ended:
+            if not cohort.is_finite(row):  # a device with streams does not look at weights behind a step
+                self._end(cohort, row, "diverged")
+        ended = [each for each in ended if cohort.rows[each[0]] is not None]
         if ended:
             values = cohort.evaluate([(row, self._evaluator_of(progress.member)) for row, progress, _, _ in ended])
             for (row, progress, epoch, is_over), own in zip(ended, values, strict=True):

@@ -19,8 +19,8 @@ class Member:
         number: its place among the variants.
         variant: what sets it apart.
         name: what it is called.
-        model: its model, a plain module in evaluation mode, on the CPU; None where it left the finite numbers before
-            the first epoch had ended, or the sweep was interrupted.
+        model: its model, a plain module in evaluation mode, on the CPU; None where it never got a row; of a member
+            that diverged, the model as it was then, whose weights or buffers need not be finite.
         history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
         stopped: why it ended before its time: `"diverged"`, `"patience"`, `"halving"`, `"target"` or `"interrupted"`;
             None: it did not.

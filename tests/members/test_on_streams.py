@@ -41,3 +41,11 @@ def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
     healthy = swept(tmp_path / "healthy", mlp, (FLAT, LABELS), variants[::2], **settings)
     for member, other in zip(result.members[::2], healthy.members, strict=True):
         assert_same(member, other)
+
+
+@pytest.mark.parametrize("device", [FakeDevice, lambda: "cpu"], ids=["fake", "cpu"])
+def test_one_whose_last_step_leaves_the_finite_numbers_has_diverged(device: Any, tmp_path: Path) -> None:
+    variants = bow.grid(lr=[1e-6, 3e38])
+    settings: dict[str, Any] = {"engine": "graph", "devices": device(), "steps": 1, "validation": None}
+    result = swept(tmp_path / "sweep", mlp, (1e3 * FLAT, LABELS), variants, **settings)
+    assert [member.stopped for member in result.members] == [None, "diverged"]
