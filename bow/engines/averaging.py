@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from bow.cluster import DONE, PendingSum
 from bow.devices import Kernels
 from bow.errors import ClusterError
 from bow.replicas import LearnerGroup
-from bow.sync import EASGD, SMA, Synchroniser, Timing, TwoLevel
+from bow.sync import Synchroniser, Timing, TwoLevel, is_plain_sma
 
 
 class ModelAveraging:
@@ -126,7 +125,7 @@ class ModelAveraging:
 
     def _contribute(self, contributors: int) -> None:
         matrix, sync = self._group.matrix, self._sync
-        if self._kernels is not None and _is_plain(sync) and not sync.is_in_levels(matrix):
+        if self._kernels is not None and is_plain_sma(sync) and not sync.is_in_levels(matrix):
             alpha = 1 / self._group.num_all if sync.alpha is None else sync.alpha
             self._kernels.sma_contribute(matrix.weights, matrix.z, matrix.corrections, matrix.total, alpha)
         else:
@@ -134,13 +133,8 @@ class ModelAveraging:
 
     def _apply(self, contributors: int) -> None:
         matrix, sync = self._group.matrix, self._sync
-        if self._kernels is not None and _is_plain(sync) and not sync.is_in_levels(matrix):
+        if self._kernels is not None and is_plain_sma(sync) and not sync.is_in_levels(matrix):
             z_prev = matrix.state["z_prev"]
             self._kernels.sma_apply(matrix.weights, matrix.corrections, matrix.z, z_prev, matrix.total, sync.mu)
         else:
             sync.apply(matrix, self.num_averaged, contributors)
-
-
-def _is_plain(sync: Synchroniser) -> TypeGuard[SMA]:
-    """Whether the kernels have this synchroniser's arithmetic; a subclass may have its own."""
-    return type(sync) in (SMA, EASGD)

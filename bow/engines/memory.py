@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bow.devices import StreamDevice
 from bow.engines.saved_tensors import LEAVING, MIN_BYTES
 from bow.engines.task import Batch
-from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, num_state_tensors
+from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, is_plain_sgd, num_state_tensors
 from bow.replicas.layout import ALIGNMENT
-from bow.sync import EASGD, SMA, Synchroniser
+from bow.sync import Synchroniser, is_plain_sma
 
 Place: TypeAlias = torch.device | StreamDevice
 """Where learners are."""
@@ -134,7 +134,7 @@ def predict_memory(
     corrections, kept = _rows_of(sync, averages=not sync.follows(learners))
     state_tensors = num_state_tensors(optimizer)
     in_one_pass = engine not in (("eager", "streams") if is_cpu(place) else ("eager",))
-    if in_one_pass and clip_norm is None and type(sync) in (SMA, EASGD) and _is_plain_sgd(optimizer):
+    if in_one_pass and clip_norm is None and is_plain_sma(sync) and _makes_plain_sgd(optimizer):
         corrections, state_tensors = False, 1  # momenta whether they are used or not, and corrections never in memory
     return MemoryNeed(
         learners=learners,
@@ -233,9 +233,9 @@ def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
     return rows.has_corrections, len(rows.state)
 
 
-def _is_plain_sgd(optimizer: OptimizerFactory) -> bool:
+def _makes_plain_sgd(optimizer: OptimizerFactory) -> bool:
     try:
-        return type(optimizer([nn.Parameter(torch.ones(3))])) is torch.optim.SGD
+        return is_plain_sgd(optimizer([nn.Parameter(torch.ones(3))]))
     except Exception:
         return False
 

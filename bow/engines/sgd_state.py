@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bow.engines.outcome import LearningConfig
-from bow.replicas import LearnerGroup
-from bow.sync import EASGD, SMA, Members, Synchroniser
+from bow.replicas import LearnerGroup, is_plain_sgd
+from bow.sync import SMA, Members, Synchroniser, is_plain_sma
 
 Step: TypeAlias = tuple[float, float, float, bool]
 """Learning rate, momentum, weight decay, and whether momentum is Nesterov's."""
@@ -85,15 +85,6 @@ def fits(group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, n
     """
     if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
         return False
-    if type(sync) not in ((SMA, EASGD, Members) if native else (SMA, EASGD)) or settings.clip_norm is not None:
+    if not (is_plain_sma(sync) or (native and type(sync) is Members)) or settings.clip_norm is not None:
         return False
-    return all(_is_plain_sgd(optimizer) for optimizer in set(group.optimizer.by_learner))
-
-
-def _is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
-        return False
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return False
-    only = optimizer.param_groups[0]
-    return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)
+    return all(is_plain_sgd(optimizer) for optimizer in set(group.optimizer.by_learner))

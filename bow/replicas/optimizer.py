@@ -223,6 +223,16 @@ def num_state_tensors(optimizer: OptimizerFactory) -> int:
     return 0
 
 
+def is_plain_sgd(optimizer: Optimizer) -> bool:
+    """Whether it is `torch.optim.SGD` with one group, momentum and weight decay, and nothing besides."""
+    if type(optimizer) is not SGD or len(optimizer.param_groups) != 1:
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    only = optimizer.param_groups[0]
+    return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)
+
+
 def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
     """Whether updating one flat tensor equals updating its parts, measured on small random tensors."""
     generator = torch.Generator().manual_seed(0)

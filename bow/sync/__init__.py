@@ -6,6 +6,7 @@ from bow.sync.base import Synchroniser as Synchroniser
 from bow.sync.base import Timing as Timing
 from bow.sync.diloco import DiLoCo as DiLoCo
 from bow.sync.easgd import EASGD as EASGD
+from bow.sync.easgd import is_plain_sma as is_plain_sma
 from bow.sync.independent import Independent as Independent
 from bow.sync.independent import Members as Members
 from bow.sync.local_sgd import LocalSGD as LocalSGD

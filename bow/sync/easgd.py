@@ -1,5 +1,8 @@
 """Elastic averaging SGD, synchronous."""
 
+from typing import TypeGuard
+
+from bow.sync.base import Synchroniser
 from bow.sync.sma import SMA
 
 
@@ -26,3 +29,8 @@ class EASGD(SMA):
 
     def __repr__(self) -> str:
         return f"EASGD(every={self.every!r}, alpha={self.alpha!r})"
+
+
+def is_plain_sma(sync: Synchroniser) -> TypeGuard[SMA]:
+    """Whether a synchroniser's arithmetic is that of `SMA`; a subclass may have its own."""
+    return type(sync) in (SMA, EASGD)
