@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has computed: torch would wait there, for ever, for threads they lack."""
+"""Refuses to train in a process that was forked after torch had computed, where its threads are missing."""
 
 import functools
 import os

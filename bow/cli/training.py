@@ -1,4 +1,4 @@
-"""`bow train`: one run, or with `-m` a sweep of runs one after another."""
+"""`bow train`: one run, or with `-m` one for every combination of values."""
 
 import importlib
 import importlib.resources

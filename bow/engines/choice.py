@@ -3,7 +3,7 @@
 `bow.train` measures, if the training is long enough. Where nothing is measured, "auto" is a rule:
 
 * learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
-* engine on a GPU: `graph`, whose capture takes less than a second;
+* engine on a GPU: `graph` (not measured yet);
 * engine on a CPU: `fused` for models without convolutions or recurrent layers and of at most 50,000 parameters that are
   known to train for at least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that
   are known to train for at least 1,000 rounds, since the native runtime has to be built once on every machine and the

@@ -1,4 +1,4 @@
-"""The oracle: learners one after another, by ordinary autograd."""
+"""Learners one after another by ordinary autograd: the reference that all engines must agree with."""
 
 import contextlib
 import warnings

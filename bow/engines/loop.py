@@ -1,4 +1,4 @@
-"""The order of a round: learning tasks, step, synchronisation task, restarts."""
+"""The order of a round: averaging begins, learning tasks, step, averaging ends, restarts."""
 
 import abc
 import time

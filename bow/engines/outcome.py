@@ -88,7 +88,7 @@ class Outcome:
 
     Attributes:
         losses: before the step; NaN for learners without a batch.
-        finite: whether loss and gradient are finite, and behind the step the weights.
+        finite: whether loss and gradient are finite; on a CPU also the weights behind the step.
         active: which learners had a batch.
         metrics: what the step returned besides the loss, one value per learner.
         taken_by: by batch, the learner that took it, where that is not the batch's own.

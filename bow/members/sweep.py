@@ -67,8 +67,9 @@ def sweep(
 
     Each member is a training of its own: its initial weights, order of the data, random numbers, optimizer, schedule,
     early end and records. It becomes what `bow.train(learners=1, seed=...)` makes of its settings on the same engine
-    with one thread: bit for bit in `eager`, and in `graph` where nothing is compiled; whoever trains beside it, in
-    whatever order, and wherever the sweep was interrupted. One that leaves the finite numbers ends alone.
+    with one thread: bit for bit in `eager`, and in `graph` where nothing is compiled, on a CPU; whoever trains beside
+    it, in whatever order, and wherever the sweep was interrupted; with `batches="shared"`, what it makes of the order
+    of `seed`. One that leaves the finite numbers ends alone.
 
     Args:
         model: a function that builds the model, with a member's seed; or a module, from whose weights all begin.

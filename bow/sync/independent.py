@@ -1,4 +1,4 @@
-"""Independent learners: the ceiling of hardware efficiency."""
+"""Learners that are never averaged while they train: `Independent`, and `Members` for `bow.sweep`."""
 
 import torch
 

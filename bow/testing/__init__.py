@@ -1,4 +1,4 @@
-"""A GPU that is none, for tests of what runs on one: operators run on the CPU, and their order is checked."""
+"""A fake GPU for tests: operators run on the CPU, and the order that events give them is checked."""
 
 from bow.testing.fake_device import CaptureRuleError as CaptureRuleError
 from bow.testing.fake_device import FakeDevice as FakeDevice
