@@ -42,6 +42,7 @@ def describe(
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
         "task settings": [task.precision, task.clip_norm, task.offload, task.engine.dispatch],
+        "schedule": None if task.schedule is None else content_hash(task.schedule.to_json()),
         "asked for": [request.engine, request.learners, request.compile, request.most],
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
         "tuner": [tuner.objective, tuner.threshold, tuner.share],

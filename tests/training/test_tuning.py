@@ -351,6 +351,7 @@ OTHER = {
     "a loss that is a module": lambda: key(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
     "synchroniser": lambda: key(replicas_config(sync=bow.EASGD())),
     "clipping": lambda: key(replicas_config(clip_norm=1.0)),
+    "a schedule": lambda: key(replicas_config().with_engine(schedule=bow.Schedule.sequential(3))),
     "asked for": lambda: key(asked=request(learners=2)),
     "length": lambda: key(asked=request(samples=1e9)),
 }
