@@ -22,10 +22,18 @@ def swept(path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, **setting
     console = Console(file=file, force_terminal=terminal, width=80, color_system=None, legacy_windows=False)
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
 
-    def shown(*arguments: Any, **more: Any) -> SweepProgress:
-        return SweepProgress(*arguments, **more, console=console)
+    class Shown(SweepProgress):
+        """Draws at once, where rich waits for its timer, so that a fast machine shows every state."""
 
-    monkeypatch.setattr(sweep_module(), "SweepProgress", shown)
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more, console=console)
+
+        def show(self, *where: Any) -> None:
+            super().show(*where)
+            if self._live is not None:
+                self._live.refresh()
+
+    monkeypatch.setattr(sweep_module(), "SweepProgress", Shown)
     given = {"variants": bow.grid(seed=range(3), lr=[0.05, 0.0125]), "epochs": 3, "validation": DATA, **settings}
     bow.sweep(mlp, DATA, F.cross_entropy, optimizer=SGD, engine="eager", run=path / "run", **given)
     return file.getvalue().replace("\r", "\n").split("\n")
