@@ -15,9 +15,8 @@ from benchmarks.costs_regressions import Operators, score_family, scored
 from benchmarks.harness import spread
 from bow.graph.execution import inputs_of, run_operator
 from bow.models import NETWORKS
-from bow.runtime.issue import operators_of
-from bow.schedule.profiler.bound_step import BoundStep
-from bow.schedule.profiler.measuring import measure
+from bow.runtime.local import operators_of
+from bow.schedule.profiler.measuring import BoundStep, measure
 
 FAMILIES = ("k-neighbours", "gradient boosting", "random forest", "ordinary least squares")
 ONE = Threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,8 +14,7 @@ from benchmarks.placement_machine import PROCESSOR, device_loads, imbalance, k80
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_picture import placement_svg
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.grouping import module_groups
-from bow.planning.placement.groups import Groups
+from bow.planning.placement.groups import Groups, module_groups
 from bow.planning.placement.towers import towers
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
@@ -79,11 +79,23 @@ def place_cell(cell: Cell) -> Found:
         "gpus": cell.gpus,
         "links": cell.links,
         "memory_gib": memory_gib,
-        "statistics": asdict(groups.statistics),
+        "statistics": statistics_of(groups),
         "rows": [_row(evaluator, row) for row in rows],
         "towers": {kind: asdict(towers(evaluator, kind)) for kind in ("synchronous", "asynchronous")},
     }
     return Found(case, _pictures(cell, evaluator, rows))
+
+
+def statistics_of(groups: Groups) -> dict[str, Any]:
+    """What a graph's groups amount to."""
+    return {
+        "operators": len(groups.graph.operators),  # forward ones, each with its backward pass and update
+        "groups": len(groups),
+        "kinds": dict(sorted(Counter(group.kind for group in groups.groups).items())),
+        "flows": len(groups.flows),  # pairs of groups of which one reads what the other makes
+        "flow_bytes": sum(flow.num_bytes for flow in groups.flows),  # in a step, if each had a device of its own
+        "largest": max((len(group.operators) for group in groups.groups), default=0),  # operators of the largest group
+    }
 
 
 def evaluator_of(

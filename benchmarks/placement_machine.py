@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.simulator.tasks import Task, TaskKind
+from bow.planning.simulator.step_model import Task, TaskKind
 
 PROCESSOR = 0
 """The number of the processor."""

@@ -1,17 +1,28 @@
 """Placements as pictures."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from bow.planning.placement.groups import Groups
-from bow.schedule.picture import COLOURS, WIDTH, legend, svg
+from bow.schedule.picture import WIDTH, svg
+
+COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f")
+"""Of devices, in turn."""
 
 LEFT, TOP, GAP = 190, 56, 2
 ROW = 18
 """Height of a row, in pixels."""
 
 TRANSPARENT = "none"
+
+
+def legend(names: Sequence[str], colours: Sequence[str], left: float) -> Iterator[str]:
+    """Names side by side beneath the title, each with its colour."""
+    for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
+        x = left + 110 * number
+        yield f'<rect x="{x}" y="28" width="14" height="14" fill="{colour}" stroke="#777"/>'
+        yield f'<text x="{x + 20}" y="39">{escape(name)}</text>'
 
 
 def placement_svg(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,16 +18,16 @@ from bow.cluster import World
 from bow.devices import available_cores
 from bow.models import NETWORKS
 from bow.models.networks import Size
+from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.grouping import module_groups
-from bow.planning.placement.groups import Devices
-from bow.planning.placement.methods import SHORT, SIZES, place
-from bow.planning.placement.training import train_policy
+from bow.planning.placement.groups import Devices, module_groups
+from bow.planning.placement.methods import place
+from bow.planning.placement.training import LearningSettings
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.measured_costs import MeasuredCosts
+from bow.planning.simulator.costs import MeasuredCosts
 from bow.planning.tiles import CapturedOperators, capture_operators
 from bow.planning.tiles.link_benchmark import topology_in_use
 from bow.planning.tiles.machine import all_on, read_devices
@@ -51,7 +50,7 @@ METHODS: Mapping[str, str] = {"single": "gpu", "expert": "expert", "mcmc": "mcmc
 
 REAL = "learned from real steps"
 
-FEW = replace(SHORT, samples=4, elites=4)  # Real steps are slow: each update has few of them
+FEW = LearningSettings(samples=4, elites=4)  # Real steps are slow: each update has few of them
 
 
 def measure(budget: SearchBudget, turns: int, updates: int, seed: int) -> dict[str, Any]:
@@ -116,7 +115,7 @@ def _placed(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int) -> d
 
 def _learned(evaluator: SimulatedEvaluator, real: RealSteps, updates: int, seed: int) -> Devices:
     operations = evaluator.groups.operations(evaluator.num_devices)
-    found = train_policy(operations, real, updates=updates, settings=FEW, sizes=SIZES, seed=seed)
+    found = train_policy(operations, real, updates=updates, settings=FEW, seed=seed)
     return found.best.placement
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.groups import Devices
+from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.replicas import OptimizerFactory
 
@@ -70,8 +71,9 @@ class RealSteps:
         return self._run(placement)
 
     def _run(self, placement: Devices) -> float:
-        strategy = self.evaluator.groups.partition(placement)
-        runtime = TileRuntime(self._captured, strategy, self._model, self._optimizer, self._group)
+        groups = self.evaluator.groups
+        partition = Partition(groups.graph.hash, groups.splits(placement))
+        runtime = TileRuntime(self._captured, partition, self._model, self._optimizer, self._group)
         times = []
         for step in range(self._steps):
             self._group.sum_all([torch.zeros(1)])  # all begin together

@@ -28,10 +28,9 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes
+from bow.planning.simulator.costs import MeasuredCosts, TileTimes
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.tiles.link_benchmark import SHAPES, MessageBenchmark, SumBenchmark, topology_in_use
-from bow.planning.tiles.link_model import measured_topology
+from bow.planning.tiles.link_benchmark import SHAPES, MessageBenchmark, SumBenchmark, measured_topology, topology_in_use
 from bow.planning.tiles.machine import all_on, read_devices
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import measure_tiles

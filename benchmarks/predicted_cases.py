@@ -16,9 +16,9 @@ from bow.errors import BowError
 from bow.models.networks import NETWORKS as SIZES
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.search.baselines import BASELINES, baseline
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.replicas import OptimizerFactory

@@ -17,8 +17,7 @@ from bow.graph.learning_step import StepOutputs
 from bow.models import NETWORKS
 from bow.schedule import FirstComeSchedule
 from bow.schedule.profiler import BoundStep, Policy
-from bow.schedule.profiler.bound_step import ScheduledStep
-from bow.schedule.profiler.measuring import numbers_of_threads
+from bow.schedule.profiler.measuring import ScheduledStep, numbers_of_threads
 from bow.schedule.scheduler import ListScheduler
 from bow.timing import TimedCase
 

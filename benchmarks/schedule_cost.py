@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import quartiles
-from bow.runtime.issue import operators_of
+from bow.runtime.local import operators_of
 from bow.schedule import FirstComeSchedule, PrioritySchedule, Schedule
 from bow.schedule.profiler import BoundStep, Profile
-from bow.schedule.profiler.bound_step import ScheduledStep
+from bow.schedule.profiler.measuring import ScheduledStep
 from bow.schedule.scheduler import CoRunScheduler, ListScheduler, OperatorScheduler, Start, critical_path
 from bow.schedule.simulator import simulate_operators
 from bow.timing import time_in_turns

@@ -17,7 +17,7 @@ from bow.errors import SettingError
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_operator
 from bow.graph.learning_step import StepOutputs
-from bow.runtime.issue import operators_of
+from bow.runtime.local import operators_of
 from bow.schedule import Span, Timeline
 from bow.schedule.scheduler.protocol import OperatorScheduler, Start
 from bow.seeds import derive_seed

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from bow.planning.simulator.measured_costs import TileTime, TileTimes, scaled
+from bow.planning.simulator.costs import TileTime, TileTimes, scaled
 
 
 def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:

@@ -29,9 +29,9 @@ from bow.models.recurrent import RNNLanguageModel
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import Found, search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.tiles import CapturedOperators, capture_operators
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs

@@ -147,9 +147,3 @@ def cached_json(path: Path, make: Callable[[Any], T]) -> T | None:
         return make(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, *DAMAGE):
         return None
-
-
-def cache_json(path: Path, content: Any, indent: int | None = None) -> None:
-    """Write a JSON file into a cache, whole; where it cannot be written, the content is made again another time."""
-    with contextlib.suppress(OSError):
-        write_whole(path, json.dumps(content, indent=indent))

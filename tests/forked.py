@@ -38,10 +38,10 @@ FORKED = (sys.executable, "-X", OPTION)
 MODULES = (
     "bow",
     "bow.cluster.worker",
-    "bow.planning.search.chain_processes",
     "tests.cluster.job",
     "torch.distributed.run",
 )
+SCRIPTS = ("from bow.planning.search.chains import main; main()",)
 
 PLACE = "BOW_TESTS_FORKED"  # the server's socket, for what is started by what was forked
 LIMIT = 2**20  # bytes of a request
@@ -116,7 +116,7 @@ def request_of(args: Any) -> dict[str, Any] | None:
             unbuffered = True
         elif option != "-B":
             return None
-    if len(words) < 2 or not (wanted or (words[0] == "-m" and words[1] in MODULES)):
+    if len(words) < 2 or not (wanted or words[1] in (MODULES if words[0] == "-m" else SCRIPTS)):
         return None
     return {"kind": words[0], "what": words[1], "words": words[2:], "unbuffered": unbuffered}
 
@@ -157,7 +157,7 @@ def load() -> None:
     import bow
 
     for found in pkgutil.walk_packages(bow.__path__, "bow."):
-        if not found.name.endswith(("__main__", ".worker", ".chain_processes")):
+        if not found.name.endswith(("__main__", ".worker")):
             try:
                 importlib.import_module(found.name)
             except ImportError:

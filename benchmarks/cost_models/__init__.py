@@ -5,6 +5,10 @@ learns from a few measurements of each operator, `Regression` from other operato
 operator's work alone; `accuracy` and `r_squared` say how good they are.
 """
 
+from benchmarks.cost_models.climbing import HillClimb as HillClimb
+from benchmarks.cost_models.climbing import HillClimbing as HillClimbing
+from benchmarks.cost_models.climbing import Threads as Threads
+from benchmarks.cost_models.climbing import placements as placements
 from benchmarks.cost_models.events import Sample as Sample
 from benchmarks.cost_models.events import computed_events as computed_events
 from benchmarks.cost_models.machine import Analytic as Analytic
@@ -23,7 +27,3 @@ from benchmarks.cost_models.measured import r_squared as r_squared
 from benchmarks.cost_models.regression import ESTIMATORS as ESTIMATORS
 from benchmarks.cost_models.regression import Profile as Profile
 from benchmarks.cost_models.regression import Regression as Regression
-from bow.schedule.climbing import HillClimb as HillClimb
-from bow.schedule.climbing import HillClimbing as HillClimbing
-from bow.schedule.climbing import Threads as Threads
-from bow.schedule.climbing import placements as placements

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from benchmarks.cost_models.climbing import Threads
 from benchmarks.cost_models.machine import Work
 from bow.errors import SettingError
-from bow.schedule.climbing import Threads
 
 INSTRUCTIONS = "instructions"
 """The event that all others are divided by."""

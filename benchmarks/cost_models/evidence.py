@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.cost_models.climbing import Threads
 from benchmarks.cost_models.machine import Saturation, Sort, Work
-from bow.schedule.climbing import Threads
 
 FLOAT_BYTES = 4
 

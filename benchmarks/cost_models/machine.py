@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from benchmarks.cost_models.climbing import Threads
 from bow.errors import SettingError
-from bow.schedule.climbing import Threads
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from benchmarks.cost_models.climbing import Threads, placements
 from bow.errors import SettingError
-from bow.schedule.climbing import Threads, placements
 
 
 def cases(cores: int, caches: bool = True) -> tuple[Threads, ...]:

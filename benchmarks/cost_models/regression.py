@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.cost_models.climbing import Threads
 from benchmarks.cost_models.events import Sample
 from bow.errors import SettingError
-from bow.schedule.climbing import Threads
 
 Estimator: TypeAlias = Any  # a scikit-learn regressor
 Profile: TypeAlias = Mapping[Threads, Sample]

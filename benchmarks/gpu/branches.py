@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from bow.errors import ScheduleError
 from bow.graph import StepGraph
-from bow.runtime.issue import operators_of
+from bow.runtime.local import operators_of
 from bow.schedule import OrderedSchedule
 
 

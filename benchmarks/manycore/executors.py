@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.cost_models import Saturation
 from benchmarks.manycore.machines import TEAM_CORES, durations, share_of_memory, team
+from benchmarks.manycore.simulator import simulate_operators
 from benchmarks.manycore.steps import Step
 from bow.schedule.scheduler import ListScheduler, OperatorScheduler, Start, critical_path
-from bow.schedule.simulator import simulate_operators
 
 TABLE_2_SHAPES = ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))
 

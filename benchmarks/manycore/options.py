@@ -9,7 +9,7 @@ from benchmarks.manycore.machines import TEAM_CORES, durations, team
 from benchmarks.manycore.schedulers import TeamScheduler
 from benchmarks.manycore.steps import Step
 from bow.schedule.scheduler import ListScheduler, Start, critical_path
-from bow.schedule.scheduler.thread_counts import Times
+from bow.schedule.scheduler.corun import Times
 from bow.schedule.simulator import simulate_operators
 
 # Executors of three sizes, as in the paper's example, which share out all cores

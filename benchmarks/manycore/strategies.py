@@ -10,15 +10,14 @@ from benchmarks.cost_models import Saturation, Threads, Work
 from benchmarks.manycore.curves import Curves, Teams
 from benchmarks.manycore.executors import first_come
 from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds
+from benchmarks.manycore.scheduler import ManycoreScheduler, Strategy
 from benchmarks.manycore.schedulers import Seated, fit
+from benchmarks.manycore.simulator import simulate_operators
 from benchmarks.manycore.steps import Step
 from bow.schedule import Timeline
 from bow.schedule.picture import co_running, mean_co_running
-from bow.schedule.scheduler import CoRunScheduler, Start
-from bow.schedule.scheduler.cores import Cores
-from bow.schedule.scheduler.corun import Strategy
-from bow.schedule.scheduler.thread_counts import threads_by_kind
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler import Start
+from bow.schedule.scheduler.corun import Cores, threads_by_kind
 
 HARDWARE_THREADS = 4  # Of a core
 
@@ -68,7 +67,7 @@ def simulate_plan(
     step: Step, curves: Curves, plan: Plan, *, sharing: float = SHARED, change_ns: int = 0, whose: str = OF_A_CORE
 ) -> tuple[Timeline, int]:
     """A step by some of the strategies: its timeline, and how often numbers of threads changed."""
-    scheduler = CoRunScheduler(
+    scheduler = ManycoreScheduler(
         step.dependencies,
         curves.predicted,
         step.kinds,

@@ -7,13 +7,14 @@ from typing import Any
 
 from benchmarks.harness import write_text
 from benchmarks.harness.pictures import picture
+from benchmarks.placement_picture import COLOURS, legend
 from benchmarks.planner.problems import TITLES, cluster
 from bow.observe.charts import BLUE, ORANGE
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Split
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
-from bow.schedule.picture import COLOURS, WIDTH, legend, svg
+from bow.schedule.picture import WIDTH, svg
 
 CURVES = {"delta": BLUE, "full": ORANGE}
 

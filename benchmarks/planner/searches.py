@@ -12,16 +12,15 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.search.baselines import baseline
 from bow.planning.search.exhaustive import exhaustive
-from bow.planning.search.metropolis import Improvement, Limits, descend, metropolis
+from bow.planning.search.metropolis import Improvement, Limits, SearchSettings, descend, metropolis
 from bow.planning.search.problem import Problem
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search import search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.simulation import IncrementalEvaluator
-from bow.planning.simulator.tasks import TaskKind
+from bow.planning.simulator.step_model import TaskKind
 from bow.seeds import derive_seed
 
 CLUSTER_STARTS = ("data", "expert", "single", "single")  # What searches start from: the paper's, and one device

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.planner.problems import problem_of
 from bow.planning.problem.device_topology import DeviceTopology
@@ -17,7 +17,7 @@ from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.native_simulator import ALGORITHMS, Algorithm
-from bow.planning.simulator.simulation import Simulated, Simulation
+from bow.planning.simulator.simulation import Simulation
 from bow.seeds import derive_seed
 
 LEAST = 3  # So many proposals are replayed however long they take
@@ -46,7 +46,7 @@ def compare_simulators(
         return seconds < recorded_s
 
     recording = Recording(simulation)
-    walk = metropolis(recording, splits, proposals, Limits(), source, watch=watch)
+    walk = metropolis(cast(Simulation, recording), splits, proposals, Limits(), source, watch=watch)
     seconds = time.perf_counter() - begun
     replays = {each: _replay(graph, topology, splits, recording.proposals, each, replayed_s) for each in ALGORITHMS}
     common = min(len(each.times) for each in replays.values())
@@ -79,7 +79,7 @@ class RecordedProposal:
 class Recording:
     """A simulation that notes what is proposed to it."""
 
-    def __init__(self, simulation: Simulated) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.makespan_ns = simulation.makespan_ns
         self.proposals: list[RecordedProposal] = []

@@ -22,11 +22,12 @@ from bow.planning.problem.topology_files import save_topology, shipped_topologie
 from bow.planning.search.baselines import baseline
 from bow.planning.search.chains import spaces_of
 from bow.planning.search.explain import COLUMNS, Explanation, OperatorExplanation, explain, shortened
+from bow.planning.search.metropolis import MOVES, STARTS, SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import FILE, Found
-from bow.planning.search.search_settings import MOVES, STARTS, SearchSettings
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles import capture_operators
+from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
@@ -101,7 +102,7 @@ def run(words: Sequence[str]) -> int:
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
         save_topology(topology, settings.save_topology)
-    problem = _problem(console, settings, topology)
+    problem = _problem(console, settings, topology, is_new=True)
     (_compare if action == "compare" else _plan)(console, problem, settings)
     return 0
 
@@ -132,10 +133,12 @@ def usage() -> str:
     )
 
 
-def _problem(console: Console, settings: PlanSettings, topology: DeviceTopology) -> Problem:
+def _problem(console: Console, settings: PlanSettings, topology: DeviceTopology, is_new: bool = False) -> Problem:
     model, batch, step, optimizer = parts(settings.network, settings.size, settings.others)
     console.print(_subject(settings, batch, topology), markup=False)
     captured = capture_operators(model, batch, step=step)
+    if is_new and not settings.network:  # the papers' networks take long, and hold nothing that capture would lose
+        check_agreement(captured, model, batch, step)
     costs = None
     if settings.costs == "measured":
         with measuring(console) as tell:

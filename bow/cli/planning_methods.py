@@ -14,9 +14,9 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.search.baselines import BASELINES, baseline
 from bow.planning.search.exhaustive import exhaustive
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import IncrementalEvaluator
 
@@ -130,7 +130,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
 
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console, workers: int) -> Planned:
     from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-    from bow.planning.placement.grouping import module_groups
+    from bow.planning.placement.groups import module_groups
     from bow.planning.placement.methods import place
 
     groups = module_groups(problem.graph)
@@ -155,7 +155,7 @@ def tower_sentences(problem: Problem) -> Iterator[str]:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.4.
     """
     from bow.planning.placement.evaluation import SimulatedEvaluator
-    from bow.planning.placement.grouping import module_groups
+    from bow.planning.placement.groups import module_groups
     from bow.planning.placement.towers import Towers, towers
 
     homes = processors(problem.topology)

@@ -10,8 +10,8 @@ from bow.errors import SettingError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import topology_from_dict
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.search import damaged_origin, read_partition
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, CostsName
 from bow.values import given_path, whole

@@ -55,7 +55,6 @@ class WorkerJob:
         (self.path / JOB).unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Delete the folder."""
         self._folder.cleanup()
 
 
@@ -114,7 +113,6 @@ class Workers:
         return self._failure
 
     def close(self, in_peace: bool) -> None:
-        """Wait for all to end."""
         self._over.set()
         if not in_peace:
             for process in self._processes:

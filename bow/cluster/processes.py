@@ -44,7 +44,7 @@ class GlooSum(PendingSum):
         self._parts = parts
         self._call = call
 
-    def wait(self) -> None:  # noqa: D102
+    def wait(self) -> None:
         for part in self._parts:
             self._call(part.wait)
 
@@ -97,7 +97,7 @@ class Processes(World):
         """Never: one process that was started as a cluster goes the way of several."""
         return False
 
-    def sum(self, tensor: Tensor) -> PendingSum:  # noqa: D102
+    def sum(self, tensor: Tensor) -> PendingSum:
         self.sums += 1
         if tensor.is_cuda:  # on the current stream, which others need not wait for
             for part in self._buckets(tensor):
@@ -106,44 +106,44 @@ class Processes(World):
         works = [self._call(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
         return GlooSum(works, self._call)
 
-    def sum_with_prefix(self, tensor: Tensor) -> Tensor | None:  # noqa: D102
+    def sum_with_prefix(self, tensor: Tensor) -> Tensor | None:
         self.sums += 1
         all_of_them = tensor.new_empty(self.size, *tensor.shape)
         self._call(dist.all_gather, list(all_of_them), tensor, group=self._group)
         torch.sum(all_of_them, 0, out=tensor)
         return all_of_them[: self.rank].sum(0) if self.rank else None
 
-    def sum_numbers(self, values: Sequence[float]) -> list[float]:  # noqa: D102
+    def sum_numbers(self, values: Sequence[float]) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64)
         self._call(dist.all_reduce, tensor, group=self._group)
         return tensor.tolist()
 
-    def all_gather(self, value: T) -> list[T]:  # noqa: D102
+    def all_gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
         self._call(dist.all_gather_object, values, value, group=self._group)
         return values
 
-    def broadcast(self, value: T) -> T:  # noqa: D102
+    def broadcast(self, value: T) -> T:
         values = [value]
         self._call(dist.broadcast_object_list, values, group=self._group, group_src=0, device=CPU)
         return values[0]
 
-    def gather(self, value: T) -> list[T] | None:  # noqa: D102
+    def gather(self, value: T) -> list[T] | None:
         values: list[Any] | None = [None] * self.size if self.leads else None
         self._call(dist.gather_object, value, values, group=self._group, group_dst=0)
         return values
 
-    def scatter(self, values: Sequence[T] | None) -> T:  # noqa: D102
+    def scatter(self, values: Sequence[T] | None) -> T:
         got: list[Any] = [None]
         given = None if values is None else list(values)
         self._call(dist.scatter_object_list, got, given, group=self._group, group_src=0)
         return got[0]  # type: ignore[no-any-return]
 
-    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:  # noqa: D102
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             self._call(dist.broadcast, tensor, group=self._group, group_src=0)
 
-    def node_world(self) -> World:  # noqa: D102
+    def node_world(self) -> World:
         if self.nodes == 1:
             return self
         own: World = World()
@@ -172,7 +172,7 @@ class Processes(World):
             self.was_aborted = True
             group.abort()
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -21,7 +21,7 @@ from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult,
 from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import BowError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
-from bow.graph.side_effects import changed, python_state
+from bow.graph.refusal import changed, python_state
 from bow.replicas import Learner, LearnerGroup, buffer_state, load_buffers
 
 Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]

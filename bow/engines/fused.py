@@ -19,7 +19,7 @@ from bow.engines.sgd_state import Numbers, SgdState, fits
 from bow.engines.task import Batch, Metrics, TaskResult, compiled
 from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, ModelError, reason
-from bow.graph.side_effects import changed, python_state
+from bow.graph.refusal import changed, python_state
 from bow.replicas import LearnerGroup
 from bow.sync import SMA
 

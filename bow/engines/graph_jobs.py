@@ -12,9 +12,8 @@ from bow.engines.context import RoundContext
 from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.sgd_state import SgdState
 from bow.errors import ScheduleError, reason
-from bow.runtime.issue import operators_of
 from bow.runtime.loading import NativeTeam, native
-from bow.runtime.local import dependencies_of
+from bow.runtime.local import dependencies_of, operators_of
 from bow.schedule import Schedule
 
 MAX_JOBS = 16

@@ -23,7 +23,7 @@ from bow.engines.frozen import generators_kept
 from bow.engines.outcome import LearningConfig
 from bow.engines.task import Batch, Metrics
 from bow.errors import reason
-from bow.graph.side_effects import python_random_kept
+from bow.graph.refusal import python_random_kept
 from bow.replicas import LearnerGroup, buffer_slots, buffer_state
 
 SHARE = 0.01

@@ -8,15 +8,13 @@ from torch import Tensor, nn
 
 from bow.errors import LossError
 from bow.graph import tracing
-from bow.graph.cleanup import drop_dead, renumber, skip_identities, split_convolution_backward
-from bow.graph.cost import bytes_moved, flops
+from bow.graph.execution import OptimizerFactory, update_operators
+from bow.graph.kinds import bytes_moved, flops
 from bow.graph.learning_step import LearningStep, Step, StepOutputs, batch_tensors, checked_model, step_from_loss
-from bow.graph.lowering import Lowering
+from bow.graph.lowering import Lowering, drop_dead, renumber, skip_identities, split_convolution_backward
 from bow.graph.operator import Operator, TensorSpec
-from bow.graph.refusal import refusal
-from bow.graph.side_effects import python_random_kept, python_state, refuse_changes
+from bow.graph.refusal import python_random_kept, python_state, refusal, refuse_changes
 from bow.graph.step_graph import StepGraph
-from bow.graph.update import OptimizerFactory, update_operators
 
 
 def capture(

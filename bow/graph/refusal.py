@@ -1,10 +1,16 @@
-"""Why a step cannot be captured, in one sentence; and torch kept from printing meanwhile."""
+"""Why a step cannot be captured: what torch refuses, and what a graph would do once and never again."""
 
 import contextlib
 import io
 import logging
+import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
 
 from bow.errors import CaptureError, reason
 
@@ -60,3 +66,95 @@ def quiet() -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.disabled = False
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(None))
+
+
+def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, str]:
+    """Plain values that the step can change, as text, by a name that a message can show."""
+    state = {
+        "the state of Python's random": str(hash(random.getstate())),
+        "the state of numpy.random": str(np.random.get_state()),
+    }
+    for path, module in model.named_modules():
+        owner = f"module {path!r}" if path else "the model"
+        state.update(_plain(f"attribute {{}} of {owner}", vars(module)))
+    for function in functions:
+        state.update(_plain(f"{function.__name__}.{{}}", vars(function)))
+        for code in _functions(function):
+            state.update(_plain(f"variable {{}} of {function.__name__}", _outside(code)))
+    return state
+
+
+@contextlib.contextmanager
+def python_random_kept() -> Iterator[None]:
+    """Python's and NumPy's own generators are behind it as they were before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """The names whose values differ."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def refuse_changes(
+    model: str, before: dict[str, str], after: dict[str, str], refusal: Callable[..., CaptureError] = refusal
+) -> None:
+    """Refuse a step that leaves other values behind than it has found."""
+    if names := changed(before, after):
+        cause = f"changes {names[0]}, which a graph would not repeat"
+        raise refusal(model, cause, "keep what changes in a buffer")
+
+
+def _plain(label: str, values: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        label.format(repr(name)): _shown(value)
+        for name, value in values.items()
+        if isinstance(value, (*_PLAIN, Tensor)) and not name.startswith("__") and not _is_of_torch(name)
+    }
+
+
+def _shown(value: Any) -> str:
+    """A tensor by its identity and version: its elements may have no values."""
+    if isinstance(value, Tensor):
+        return f"tensor {id(value)} {value._version}"
+    if isinstance(value, dict):
+        return str({key: _shown(part) for key, part in value.items()})
+    if isinstance(value, list | tuple):
+        return str([_shown(part) for part in value])
+    return repr(value) if isinstance(value, _PLAIN) else str(id(value))
+
+
+def _is_of_torch(name: str) -> bool:
+    """Whether an attribute is torch's own bookkeeping: parameters, buffers, submodules, hooks, LSTM's weight lists."""
+    return name in {"_parameters", "_buffers", "_modules"} or "hook" in name or name.startswith("_flat_weight")
+
+
+def _functions(owner: type) -> Iterator[FunctionType]:
+    for value in vars(owner).values():
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            yield function
+
+
+def _outside(function: FunctionType) -> dict[str, Any]:
+    """The variables outside a function that its code names."""
+    names = function.__code__.co_names
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with_value = cell.cell_contents if _filled(cell) else None
+        found[name] = with_value
+    return found
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not ...
+    except ValueError:
+        return False

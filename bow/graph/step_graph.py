@@ -105,7 +105,6 @@ class StepGraph:
         return sum(operator.bytes_moved for operator in self.operators)
 
     def count(self) -> Counter[str]:
-        """Number of operators by kind."""
         return Counter(operator.kind for operator in self.operators)
 
     def to_json(self) -> str:

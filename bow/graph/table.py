@@ -14,7 +14,6 @@ _COLUMNS = ("#", "phase", "operator", "results", "reads", "module", "parameters"
 
 
 def table(graph: "StepGraph") -> str:
-    """One line per operator under a line that sums them up."""
     rows = [_COLUMNS, *(_row(operator, graph) for operator in graph.operators)]
     return "\n".join([summary(graph), *aligned(rows)])
 

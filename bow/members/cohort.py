@@ -15,7 +15,7 @@ from bow.engines import Batches, LearningConfig, Loop, Stacked, make_engine
 from bow.engines.captured import shape_of
 from bow.engines.thread_pool import num_threads
 from bow.errors import ModelError
-from bow.graph.side_effects import changed, python_state
+from bow.graph.refusal import changed, python_state
 from bow.members.config import SweepConfig
 from bow.members.feed import MemberFeed, SharedSamples
 from bow.members.group import MemberGroup

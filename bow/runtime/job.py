@@ -46,11 +46,9 @@ class GraphCopy:
     """In an order in which they can run."""
 
     def slot(self, value: int) -> int:
-        """Where a value of the graph lies."""
         return value + self.base
 
     def slots(self, values: Sequence[int]) -> list[int]:
-        """Where several values lie."""
         return [value + self.base for value in values]
 
 

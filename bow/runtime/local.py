@@ -134,6 +134,11 @@ class LocalRuntime:
         self.close()
 
 
+def operators_of(graph: StepGraph) -> list[Operator]:
+    """What a runtime runs: all operators but the updates."""
+    return [operator for operator in graph.operators if not is_update(operator.kind)]
+
+
 def dependencies_of(operators: Sequence[Operator]) -> list[frozenset[int]]:
     """By operator: those whose results it reads."""
     maker = {value: op.index for op in operators for value in op.results if value is not None}

@@ -14,6 +14,7 @@ from bow.compiling import built, cache_folder
 from bow.errors import RuntimeUnavailableError, reason
 from bow.graph import Operator, Ref, StepGraph
 from bow.graph.kinds import is_update, kernel_of
+from bow.graph.lowering import drop_dead
 from bow.graph.operator import map_refs
 from bow.runtime.loading import content_hash
 
@@ -54,7 +55,7 @@ def compile_region(graph: StepGraph) -> Region:
     draws = _draws(graph)
     drawn = {value for draw in draws for value in draw.results}
     inside = [op for op in graph.operators if op not in draws and not is_update(op.kind)]
-    inside = _needed(inside, graph.results)
+    inside = drop_dead(inside, graph.results)
     made = {value for op in inside for value in op.results}
     given = [*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants, *drawn]
     used = {value for op in inside for value in op.reads}
@@ -86,15 +87,6 @@ def _draws(graph: StepGraph) -> tuple[Operator, ...]:
                 "computed values; it runs operator by operator"
             )
     return draws
-
-
-def _needed(operators: Sequence[Operator], wanted: frozenset[int]) -> list[Operator]:
-    live, kept = set(wanted), []
-    for op in reversed(operators):
-        if not live.isdisjoint(op.results) or all(value is None for value in op.results):
-            live.update(op.reads)
-            kept.append(op)
-    return kept[::-1]
 
 
 def _compile(

@@ -2,16 +2,13 @@
 
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from bow.schedule.timeline import Span, Timeline
 
 WIDTH = 1200
 """Of every picture, in pixels."""
-
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f")
-"""Of devices, in turn."""
 
 ROW, GAP, LEFT, TOP = 22, 6, 150, 34
 NARROW = 60
@@ -104,14 +101,6 @@ def svg(parts: Iterable[str], height: float, title: str) -> str:
         f'<text x="10" y="18" font-size="13">{escape(title)}</text>',
     )
     return "\n".join([*head, *parts, "</svg>"])
-
-
-def legend(names: Sequence[str], colours: Sequence[str], left: float) -> Iterator[str]:
-    """Names side by side beneath the title, each with its colour."""
-    for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
-        x = left + 110 * number
-        yield f'<rect x="{x}" y="28" width="14" height="14" fill="{colour}" stroke="#777"/>'
-        yield f'<text x="{x + 20}" y="39">{escape(name)}</text>'
 
 
 def _box(span: Span, y: int, start: int, scale: float) -> str:

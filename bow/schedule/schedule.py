@@ -45,7 +45,7 @@ class Schedule(ABC):
     threads: tuple[int, ...]
     """By executor: how many threads its operators use."""
 
-    def __new__(cls, *arguments: Any, **settings: Any) -> Self:  # noqa: D102
+    def __new__(cls, *arguments: Any, **settings: Any) -> Self:
         if cls is Schedule:
             names = ", ".join(kind.__name__ for kind in _KINDS.values())
             raise ScheduleError(f"a schedule is of a kind, got bow.Schedule(...); use one of bow.schedule: {names}")
@@ -94,7 +94,6 @@ class Schedule(ABC):
                 raise ScheduleError(f"threads must be at least 1, got {threads} for executor {executor}")
 
     def to_json(self) -> str:
-        """The schedule as JSON, with a version."""
         (kind,) = (name for name, kind in _KINDS.items() if type(self) is kind)
         return FORMAT.dumps({"kind": kind, **dataclasses.asdict(self)})
 

@@ -2,9 +2,7 @@
 
 import heapq
 import itertools
-import math
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterable, Sequence
 
 from bow.errors import SettingError
 from bow.schedule.scheduler.protocol import OperatorScheduler, Start
@@ -12,134 +10,38 @@ from bow.schedule.timeline import Span, Timeline
 
 
 def simulate_operators(
-    scheduler: OperatorScheduler,
-    duration_ns: Callable[[Start], int],
-    names: Sequence[str] | None = None,
-    *,
-    dispatch_ns: int = 0,
-    polling: int = 1,
-    siblings_factor: float = 1.0,
+    scheduler: OperatorScheduler, duration_ns: Callable[[Start], int], names: Sequence[str] | None = None
 ) -> Timeline:
     """When a scheduler would have what run where.
 
     Operators that finish at the same moment are reported in the order of their numbers, so that the same decisions
     always give the same timeline.
 
-    Giving out an operator costs `dispatch_ns * polling`, and operators are given out one after another: a queue that is
-    locked, and for which as many executors compete as poll it. With one queue for all executors `polling` is their
-    number; a central scheduler that alone takes from the queue, and puts operators into a buffer of each executor, has
-    polling=1. That contention grows with the number of executors is in the paper; that it grows linearly is this model.
-
-    An operator that shares a core with one on the core's second hardware thread takes `siblings_factor` times as long
-    while it does, as does the other one.
-
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, section III-D, strategy 4.
     """
-    machine = _SimulatedMachine(duration_ns, dispatch_ns * polling, siblings_factor)
+    ends: list[tuple[int, int, int, int, Start]] = []  # when, operator, serial number, when it began, and how
+    serial = itertools.count()
+
+    def give(starts: Iterable[Start], now_ns: int) -> None:
+        for start in starts:
+            if (took_ns := duration_ns(start)) < 0:
+                raise SettingError(f"duration_ns must be at least 0, got {took_ns} for {start}")
+            heapq.heappush(ends, (now_ns + took_ns, start.operator, next(serial), now_ns, start))
+
     spans: list[Span] = []
-    for start in scheduler.start(0):
-        machine.give(start)
-    while (ended := machine.next_end()) is not None:
-        start = ended.start
-        name = str(start.operator) if names is None else names[start.operator]
-        details = {"operator": start.operator, "threads": start.threads}
-        spans += [Span(name, place, ended.begins_ns, ended.ends_ns, details=details) for place in _places(start)]
-        for start in scheduler.finished(ended.start.operator, machine.now_ns):
-            machine.give(start)
+    give(scheduler.start(0), 0)
+    while ends:
+        now_ns, operator, _, began_ns, start = heapq.heappop(ends)
+        name = str(operator) if names is None else names[operator]
+        details = {"operator": operator, "threads": start.threads}
+        spans += [Span(name, place, began_ns, now_ns, details=details) for place in places_of(start)]
+        give(scheduler.finished(operator, now_ns), now_ns)
     assert scheduler.done
     return Timeline(sorted(spans, key=lambda span: span.start_ns))  # of equal starts the first that ends
 
 
-def _places(start: Start) -> list[str]:
+def places_of(start: Start) -> list[str]:
     if not start.cores:
         return [f"executor {start.executor}"]
     return [f"core {core} thread 1" if start.sibling else f"core {core}" for core in start.cores]
-
-
-class _Execution:
-    """An operator that has been started."""
-
-    def __init__(self, start: Start, begins_ns: int, duration_ns: int) -> None:
-        self.start = start
-        self.begins_ns = begins_ns
-        self.ends_ns = begins_ns + duration_ns  # if nothing changes
-        self.slowness = Fraction(1)  # how many times as long everything takes, at present
-        self.over = False
-        self._since_ns = begins_ns
-        self._left_ns = Fraction(duration_ns)
-
-    def go_on(self, now_ns: int, slowness: Fraction) -> None:
-        """From now on everything takes so many times as long."""
-        self._left_ns -= (now_ns - self._since_ns) / self.slowness
-        self._since_ns, self.slowness = now_ns, slowness
-        self.ends_ns = now_ns + math.ceil(self._left_ns * slowness)
-
-
-class _SimulatedMachine:
-    """Runs what it is given, and says what ends next: of several at the same moment the lowest number."""
-
-    def __init__(self, duration_ns: Callable[[Start], int], dispatch_ns: int, siblings_factor: float) -> None:
-        if dispatch_ns < 0:
-            raise SettingError(f"dispatch_ns and polling must be at least 0, got {dispatch_ns} in all")
-        if not (math.isfinite(siblings_factor) and siblings_factor >= 1):
-            raise SettingError(f"siblings_factor must be at least 1, got {siblings_factor}; 1 slows nothing down")
-        self._duration_ns = duration_ns
-        self._dispatch_ns = dispatch_ns
-        self._dispatcher_free_ns = 0
-        self._factor = Fraction(siblings_factor).limit_denominator(1_000_000)  # 1.3 is 13/10: ends are exact
-        self._events: list[tuple[int, bool, int, int, _Execution]] = []  # when, is it an end, operator, serial number
-        self._serial = itertools.count()
-        self._holders: dict[tuple[int, bool], _Execution] = {}  # by core, and whether on its second hardware thread
-        self.now_ns = 0
-
-    def give(self, start: Start) -> None:
-        """Start an operator, as soon as it has been given out."""
-        begins_ns = self.now_ns
-        if self._dispatch_ns:
-            begins_ns = self._dispatcher_free_ns = max(self._dispatcher_free_ns, begins_ns) + self._dispatch_ns
-        duration_ns = self._duration_ns(start)
-        if duration_ns < 0:
-            raise SettingError(f"duration_ns must be at least 0, got {duration_ns} for {start}")
-        self._note(begins_ns, False, _Execution(start, begins_ns, duration_ns))
-
-    def next_end(self) -> _Execution | None:
-        """Let time pass until an operator ends; None: none is under way."""
-        while self._events:
-            when_ns, is_end, _, _, execution = heapq.heappop(self._events)
-            if is_end and (execution.over or when_ns != execution.ends_ns):
-                continue  # its speed has changed since this was noted
-            self.now_ns = when_ns
-            execution.over = is_end
-            self._occupy(execution, begins=not is_end)
-            if is_end:
-                return execution
-            self._note(execution.ends_ns, True, execution)
-        return None
-
-    def _note(self, when_ns: int, is_end: bool, execution: _Execution) -> None:
-        heapq.heappush(self._events, (when_ns, is_end, execution.start.operator, next(self._serial), execution))
-
-    def _occupy(self, execution: _Execution, begins: bool) -> None:
-        """An operator begins or ends: what shares a core with it goes on slower, or faster."""
-        start = execution.start
-        for core in start.cores:
-            if begins:
-                self._holders[core, start.sibling] = execution
-            else:
-                del self._holders[core, start.sibling]
-        found = (self._holders.get((core, not start.sibling)) for core in start.cores)
-        others = dict.fromkeys(other for other in found if other is not None)
-        for each in [execution, *others] if begins else others:
-            self._set_speed(each)
-
-    def _set_speed(self, execution: _Execution) -> None:
-        """An operator is as slow as the slowest of its threads."""
-        start = execution.start
-        shares = any((core, not start.sibling) in self._holders for core in start.cores)
-        slowness = self._factor if shares else Fraction(1)
-        if slowness != execution.slowness:
-            execution.go_on(self.now_ns, slowness)
-            self._note(execution.ends_ns, True, execution)

@@ -20,7 +20,7 @@ from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
-from bow.planning.tiles.averaging import check_timing
+from bow.planning.tiles.device_state import check_timing
 from bow.planning.tiles.predicting import predicted_timeline, save_timelines
 from bow.planning.tiles.runtime import tile_optimizer
 from bow.schedule import Timeline

@@ -9,7 +9,7 @@ import torch
 
 from bow.devices import StreamDevice
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
-from bow.graph.side_effects import python_random_kept
+from bow.graph.refusal import python_random_kept
 from bow.runtime.loading import is_built
 from bow.training.data_source import TrialFeed
 from bow.training.replicas import Replicas

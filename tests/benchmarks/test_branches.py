@@ -11,8 +11,8 @@ import bow
 from benchmarks.gpu.branches import branch_schedule, place_branches
 from bow.errors import ScheduleError
 from bow.models import LogisticRegression
-from bow.runtime.issue import MemoryUse, issue_order
 from bow.runtime.local import dependencies_of
+from bow.runtime.streams import MemoryUse, issue_order
 from bow.schedule.scheduler.stream_plan import StreamPlan
 
 

@@ -11,7 +11,7 @@ from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
 from bow.planning.placement.evaluation import SearchBudget
-from bow.planning.placement.grouping import module_groups
+from bow.planning.placement.groups import module_groups
 from bow.planning.placement.methods import METHODS, SEARCHES, place
 from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, unrolled

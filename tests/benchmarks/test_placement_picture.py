@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from benchmarks.placement_picture import TRANSPARENT, placement_svg
-from bow.planning.placement.grouping import module_groups
-from bow.schedule.picture import COLOURS
+from benchmarks.placement_picture import COLOURS, TRANSPARENT, placement_svg
+from bow.planning.placement.groups import module_groups
 from tests.planning.placement.placed_steps import unrolled
 
 NAMES = ("cpu", "gpu0", "gpu1")

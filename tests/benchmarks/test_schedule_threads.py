@@ -10,8 +10,7 @@ from runtime.test_local import Noisy, assert_same
 import bow
 from benchmarks.schedule_threads import ScheduledThreads
 from bow.errors import GraphError, SettingError
-from bow.runtime.issue import operators_of
-from bow.runtime.local import LocalRuntime, dependencies_of
+from bow.runtime.local import LocalRuntime, dependencies_of, operators_of
 from bow.schedule import OrderedSchedule
 from bow.schedule.scheduler import CoRunScheduler, ListScheduler, held_by_core
 

@@ -1,7 +1,7 @@
 """Times of tiles that several have measured."""
 
 from benchmarks.tile_times import mean_times, median_times
-from bow.planning.simulator.measured_costs import TileTime, TileTimes
+from bow.planning.simulator.costs import TileTime, TileTimes
 
 
 def test_mean_of_devices_leaves_out_what_not_all_have_measured() -> None:

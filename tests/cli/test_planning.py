@@ -13,14 +13,19 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from torch import nn
 
 import bow
 from bow.cli import main, planning, planning_methods, planning_settings
+from bow.cli.subject import Parts
+from bow.engines import step_from_loss
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.tiles import capture_operators
+from bow.planning.tiles.tile_costs import OPTIMIZER
 from bow.schedule import Timeline
+from tests.planning.tiles.test_agreement import BATCH, Net, Rounded
 
 MODEL = ["model=mlp", "batch_size=8"]
 NODE = "topology=p100_node"
@@ -77,6 +82,17 @@ def changed(planned: dict[str, Any], **changes: Any) -> str:
     """The name of a file with the strategy changed."""
     Path("changed.json").write_text(json.dumps({**planned, **changes}))
     return "changed.json"
+
+
+def test_a_step_whose_gradients_a_plan_would_lose_is_refused(
+    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Parts(Net(Rounded.apply), BATCH, step_from_loss(nn.functional.cross_entropy), OPTIMIZER)
+    monkeypatch.setattr(planning, "parts", lambda *words: net)
+    monkeypatch.setattr(planning, "capture_operators", capture_operators)
+    assert main(["plan", NODE, *SHORT]) == 2
+    assert "would lose the backward pass of Rounded" in said()
+    assert not Path("plan").exists()
 
 
 def test_a_search_writes_a_strategy_and_its_timeline(said: Callable[[], str]) -> None:

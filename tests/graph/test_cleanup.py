@@ -1,6 +1,6 @@
 import torch
 
-from bow.graph.cleanup import drop_dead, renumber, skip_identities
+from bow.graph.lowering import drop_dead, renumber, skip_identities
 from bow.graph.operator import Operator, Ref, TensorSpec
 
 

@@ -15,9 +15,8 @@ from bow.planning.problem.partition import Partition, Split
 from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.simulator.python_simulator import SimulationResult, TaskTime, simulate
 from bow.planning.simulator.simulation import Simulation
-from bow.planning.simulator.step_model import StepModel
+from bow.planning.simulator.step_model import Identity, StepModel
 from bow.planning.simulator.task_graph import TaskGraph
-from bow.planning.simulator.tasks import Identity
 from tests.planning.random_steps import RULES, Step, random_split, random_step, random_strategy
 
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)

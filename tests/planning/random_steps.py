@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from bow.planning.problem.box import Box, whole
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.partition import Partition, Split
-from bow.planning.problem.tiling import Tilings
+from bow.planning.problem.partition import Partition, Split, Tilings
 from bow.planning.rules.rule import Dimension, Kind, Rule, Rules
+from bow.planning.simulator.costs import TileTime
 
 
 class RowsRule(Rule):
@@ -103,11 +103,9 @@ class Costs:
     kinds: tuple[DeviceKind, ...]
     largest_ns: int
 
-    def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        return self._time("forward", self.alike[operator], box, self.kinds[device].name)
-
-    def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        return self._time("backward", self.alike[operator], box, self.kinds[device].name)
+    def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
+        which, kind = self.alike[operator], self.kinds[device].name
+        return TileTime(self._time("forward", which, box, kind), self._time("backward", which, box, kind))
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
         return self._time("update", weight_bytes, self.kinds[device].name)

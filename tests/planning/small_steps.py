@@ -10,9 +10,9 @@ from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopol
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.step_model import StepModel
+from bow.planning.simulator.costs import TileTime
+from bow.planning.simulator.step_model import StepModel, Task, TaskKind
 from bow.planning.simulator.task_graph import TaskGraph
-from bow.planning.simulator.tasks import Task, TaskKind
 from tests.planning.random_steps import RULES
 
 SAMPLES, INSIDE, HIDDEN, OUTSIDE = 4, 3, 6, 2
@@ -47,11 +47,8 @@ DATA = (Split((2, 1), (0, 1)), Split((2, 1), (0, 1)), Split((), (0,)))
 class ElementCosts:
     """Forward a nanosecond for each element, backward two, and an update one for each byte."""
 
-    def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        return volume(box)
-
-    def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        return 2 * volume(box)
+    def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
+        return TileTime(volume(box), 2 * volume(box))
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
         return weight_bytes

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from bow.planning.search import chain_processes
-from bow.planning.search.chain_processes import run_in_processes
-from bow.planning.search.chains import Tally
+from bow.planning.search import chains
+from bow.planning.search.chains import Tally, run_in_processes
 
 
 class Worker:
@@ -54,8 +53,8 @@ class Messages:
 def test_who_presses_ctrl_c_again_does_not_wait(coming: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     messages = Messages()
     messages.coming = coming
-    monkeypatch.setattr(chain_processes, "_SearchProcess", Worker)
-    monkeypatch.setattr(chain_processes.queue, "Queue", lambda: messages)
+    monkeypatch.setattr(chains, "_SearchProcess", Worker)
+    monkeypatch.setattr(chains.queue, "Queue", lambda: messages)
     monkeypatch.setattr(Worker, "made", [])
     nothing: Any = None
     with pytest.raises(KeyboardInterrupt):

@@ -31,7 +31,7 @@ def test_product_takes_what_its_arithmetic_takes_when_it_is_large() -> None:
     graph = linear(1024, 512, 2048)
     outputs = 1024 * 2048
     expected_s = 10e-6 + 2 * 512 * outputs * (1 + 1000 / outputs) / 2e12
-    assert RooflineCosts(graph, RULES, ONE).forward_ns(0, box_of(graph, 0), 0) == pytest.approx(
+    assert RooflineCosts(graph, RULES, ONE).tile_time(0, box_of(graph, 0), 0).forward_ns == pytest.approx(
         expected_s * 1e9, rel=1e-6
     )
 
@@ -39,7 +39,7 @@ def test_product_takes_what_its_arithmetic_takes_when_it_is_large() -> None:
 def test_product_takes_what_reading_its_weights_takes_when_there_are_few_samples() -> None:
     graph = linear(1, 4096, 4096)
     num_bytes = 4 * (4096 + 4096 * 4096 + 4096 + 4096)  # inputs, weights, bias, outputs
-    time = RooflineCosts(graph, RULES, ONE).forward_ns(0, box_of(graph, 0), 0)
+    time = RooflineCosts(graph, RULES, ONE).tile_time(0, box_of(graph, 0), 0).forward_ns
     assert time == pytest.approx(10e3 + num_bytes / 500, rel=1e-3)
 
 
@@ -48,7 +48,10 @@ def test_split_by_channels_takes_less_in_all_than_by_samples() -> None:
     costs, shape = RooflineCosts(graph, RULES, load_topology("k80_cluster")), (64, 4096)
 
     def total(degrees: tuple[int, int]) -> int:
-        return sum(costs.forward_ns(0, box, 0) + costs.backward_ns(0, box, 0) for box in tiles(shape, degrees))
+        return sum(
+            costs.tile_time(0, box, 0).forward_ns + costs.tile_time(0, box, 0).backward_ns
+            for box in tiles(shape, degrees)
+        )
 
     assert total((1, 16)) < 0.7 * total((16, 1))
     assert total((1, 1)) < total((1, 16))
@@ -66,8 +69,8 @@ def test_view_takes_no_time() -> None:
     graph = lenet()
     number = number_of(graph, "reshape")
     costs = RooflineCosts(graph, RULES, ONE)
-    assert costs.forward_ns(number, box_of(graph, number), 0) == 0
-    assert costs.backward_ns(number, box_of(graph, number), 0) == 0
+    assert costs.tile_time(number, box_of(graph, number), 0).forward_ns == 0
+    assert costs.tile_time(number, box_of(graph, number), 0).backward_ns == 0
 
 
 def test_embedding_reads_few_rows_and_writes_the_gradient_of_all() -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bow.planning.problem.partition import Split, everything_on
 from bow.planning.search.proposals import CriticalOperators, critical_operators
-from bow.planning.simulator.step_model import StepModel
-from bow.planning.simulator.tasks import TaskKind, TaskRanks
+from bow.planning.simulator.step_model import StepModel, TaskKind, TaskRanks
 from tests.planning.proposal_chains import from_nothing, simulation
 from tests.planning.random_steps import random_step, random_strategy
 from tests.planning.search_graphs import perceptron

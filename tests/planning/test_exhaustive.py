@@ -17,9 +17,9 @@ from bow.planning.rules import RULES
 from bow.planning.search.baselines import baseline
 from bow.planning.search.exhaustive import Proof, exhaustive, symmetries
 from bow.planning.search.lower_bounds import StepBounds
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.python_simulator import simulate

@@ -3,7 +3,7 @@
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import one_weird_trick
-from bow.planning.simulator.tasks import TaskKind
+from bow.planning.simulator.step_model import TaskKind
 from tests.planning.search_graphs import Builder, lenet, model_of, perceptron
 from tests.planning.small_steps import of_kind, tasks_of
 

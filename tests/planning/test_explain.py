@@ -11,9 +11,9 @@ from bow.planning.problem.partition import Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.search.explain import explain
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import RooflineCosts
 from tests.planning.search_graphs import perceptron

@@ -10,9 +10,9 @@ from bow.errors import BowError, ScheduleError
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import load_topology, topology_from_dict
 from bow.planning.rules import RULES
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import PLANNED_FOR, Found, search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.simulator.costs import RooflineCosts
 from tests.planning.search_graphs import perceptron
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bow.planning.simulator.python_simulator import simulate_tasks
+from bow.planning.simulator.step_model import Task, TaskKind
 from bow.planning.simulator.task_graph import TaskGraph
-from bow.planning.simulator.tasks import Task, TaskKind
 from tests.planning.small_steps import ALONE, DATA, problem
 
 

@@ -18,10 +18,9 @@ from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import BASELINES, baseline
 from bow.planning.search.chains import Chain, Tally, WalkStart, run_chains
-from bow.planning.search.metropolis import Improvement, Limits, Walk
+from bow.planning.search.metropolis import Improvement, Limits, SearchSettings, Walk
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.simulator.costs import RooflineCosts
 from tests.planning.search_graphs import language_model, perceptron
 

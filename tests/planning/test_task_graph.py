@@ -7,7 +7,7 @@ from collections import Counter
 
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.problem.partition import Split
-from bow.planning.simulator.tasks import TaskKind
+from bow.planning.simulator.step_model import TaskKind
 from tests.planning.small_steps import (
     ALONE,
     DATA,

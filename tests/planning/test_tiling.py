@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.tiling import Tilings
+from bow.planning.problem.partition import Tilings
 from tests.planning.random_steps import RULES
 from tests.planning.small_steps import FIRST, GRAPH
 

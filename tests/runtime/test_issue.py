@@ -5,7 +5,7 @@ from graph.cases import PAPER_MODELS, captured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.runtime.issue import MemoryUse, costs_behind, issue_order
+from bow.runtime.streams import MemoryUse, costs_behind, issue_order
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule
 from bow.schedule.scheduler import ListScheduler, critical_path
 from bow.schedule.simulator import simulate_operators

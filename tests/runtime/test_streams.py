@@ -24,9 +24,8 @@ from bow.errors import GraphError, ScheduleError
 from bow.graph import StepGraph
 from bow.graph.learning_step import StepOutputs
 from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
-from bow.runtime.issue import MemoryUse
 from bow.runtime.local import dependencies_of
-from bow.runtime.streams import StreamCapture, StreamRuntime
+from bow.runtime.streams import MemoryUse, StreamCapture, StreamRuntime
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler.stream_plan import START, StreamPlan
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait

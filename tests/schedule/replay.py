@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bow.errors import ScheduleError
 from bow.schedule.scheduler import DecisionRecorder, OperatorScheduler, Start
-from bow.schedule.scheduler.dependencies import ReadyOperators, topological
+from bow.schedule.scheduler.protocol import ReadyOperators, topological
 
 
 class WaitRecorder(DecisionRecorder):

@@ -15,8 +15,7 @@ import bow
 from bow.devices import available_cores
 from bow.errors import ScheduleError, SettingError
 from bow.models import ResNet
-from bow.runtime.issue import operators_of
-from bow.runtime.local import dependencies_of
+from bow.runtime.local import dependencies_of, operators_of
 from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Comparison, make_policies
 from bow.schedule.profiler.measuring import measure

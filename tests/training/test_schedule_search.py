@@ -18,7 +18,7 @@ import bow
 from bow.engines import step_from_loss
 from bow.engines.config import Engine
 from bow.errors import BowError, ScheduleError, SettingError
-from bow.runtime.issue import operators_of
+from bow.runtime.local import operators_of
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice

@@ -26,7 +26,7 @@ def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
     for device in range(evaluator.num_devices):
         of_group = [0] * len(evaluator.groups)
         for number, (group, box) in enumerate(zip(evaluator.groups.of, boxes, strict=True)):
-            of_group[group] += costs.forward_ns(number, box, device) + costs.backward_ns(number, box, device)
+            of_group[group] += costs.tile_time(number, box, device).total_ns
         times.append(of_group)
     return times
 

@@ -1,4 +1,4 @@
-"""Trains a policy in several processes: controllers, which draw, evaluate and send gradients of shared parameters."""
+"""Trains a policy here, or in processes: controllers, which draw, evaluate and send gradients of shared parameters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import os
 import pickle
 import signal
 import threading
-import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -17,16 +15,18 @@ import cloudpickle
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from bow.errors import ClusterError, SettingError
+from bow.errors import ClusterError
 from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
-from bow.planning.placement.reinforce import LearningSettings, flat_gradients, set_gradients
 from bow.planning.placement.training import (
     Controller,
     Evaluate,
     LearnedPlacement,
+    LearningSettings,
     SampledPlacements,
     TrainingState,
     Watch,
+    flat_gradients,
+    set_gradients,
 )
 
 PROCESSES = multiprocessing.get_context("spawn")  # torch must not be forked
@@ -38,45 +38,55 @@ CLOSING_S = 5.0  # how long a controller may take to end by itself
 MOST_DEATHS = 3  # a controller that ends so often in a row without having sent anything is not started again
 
 
-def train_policy_asynchronously(
+def train_policy(
     operations: Operations,
     evaluate: Evaluate,
     *,
-    controllers: int,
     updates: int,
     settings: LearningSettings | None = None,
     sizes: PolicySettings | None = None,
     seed: int = 0,
     budget_s: float | None = None,
+    controllers: int = 0,
     watch: Watch | None = None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> LearnedPlacement:
-    """Learn to place operations as `train_policy` does, with several controllers at a time.
+    """Learn to place operations on devices from nothing but the time of a step.
 
-    Each controller draws placements from the newest parameters, evaluates them, compares them with a baseline of its
-    own, and sends gradients; this process, the parameter server, applies them as they come, whatever was changed in
-    between. A controller that dies is replaced, and goes on from what it sent last. Which placements are drawn depends
-    on who is first, and is not the same each time.
+    Ctrl-C, or a watch that returns False, ends the training, and what was best so far is returned. The same seed gives
+    the same placements, if `evaluate` gives the same times and torch the same number of threads.
+
+    With `controllers`, so many processes draw placements from the newest parameters, evaluate them, compare them with a
+    baseline of their own, and send gradients; this process, the parameter server, applies them as they come, whatever
+    was changed in between. A controller that dies is replaced, and goes on from what it sent last. Which placements are
+    drawn depends on who is first, and is not the same each time.
 
     References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.4.
+        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.
     """
-    if controllers < 1:
-        raise SettingError(f"controllers must be at least 1, got {controllers}")
-    state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s, clock=clock)
-    shared = (operations, sizes, state.settings, seed, evaluate)
+    settings, sizes = settings or LearningSettings(), sizes or PolicySettings()
+    state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s)
+    shared = (operations, sizes, settings, seed, evaluate)
     processes = [_ControllerProcess(number, shared) for number in range(controllers)]
     with state.with_best_noted():
         try:
-            _serve(state, processes, watch)
+            if processes:
+                _serve(state, processes, watch)
+            else:
+                _learn_here(state, Controller(state.policy, evaluate, settings, seed=seed), watch)
         finally:
             for process in processes:
                 process.end()
     return state.result(evaluate)
 
 
+def _learn_here(state: TrainingState, controller: Controller, watch: Watch | None) -> None:
+    while not state.is_over:
+        progress = state.learn(controller.step(state.updater.updates))
+        if watch is not None and watch(progress) is False:
+            return
+
+
 def _serve(state: TrainingState, processes: list[_ControllerProcess], watch: Watch | None) -> None:
-    """Apply gradients until the training is over."""
     for process in processes:
         process.begin(state)
     while not state.is_over:

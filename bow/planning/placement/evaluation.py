@@ -12,9 +12,9 @@ from bow.errors import SettingError
 from bow.planning.placement.groups import Devices, Groups
 from bow.planning.problem.partition import Split
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
-from bow.planning.simulator.python_simulator import PythonSimulator, Refusal, SimulationResult, TooLarge
-from bow.planning.simulator.simulation import Simulator
+from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.simulator.python_simulator import Refusal, SimulationResult
+from bow.planning.simulator.simulation import IncrementalEvaluator, Simulation
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SimulatedEvaluator:
         self.num_simulated = 0  # placements that are asked for again are not among them
         self._algorithm: Algorithm | Literal["python"] = algorithm
         self._known: dict[Devices, Evaluation] = {}
-        self._devices: list[int] = []
+        self._evaluate: IncrementalEvaluator | None = None
         if any(groups.with_kinds(self.on_processor)) and not self.processors:
             raise SettingError(f"operators of {', '.join(sorted(self.on_processor))} need a processor; name one")
 
@@ -98,7 +98,6 @@ class SimulatedEvaluator:
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
         return self.problem.topology.num_devices
 
     @property
@@ -118,14 +117,9 @@ class SimulatedEvaluator:
         return tuple(device if device in allowed else allowed[0] for device, allowed in pairs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process gets: everything but the simulator, which it makes itself."""
-        kept = {name: value for name, value in vars(self).items() if name != "_simulator"}
-        return {**kept, "_known": dict(self._known), "_devices": []}
-
-    @cached_property
-    def _simulator(self) -> Simulator:
-        model = self.problem.model()
-        return PythonSimulator(model) if self._algorithm == "python" else NativeSimulator(model, self._algorithm)
+        """What another process gets: everything but the simulation, which it makes itself."""
+        kept = {name: value for name, value in vars(self).items() if name != "_simulation"}
+        return {**kept, "_evaluate": None}
 
     @cached_property
     def _on(self) -> tuple[tuple[Split, ...], ...]:
@@ -140,28 +134,12 @@ class SimulatedEvaluator:
             name = self.groups.groups[wrong].name
             return Evaluation(None, reason=f"group {name!r} must not run on device {devices[wrong]}")
         self.num_simulated += 1
-        outcome = self._built(devices) if not self._devices else self._proposed(devices)
-        if isinstance(outcome, TooLarge):
-            topology = self.problem.topology
-            name, available = topology.devices[outcome.device].name, topology.memory_bytes(outcome.device)
-            refusal = Refusal(outcome.device, name, outcome.needed_bytes, available)
+        splits = [self._on[devices[group]][number] for number, group in enumerate(self.groups.of)]
+        if self._evaluate is None:
+            partition = self.problem.partition(splits)
+            self._simulation = Simulation(self.problem.model(), partition, self._algorithm, must_fit=False)
+            self._evaluate = IncrementalEvaluator(self._simulation, splits)
+        makespan_ns, refusal = self._evaluate(splits), self._simulation.refusal
+        if refusal is not None or makespan_ns is None:
             return Evaluation(None, refusal, str(refusal))
-        return Evaluation(self._simulator.makespan_ns / 1e9)
-
-    def _built(self, devices: Devices) -> object:
-        self._devices = list(devices)
-        return self._simulator.build([self._on[devices[group]][n] for n, group in enumerate(self.groups.of)])
-
-    def _proposed(self, devices: Devices) -> object:
-        """By what differs from the last placement that fitted."""
-        changed = [group for group, pair in enumerate(zip(self._devices, devices, strict=True)) if pair[0] != pair[1]]
-        changes = {
-            operator: self._on[devices[group]][operator]
-            for group in changed
-            for operator in self.groups.groups[group].operators
-        }
-        outcome = self._simulator.propose(changes, None)
-        if outcome is None:
-            self._simulator.accept()
-            self._devices = list(devices)
-        return outcome
+        return Evaluation(makespan_ns / 1e9)

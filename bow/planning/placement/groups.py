@@ -1,8 +1,10 @@
-"""Groups of operators that are placed together, as plain data."""
+"""Groups of operators that are placed together: sole readers are followed, modules of a network kept together."""
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import prod
@@ -10,8 +12,8 @@ from typing import TypeAlias
 
 from bow.errors import GraphError, ScheduleError
 from bow.planning.placement.policy import Operations
-from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
-from bow.planning.problem.partition import Partition, Split, whole_on
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
+from bow.planning.problem.partition import Split, whole_on
 
 Devices: TypeAlias = tuple[int, ...]  # A placement: by group, the number of its device
 
@@ -42,18 +44,6 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class GroupStatistics:
-    """What a graph's groups amount to."""
-
-    operators: int  # how many there are in the graph: forward ones, each with its backward pass and update
-    groups: int  # how many there are
-    kinds: Mapping[str, int]  # how many groups of each kind
-    flows: int  # pairs of groups of which one reads what the other makes
-    flow_bytes: int  # what crosses between groups in a step, if each had a device of its own
-    largest: int  # operators of the largest group
-
-
-@dataclass(frozen=True)
 class Groups:
     """All operators of a graph, each in one group."""
 
@@ -77,7 +67,6 @@ class Groups:
             raise GraphError(f"two groups are called {twice!r}; give every group a name of its own")
 
     def __len__(self) -> int:
-        """How many groups there are."""
         return len(self.groups)
 
     @cached_property
@@ -113,18 +102,6 @@ class Groups:
         """Whether there is an order in which whole groups can run one after another."""
         return len(_order(self)) == len(self)
 
-    @property
-    def statistics(self) -> GroupStatistics:
-        """What the groups amount to."""
-        return GroupStatistics(
-            len(self.graph.operators),
-            len(self),
-            dict(sorted(Counter(group.kind for group in self.groups).items())),
-            len(self.flows),
-            sum(flow.num_bytes for flow in self.flows),
-            max((len(group.operators) for group in self.groups), default=0),
-        )
-
     def shapes(self, group: int) -> tuple[tuple[int, ...], ...]:
         """The sizes of what a group makes that others read; of the loss where nobody reads anything."""
         own = self.groups[group].operators
@@ -144,17 +121,12 @@ class Groups:
         )
 
     def splits(self, devices: Sequence[int]) -> tuple[Split, ...]:
-        """A placement as splits of all degrees 1, by operator."""
         if len(devices) != len(self):
             raise ScheduleError(f"the placement has {len(devices)} devices for {len(self)} groups; give each one")
         return tuple(
             whole_on(self.graph, operator, devices[group])
             for operator, group in zip(self.graph.operators, self.of, strict=True)
         )
-
-    def partition(self, devices: Sequence[int]) -> Partition:
-        """A placement as a partition, as search and runtime read it."""
-        return Partition(self.graph.hash, self.splits(devices))
 
     def with_kinds(self, kinds: Collection[str]) -> tuple[bool, ...]:
         """By group: whether it has an operator of one of these kinds."""
@@ -185,3 +157,169 @@ def _order(groups: Groups) -> tuple[int, ...]:
             if not waiting[reader]:
                 heappush(ready, (first[reader], reader))
     return tuple(order)
+
+
+NORMS = frozenset({"batch_norm", "frozen_batch_norm", "layer_norm"})
+"""Kinds with weights that follow another operator wherever it goes."""
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "attention": ("attention", "attention.*", "mix"),
+    "softmax": ("output",),
+}
+"""By role: patterns of the names of operators of which each call is a group: a step of attention, a prediction."""
+
+_CALL = re.compile(r"(.*?)(?:@(\d+))?")
+
+Anchored: TypeAlias = Callable[[Group], bool]  # Whether a group is one that stays apart from others of its sort
+
+
+def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> Groups:
+    """Put groups that only one other group reads with that one, again and again until nothing changes.
+
+    Where X is read by Y alone, X and Y become one group, unless both are anchored. Without that exception the last
+    but one group of any graph with one end, the loss, would be read by the last alone, and after that the one before:
+    in the end there were one group. In the paper's graphs operators of the backward pass read those of the forward
+    pass, which prevents it; here they are in their groups from the beginning.
+
+    No circle arises: a way from the joined group back into it would have to leave X for something other than Y, or
+    have been a circle before.
+
+    References:
+        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.3.
+    """
+    graph = groups.graph
+    is_anchored = is_anchored or _has_weights(graph)
+    anchored = [is_anchored(group) for group in groups.groups]
+    joined = _Joined(len(groups))
+    readers = defaultdict[int, set[int]](set)
+    for flow in groups.flows:
+        readers[flow.maker].add(flow.reader)
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for number in range(len(groups)):
+            own = joined.root(number)
+            others = {joined.root(reader) for reader in readers[own]} - {own}
+            if own != number or len(others) != 1:
+                continue
+            (other,) = others
+            if anchored[own] and anchored[other]:
+                continue
+            joined.join(own, other)
+            readers[other] |= readers.pop(own)
+            anchored[other] = anchored[other] or anchored[own]
+            is_changed = True
+    return _sorted(
+        graph, [_united(graph, [groups.groups[n] for n in members], is_anchored) for members in joined.members()]
+    )
+
+
+def module_groups(graph: OperatorGraph, roles: Mapping[str, Sequence[str]] = ROLES) -> Groups:
+    """The groups of the paper: LSTM cells, embeddings, attention and softmax steps, and branches.
+
+    * Each LSTM cell, and each embedding lookup, is a group.
+    * Each call of the modules of a role is one: the fifth step of attention, with all that it consists of.
+    * Each branch of a module whose outputs are concatenated is one; of branches within branches the outer one.
+    * What is left over goes with its sole reader: see `merge_sole_readers`.
+    """
+    keys: dict[int, tuple[str, str]] = {**_branches(graph), **_calls(graph, roles)}
+    for number, operator in enumerate(graph.operators):
+        if operator.kind in ("lstm_cell", "embedding"):
+            keys[number] = operator.kind, operator.name
+    members = defaultdict[tuple[str, str], list[int]](list)
+    for number, operator in enumerate(graph.operators):
+        members[keys.get(number, ("", operator.name))].append(number)
+    modules = [
+        replace(_group(graph, numbers), kind=kind, name=name) if kind else _group(graph, numbers)
+        for (kind, name), numbers in members.items()
+    ]
+    apart, has_weights = {group.name for group in modules if group.name in _names(keys)}, _has_weights(graph)
+    return merge_sole_readers(_sorted(graph, modules), lambda group: group.name in apart or has_weights(group))
+
+
+def _names(keys: Mapping[int, tuple[str, str]]) -> set[str]:
+    return {name for _, name in keys.values()}
+
+
+def _branches(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
+    """By operator within a branch: the branch, with its module's path and its number in it."""
+    paths = {each.name.rpartition(".")[0] for each in graph.operators if each.kind == "concat"} - {""}
+    outer = {path for path in paths if not any(path.startswith(f"{other}.") for other in paths)}
+    found = {}
+    for number, operator in enumerate(graph.operators):
+        path = next((path for path in outer if operator.name.startswith(f"{path}.")), None)
+        branch = re.split(r"[.@]", operator.name[len(path) + 1 :])[0] if path is not None else ""
+        if branch.isdigit():
+            found[number] = "branch", f"{path}.{branch}"
+    return found
+
+
+def _calls(graph: OperatorGraph, roles: Mapping[str, Sequence[str]]) -> dict[int, tuple[str, str]]:
+    """By operator of a role: its call; what runs once for all, such as the keys of attention, is one of its own."""
+    found: dict[int, tuple[str, str]] = {}
+    for role, patterns in roles.items():
+        base = {number: _base(operator) for number, operator in enumerate(graph.operators)}
+        own = {n: name for n, (name, _) in base.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        counts = Counter(own.values())
+        calls = max((counts[name] for n, name in own.items() if graph.operators[n].weights), default=0)
+        for number, name in own.items():
+            each, rest = divmod(counts[name], calls) if calls else (0, 1)
+            call = name if rest else f"{role}@{base[number][1] // each}"
+            found[number] = role, call
+    return found
+
+
+def _base(operator: PlanOperator) -> tuple[str, int]:
+    """What an operator is called without the number of its call, and that number."""
+    match = _CALL.fullmatch(operator.name)
+    assert match is not None
+    return match[1], int(match[2] or 0)
+
+
+def _has_weights(graph: OperatorGraph) -> Anchored:
+    operators = graph.operators
+    return lambda group: any(operators[n].weights and operators[n].kind not in NORMS for n in group.operators)
+
+
+class _Joined:
+    """Which numbers are together."""
+
+    def __init__(self, count: int) -> None:
+        self._above = list(range(count))
+
+    def root(self, number: int) -> int:
+        while self._above[number] != number:
+            self._above[number] = self._above[self._above[number]]
+            number = self._above[number]
+        return number
+
+    def join(self, number: int, other: int) -> None:
+        """Under the other's root."""
+        self._above[self.root(number)] = self.root(other)
+
+    def members(self) -> Iterable[list[int]]:
+        found = defaultdict[int, list[int]](list)
+        for number in range(len(self._above)):
+            found[self.root(number)].append(number)
+        return found.values()
+
+
+def _sorted(graph: OperatorGraph, groups: Sequence[Group]) -> Groups:
+    """In an order in which they can run where there is one, else by their first operators."""
+    by_first = Groups(graph, tuple(sorted(groups, key=lambda group: group.operators)))
+    if not by_first.is_acyclic:
+        return by_first
+    return Groups(graph, tuple(by_first.groups[number] for number in by_first.order))
+
+
+def _group(graph: OperatorGraph, numbers: Sequence[int]) -> Group:
+    """Called after the operator that computes most."""
+    main = graph.operators[max(numbers, key=lambda number: (graph.operators[number].flops, -number))]
+    return Group(main.name, main.kind, tuple(sorted(numbers)), main.layer or main.name)
+
+
+def _united(graph: OperatorGraph, groups: Sequence[Group], is_anchored: Anchored) -> Group:
+    """One group for several, called after the anchored one of them, or else the one that computes most."""
+    flops = [sum(graph.operators[number].flops for number in group.operators) for group in groups]
+    main = groups[max(range(len(groups)), key=lambda at: (is_anchored(groups[at]), flops[at], -at))]
+    return replace(main, operators=tuple(sorted(number for group in groups for number in group.operators)))

@@ -1,44 +1,140 @@
 """Every way of placing, by name, behind one signature."""
 
-import functools
-from collections.abc import Callable, Mapping
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from bow.errors import SettingError
+from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.baselines import expert, metis, mincut, scotch
-from bow.planning.placement.controllers import train_policy_asynchronously
+from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices, Groups
-from bow.planning.placement.policy import PolicySettings
-from bow.planning.placement.reinforce import LearningSettings
-from bow.planning.placement.training import LearnedPlacement, PolicyProgress, train_policy
-from bow.planning.placement.walking import walk_from_several
+from bow.planning.placement.training import LearningSettings, PolicyProgress
 from bow.planning.problem.partition import Split
+from bow.planning.search.metropolis import Limits, SearchSettings, Walk, metropolis
+from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
 from bow.planning.search.search import search
-from bow.planning.search.search_settings import SearchSettings
+from bow.seeds import derive_seed
+
+STARTS = ("single", "expert", "random")  # Where walks begin; each has an equal part of the budget
+
+ATTEMPTS = 100  # So many placements are drawn at random for one that fits
+
+
+class GroupProposals:
+    """Moves of degree 1, as likely forth as back: the operators of a group, or of a layer's groups, change the device.
+
+    * One group, drawn uniformly, moves to a device drawn uniformly of those that it may have.
+    * Of a layer, all groups that are on the device of one of them move to another one, on which none of the layer is.
+      The way back draws the same groups, and is as likely. Without it the weights of an unrolled layer would stay
+      where its first cell is: a single cell that moves needs a copy of them.
+    """
+
+    def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
+        self._groups, self._source = evaluator.groups, source
+        self._allowed = evaluator.allowed
+        self._on = [
+            evaluator.groups.splits((device,) * len(evaluator.groups)) for device in range(evaluator.num_devices)
+        ]
+        self._movable = [number for number, devices in enumerate(self._allowed) if len(devices) > 1]
+        layers = defaultdict[str, list[int]](list)
+        for number in self._movable:
+            layers[self._groups.groups[number].layer].append(number)
+        self._layers = layers
+
+    def draw(self, splits: Sequence[Split]) -> Changes:
+        """What to change of a placement."""
+        if not self._movable:
+            return ()
+        group = self._source.choice(self._movable)
+        device = self._source.choice(self._allowed[group])
+        before = self._device(group, splits)
+        if device == before:
+            return ()
+        layer = self._layers[self._groups.groups[group].layer]
+        if len(layer) == 1 or self._source.random() < SINGLE_OF_FAMILY:
+            return tuple(self._moved([group], device))
+        devices = {number: self._device(number, splits) for number in layer}
+        if device in devices.values():
+            return ()
+        return tuple(self._moved([number for number in layer if devices[number] == before], device))
+
+    def _device(self, group: int, splits: Sequence[Split]) -> int:
+        return splits[self._groups.groups[group].operators[0]].devices[0]
+
+    def _moved(self, groups: Sequence[int], device: int) -> Iterator[tuple[int, Split]]:
+        for number in groups:
+            for operator in self._groups.groups[number].operators:
+                yield operator, self._on[device][operator]
+
+
+def walk(evaluator: SimulatedEvaluator, start: Devices, budget: SearchBudget, seed: int) -> Walk:
+    """A walk from a placement that fits.
+
+    References:
+        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 6.2.
+    """
+    splits = evaluator.groups.splits(start)
+    return metropolis(
+        evaluator.problem.simulation(splits),
+        splits,
+        GroupProposals(evaluator, random.Random(derive_seed(seed, 0))),
+        Limits(budget.seconds, budget.placements, patience=None),
+        random.Random(derive_seed(seed, 1)),
+    )
+
+
+def walk_from_several(
+    evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Callable[[str], None]
+) -> Devices:
+    """The best placement of walks from one accelerator, from the expert's placement and from a random one."""
+    # A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
+    starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
+    if not starts:
+        raise ScheduleError("no placement to start from fits the devices' memory; take more devices")
+    found: list[tuple[int, Devices]] = []
+    for number, (name, start) in enumerate(starts.items()):
+        walked = walk(evaluator, start, budget.part(len(starts)), derive_seed(seed, number))
+        found.append((walked.makespan_ns, _placed_on(evaluator, walked.splits)))
+        say(f"from {name}: {walked.makespan_ns / 1e9:.4f} s after {walked.evaluated} placements")
+        if walked.ending == "interrupted":
+            break
+    return min(found)[1]
+
+
+def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tuple[str, Devices]]:
+    fits = False
+    count = len(evaluator.groups)
+    every = {
+        "single": lambda: evaluator.legal((evaluator.accelerators[0],) * count),
+        "expert": lambda: expert(evaluator),
+        "random": lambda: _random(evaluator, source),
+    }
+    for name in STARTS:
+        placement = every[name]()
+        if evaluator.evaluation(placement).seconds is not None:
+            fits = True
+            yield name, placement
+    processor = (evaluator.processors or evaluator.accelerators)[0]
+    if not fits and evaluator.evaluation((processor,) * count).seconds is not None:
+        yield "processor", (processor,) * count
+
+
+def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
+    for _ in range(ATTEMPTS):
+        placement = tuple(source.choice(devices) for devices in evaluator.allowed)
+        if evaluator.evaluation(placement).seconds is not None:
+            break
+    return placement
+
+
+def _placed_on(evaluator: SimulatedEvaluator, splits: Sequence[Split]) -> Devices:
+    return tuple(splits[group.operators[0]].devices[0] for group in evaluator.groups.groups)
+
 
 Say: TypeAlias = Callable[[str], None]  # called with a line of progress
-
-SHORT = LearningSettings(
-    samples=20,
-    learning_rate=0.01,
-    decay=1.0,
-    failing_s=None,
-    mask_failures_after=200,
-    is_scaled=True,
-    noise=0.0,
-    exploring=0.5,
-    random_choices=2.0,
-    entropy=0.03,
-    entropy_after=0.03,
-    least_entropy=5.0,
-    elites=10,
-)
-"""For the thousands of placements that a search on one machine looks at, where the paper's controllers looked at many
-times as many: the best ones are repeated, and advantages are of one size whatever the network."""
-
-SIZES = PolicySettings(hidden=64, kind_size=16, attention=32, aligned=True, additive=False, stay=4.0)
 
 MOST_UPDATES = 10_000  # Of a training that ends by its seconds, which come earlier
 
@@ -70,7 +166,6 @@ def place(
     seed: int = 0,
     say: Say = lambda message: None,
 ) -> PlacementResult:
-    """Place groups on devices by a method."""
     if method not in METHODS:
         raise SettingError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     return METHODS[method](groups, evaluator, budget, seed, say)
@@ -80,20 +175,6 @@ def learned(
     groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
 ) -> PlacementResult:
     """The best placement that a policy drew while it learned; it neither sees nor starts from other methods' ones."""
-    found = learn(groups, evaluator, budget, seed, say)
-    return PlacementResult(groups.splits(found.best.placement), found.best.placement, found.greedy)
-
-
-def learn(
-    groups: Groups,
-    evaluator: SimulatedEvaluator,
-    budget: SearchBudget,
-    seed: int = 0,
-    say: Say = lambda message: None,
-    settings: LearningSettings = SHORT,
-    sizes: PolicySettings = SIZES,
-) -> LearnedPlacement:
-    """Train a policy within a budget."""
     best: list[float] = []
 
     def watch(progress: PolicyProgress) -> None:
@@ -102,24 +183,21 @@ def learn(
             best.append(found.time_s)
             say(f"{found.time_s:.4f} s at sample {found.sample}")
 
-    updates = MOST_UPDATES
+    updates, settings = MOST_UPDATES, LearningSettings()
     if budget.placements is not None:
         settings = replace(settings, samples=min(settings.samples, budget.placements))
         updates = budget.placements // settings.samples
-    operations = groups.operations(evaluator.num_devices, evaluator.allowed if evaluator.on_processor else ())
-    train = train_policy
-    if budget.workers:
-        train = functools.partial(train_policy_asynchronously, controllers=budget.workers)
-    return train(
-        operations,
+    found = train_policy(
+        groups.operations(evaluator.num_devices, evaluator.allowed if evaluator.on_processor else ()),
         evaluator,
         updates=updates,
         settings=settings,
-        sizes=sizes,
         seed=seed,
         budget_s=budget.seconds,
+        controllers=budget.workers,
         watch=watch,
     )
+    return PlacementResult(groups.splits(found.best.placement), found.best.placement, found.greedy)
 
 
 def _placement(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:

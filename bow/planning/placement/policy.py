@@ -8,8 +8,6 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from bow.errors import GraphError, SettingError
-
 
 @dataclass(frozen=True)
 class Operations:
@@ -25,30 +23,10 @@ class Operations:
     # them, for all operations.
     allowed: tuple[tuple[int, ...], ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.kinds or self.num_devices < 1:
-            raise GraphError(
-                f"a placement needs at least 1 operation and 1 device, got {len(self.kinds)} and {self.num_devices}"
-            )
-        for name in ("shapes", "allowed"):
-            count = len(getattr(self, name))
-            if count != len(self) and (count or name == "shapes"):
-                raise GraphError(f"{count} entries in {name} for {len(self)} operations; give every operation one")
-        stray = next((edge for edge in self.edges if not all(0 <= end < len(self) for end in edge)), None)
-        if stray is not None:
-            raise GraphError(f"an edge joins operations {stray[0]} and {stray[1]}, and there are {len(self)}")
-        for operation, devices in enumerate(self.allowed):
-            if not devices or not all(0 <= device < self.num_devices for device in devices):
-                raise GraphError(
-                    f"operation {operation} may have devices {devices}; give at least one of {self.num_devices}"
-                )
-
     def __len__(self) -> int:
-        """How many operations there are."""
         return len(self.kinds)
 
     def devices(self, operation: int) -> tuple[int, ...]:
-        """Which devices an operation may have."""
         return self.allowed[operation] if self.allowed else tuple(range(self.num_devices))
 
 
@@ -82,7 +60,6 @@ class OperationEmbedding(nn.Module):
 
     @property
     def size(self) -> int:
-        """Length of an operation's vector."""
         return self.of_kind.embedding_dim + self.fixed.shape[1]
 
     def forward(self) -> Tensor:
@@ -115,32 +92,18 @@ _Choose: TypeAlias = Callable[[int, Tensor], Tensor]
 """Devices, [placements], from the number of an operation and the logits, [placements, devices]."""
 
 
+STAY = 4.0
+"""At first the logit of the device chosen before is so much larger: the first placements that are drawn are runs of
+neighbours on one device, as most good placements are."""
+
+
 @dataclass(frozen=True)
 class PolicySettings:
     """Sizes of a policy."""
 
-    hidden: int = 512  # units of the encoder, of both directions together, and of the decoder; even
-    kind_size: int = 32  # length of the vector of an operation's kind
-    attention: int = 64  # units with which encoder and decoder are compared
-    bidirectional: bool = True  # whether the encoder also reads the operations from behind
-    # Whether the decoder reads, besides the device chosen before, what the encoder makes of the operation that it
-    # decides about. The paper leaves finding it to the attention.
-    aligned: bool = False
-    # Whether encoder and decoder are compared by a layer, as in the paper, and not by a product, which takes so many
-    # times less as `attention` says.
-    additive: bool = True
-    # At first the logit of the device chosen before is so much larger. The paper has 0; above, the first placements
-    # that are drawn are runs of neighbours on one device, as most good placements are.
-    stay: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "kind_size", "attention"):
-            if (value := getattr(self, name)) < 1:
-                raise SettingError(f"{name} must be at least 1, got {value}")
-        if self.hidden % 2:
-            raise SettingError(f"hidden must be even, got {self.hidden}: each direction of the encoder has a half")
-        if not (math.isfinite(self.stay) and self.stay >= 0):
-            raise SettingError(f"stay must be finite and at least 0, got {self.stay}")
+    hidden: int = 64  # units of the encoder, of both directions together, and of the decoder; even
+    kind_size: int = 16  # length of the vector of an operation's kind
+    attention: int = 32  # units with which encoder and decoder are compared
 
 
 class Likelihood(NamedTuple):
@@ -153,12 +116,11 @@ class Likelihood(NamedTuple):
 class PlacementPolicy(nn.Module):
     """A sequence-to-sequence network: an LSTM reads the operations, another one with attention chooses devices.
 
-        p(P) = prod_i p(p_i | p_1 ... p_(i-1)),  p(p_i | ...) = softmax(W [h_i, sum_j a_ij e_j])
-        a_i = softmax_j(v . tanh(W_e e_j + W_h h_i)),  h_i = LSTM(embedding of p_(i-1), h_(i-1))
+        p(P) = prod_i p(p_i | p_1 ... p_(i-1)),  p(p_i | ...) = softmax(W [h_i, sum_j a_ij e_j] + V p_(i-1))
+        a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units)),  h_i = LSTM([embedding of p_(i-1), e_i], h_(i-1))
 
-    with `e_j`, what the encoder makes of operation j. The first input is a vector of its own; the decoder begins with
-    the encoder's last state. Settings can change the comparison to `a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units))`
-    and add to the logits of a step a vector that belongs to `p_(i-1)`.
+    with `e_j`, what the encoder makes of operation j, reading from both sides. The first input is a vector of its own;
+    the decoder begins with the encoder's last state. docs/placement.md says where this differs from the paper, and why.
     """
 
     forbidden: Tensor
@@ -175,16 +137,16 @@ class PlacementPolicy(nn.Module):
         self.register_buffer("forbidden", torch.tensor(mask), persistent=False)
 
     def _create(self, operations: Operations, settings: PolicySettings) -> None:
-        hidden, directions = settings.hidden, 2 if settings.bidirectional else 1
+        hidden, devices = settings.hidden, operations.num_devices
         self.embedding = OperationEmbedding(operations, settings.kind_size)
-        self.encoder = nn.LSTM(self.embedding.size, hidden // directions, bidirectional=settings.bidirectional)
-        self.devices = nn.Embedding(operations.num_devices + 1, hidden)  # the last one stands before the first choice
-        self.decoder = nn.LSTM(2 * hidden if settings.aligned else hidden, hidden)
+        self.encoder = nn.LSTM(self.embedding.size, hidden // 2, bidirectional=True)
+        self.devices = nn.Embedding(devices + 1, hidden)  # the last one stands before the first choice
+        self.decoder = nn.LSTM(2 * hidden, hidden)
         self.of_encoder = nn.Linear(hidden, settings.attention, bias=False)
         self.of_decoder = nn.Linear(hidden, settings.attention, bias=False)
-        self.score = nn.Linear(settings.attention, 1, bias=False) if settings.additive else None
-        self.choice = nn.Linear(2 * hidden, operations.num_devices)
-        self.habit = _habit(operations.num_devices, settings.stay) if settings.stay else None
+        self.choice = nn.Linear(2 * hidden, devices)
+        # By the device chosen before, and none: what is added to the logits.
+        self.habit = nn.Embedding(devices + 1, devices, _weight=STAY * torch.eye(devices + 1, devices))
 
     @torch.no_grad()
     def sample(
@@ -192,19 +154,14 @@ class PlacementPolicy(nn.Module):
         count: int,
         generator: torch.Generator | None = None,
         *,
-        noise: float = 0.0,
         explorers: int = 0,
         random_choices: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Draw placements."""
-        gaps, allowed = self.forbidden, (~self.forbidden).float()
+        allowed = (~self.forbidden).float()
         epsilon = torch.zeros(count, 1)
         epsilon[count - explorers :] = min(1.0, random_choices / len(self.operations))
 
         def draw(step: int, logits: Tensor) -> Tensor:
-            if noise:
-                size = logits[:, ~gaps[step]].square().mean(dim=1, keepdim=True).sqrt()
-                logits = logits + noise * size * torch.randn(logits.shape, generator=generator)
             chances = (1 - epsilon) * logits.softmax(dim=1) + epsilon * allowed[step] / allowed[step].sum()
             return torch.multinomial(chances, 1, generator=generator).squeeze(1)
 
@@ -249,11 +206,9 @@ class PlacementPolicy(nn.Module):
         """What the decoder's inputs add to its gates, for each device chosen before and for each operation."""
         # They are few, and known before anything is drawn: a step of the loop is left with what depends on the state.
         of_inputs, _, *biases = self._decoder_weights
-        of_devices, *of_operations = torch.split(of_inputs, self.settings.hidden, dim=1)
-        of_operation = (biases[0] + biases[1]).expand(len(encoded), -1)
-        for weight in of_operations:  # one where the decoder is aligned, else none
-            of_operation = of_operation + encoded @ weight.T
-        return self.devices.weight @ of_devices.T, of_operation
+        of_devices, of_operations = torch.split(of_inputs, self.settings.hidden, dim=1)
+        bias = (biases[0] + biases[1]).expand(len(encoded), -1)
+        return self.devices.weight @ of_devices.T, bias + encoded @ of_operations.T
 
     @property
     def _decoder_weights(self) -> list[nn.Parameter]:
@@ -270,19 +225,14 @@ class PlacementPolicy(nn.Module):
     def _read(self, before: Tensor, encoded: Tensor) -> Tensor:
         """The decoder's input, [operations, placements, ...], from the devices chosen before."""
         vectors: Tensor = self.devices(before)
-        if not self.settings.aligned:
-            return vectors
         return torch.cat([vectors, encoded.unsqueeze(1).expand(-1, before.shape[1], -1)], dim=2)
 
     def _logits(self, hidden: Tensor, before: Tensor, encoded: Tensor, keys: Tensor) -> Tensor:
         """By step, placement and device, from the decoder's outputs, [steps, placements, hidden]."""
-        query = self.of_decoder(hidden)
-        if self.score is None:
-            scores = query @ keys.T / math.sqrt(self.settings.attention)
-        else:
-            scores = self.score(torch.tanh(keys + query.unsqueeze(2))).squeeze(3)
+        scores = self.of_decoder(hidden) @ keys.T / math.sqrt(self.settings.attention)
         logits: Tensor = self.choice(torch.cat([hidden, scores.softmax(dim=2) @ encoded], dim=2))
-        return logits if self.habit is None else logits + self.habit(before)
+        habit: Tensor = self.habit(before)
+        return logits + habit
 
 
 def _stepped(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,11 +240,3 @@ def _stepped(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     into, forget, new, out = gates.chunk(4, dim=1)
     cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
     return out.sigmoid() * cell.tanh(), cell
-
-
-def _habit(num_devices: int, stay: float) -> nn.Embedding:
-    """By the device chosen before, and none: what is added to the logits."""
-    habit = nn.Embedding(num_devices + 1, num_devices)
-    with torch.no_grad():
-        habit.weight.copy_(stay * torch.eye(num_devices + 1, num_devices))
-    return habit

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.simulator.tasks import TaskKind
+from bow.planning.simulator.step_model import TaskKind
 
 Towers: TypeAlias = Literal["synchronous", "asynchronous"]
 

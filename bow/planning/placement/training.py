@@ -1,4 +1,4 @@
-"""Trains a policy: draw placements, evaluate them, learn."""
+"""Trains a policy by REINFORCE: draw placements, evaluate them, learn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,172 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
-from bow.planning.placement.reinforce import Baseline, Elites, LearningSettings, Updater, policy_loss, sanitised
 from bow.seeds import derive_seed
+
+LEAST_NATS = 1e-3  # A policy that is surer than this counts as one that is not
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """How a policy learns; docs/placement.md says where it differs from the paper, and why."""
+
+    samples: int = 20  # placements that are drawn for each update, K
+    learning_rate: float = 0.01  # of Adam
+    gradient_norm: float = 1.0  # to which gradients are clipped
+    baseline_decay: float = 0.9  # of the moving average that placements are compared with
+    mask_failures_after: int = 200  # after so many updates failures have no influence any more
+    # Of this part of the samples, some devices are drawn uniformly, whatever the policy would have: also a policy that
+    # is sure goes on looking at neighbours. The policy learns of these samples what becomes an elite, and nothing else:
+    # a random choice says nothing about the others.
+    exploring: float = 0.5
+    random_choices: float = 2.0  # in each of them so many devices, on average
+    entropy: float = 0.03  # so much is added for each nat of entropy
+    # Where a placement has fewer nats of entropy, a nat is worth more, by as many times: a policy that always draws the
+    # same learns nothing any more.
+    least_entropy: float = 5.0
+    elites: int = 10  # each update also makes so many of the best placements so far likelier
+
+    @property
+    def explorers(self) -> int:
+        return int(self.exploring * self.samples)
+
+    def worth_of_entropy(self, nats: float) -> float:
+        return self.entropy * max(1.0, self.least_entropy / max(nats, LEAST_NATS))
+
+
+FAILING_FACTOR = 10.0
+"""Failing counts as so many times the slowest placement of the first that fit."""
+
+
+@dataclass
+class Baseline:
+    """The moving average of signals, which begins at the failing signal, so that at first all that fits is good news.
+
+        R = sqrt(time),  A = (R - B) / S,  B <- decay * B + (1 - decay) * mean(R),  S^2 <- the same of (R - B)^2
+
+    The failing time is 10 times that of the slowest placement in the first batch in which any fits; before, all are as
+    bad as each other, and nothing is to be learnt. Advantages are divided by the moving root of their mean square, so
+    that step times of microseconds give gradients of the same size as those of seconds.
+    """
+
+    decay: float = 0.9  # of the averages
+    failing_s: float | None = None  # seconds that stand for a placement that does not fit or fails; None: not known yet
+    value: float | None = None  # B; None: there was no signal yet
+    square: float | None = None  # the moving mean square of advantages; None: there was none yet
+
+    def advantages(self, times: Sequence[float | None], *, mask_failures: bool) -> Tensor:
+        """How much worse than usual placements are, float64; 0 for those that shall have no influence."""
+        signals = self._signals(times, mask_failures)
+        known = [signal for signal in signals if signal is not None]
+        if not known:
+            return torch.zeros(len(times), dtype=torch.float64)
+        assert self.failing_s is not None
+        baseline = math.sqrt(self.failing_s) if self.value is None else self.value
+        self.value = self.decay * baseline + (1 - self.decay) * math.fsum(known) / len(known)
+        square = math.fsum((signal - baseline) * (signal - baseline) for signal in known) / len(known)
+        self.square = square if self.square is None else self.decay * self.square + (1 - self.decay) * square
+        scale = math.sqrt(self.square) or 1.0
+        values = [0.0 if signal is None else (signal - baseline) / scale for signal in signals]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def _signals(self, times: Sequence[float | None], mask_failures: bool) -> list[float | None]:
+        slowest = max((time for time in times if time is not None), default=None)
+        if self.failing_s is None and slowest is not None:
+            self.failing_s = FAILING_FACTOR * slowest
+        failing = None if mask_failures or self.failing_s is None else math.sqrt(self.failing_s)
+        return [failing if time is None else math.sqrt(time) for time in times]
+
+
+def sanitised(times: Sequence[float | None]) -> list[float | None]:
+    """Times as they can be learnt from: what is not a finite time above 0 is a failure."""
+    return [time if time is not None and math.isfinite(time) and time > 0 else None for time in times]
+
+
+def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor, entropy_weight: float) -> Tensor:
+    """What is minimised: its gradient is the policy gradient's estimate, less that of the entropy.
+
+        loss = 1/K sum_k A_k log p(P_k) - entropy_weight * 1/K sum_k H_k - 1/E sum_e log p(P_e)
+
+    with the K placements that were drawn for this update, and E elites behind them, if there are any.
+    """
+    count = len(advantages)
+    drawn, elites = log_probabilities[:count], log_probabilities[count:]
+    loss = (advantages.to(drawn.dtype) * drawn).mean()
+    if entropy_weight:
+        loss = loss - entropy_weight * entropies[:count].mean()
+    return loss - elites.mean() if len(elites) else loss
+
+
+@dataclass
+class Elites:
+    """The best placements so far, each once, the fastest first.
+
+    A policy that is told of each placement only once forgets the best: with a few thousand samples in all, most of
+    what they say is lost. So what was best is repeated with every update. It is the policy's own, and no other's.
+
+    References:
+        Oh, Guo, Singh, Lee: Self-imitation learning, 2018. Gao, Chen, Li: Post: device placement with cross-entropy
+        minimization and proximal policy optimization, 2018.
+    """
+
+    count: int
+    found: tuple[tuple[float, tuple[int, ...]], ...] = ()
+
+    @property
+    def placements(self) -> list[tuple[int, ...]]:
+        """The fastest first."""
+        return [placement for _, placement in self.found]
+
+    def add(self, placements: Sequence[tuple[int, ...]], times: Sequence[float | None]) -> None:
+        if self.count:
+            pairs = zip(times, placements, strict=True)
+            fits = {(time, placement) for time, placement in pairs if time is not None}
+            self.found = tuple(sorted({*self.found, *fits})[: self.count])
+
+
+class Updater:
+    """Adam with clipped gradients; what is not finite is left out.
+
+    References:
+        Kingma, Ba: Adam: A method for stochastic optimization, 2015.
+    """
+
+    def __init__(self, policy: nn.Module, settings: LearningSettings) -> None:
+        self._parameters = list(policy.parameters())
+        self._norm = settings.gradient_norm
+        self._adam = torch.optim.Adam(self._parameters, lr=settings.learning_rate, foreach=True)
+        self.updates = 0  # with those left out
+        self.skipped = 0  # left out, because a gradient was not finite
+
+    def update(self) -> bool:
+        """Change the parameters by their gradients; whether it was done."""
+        # Where all gradients are 0 there was nothing to learn, such as only failures that are masked: then Adam's
+        # momentum does not move the parameters either.
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._norm)
+        self.updates += 1
+        self.skipped += not norm.isfinite()
+        if not norm.isfinite() or norm == 0:
+            return False
+        self._adam.step()
+        return True
+
+
+def flat_gradients(policy: nn.Module) -> Tensor:
+    """All gradients one behind the other; 0 for parameters that have none."""
+    pairs = ((each, each.grad) for each in policy.parameters())
+    return torch.cat([(each.new_zeros(each.numel()) if grad is None else grad.flatten()) for each, grad in pairs])
+
+
+def set_gradients(policy: nn.Module, gradients: Tensor) -> None:
+    parameters = list(policy.parameters())
+    parts = torch.split(gradients, [each.numel() for each in parameters])
+    for each, part in zip(parameters, parts, strict=True):
+        each.grad = part.view_as(each).clone()
+
 
 Placement: TypeAlias = tuple[int, ...]  # By operation: its device
 
@@ -31,11 +191,6 @@ class SampledPlacements:
     times: tuple[float | None, ...]  # by placement, in seconds; None: it does not fit or failed
     entropy: float  # of the policy, in nats for each operation, averaged
 
-    @property
-    def num_failed(self) -> int:
-        """How many placements do not fit or failed."""
-        return sum(time is None for time in self.times)
-
 
 class Controller:
     """Draws placements from a policy and estimates the gradient; baseline and elites are its own."""
@@ -46,16 +201,14 @@ class Controller:
         self.policy = policy
         self._evaluate, self._settings = evaluate, settings
         self._generator = torch.Generator().manual_seed(derive_seed(seed, number))
-        self._baseline = Baseline(settings.baseline_decay, settings.failing_s, settings.is_scaled)
+        self._baseline = Baseline(settings.baseline_decay)
         self._elites = Elites(settings.elites)
 
     def step(self, update: int) -> SampledPlacements:
-        """Draw and evaluate placements, and set the gradients of the policy's parameters."""
         settings = self._settings
         drawn, _ = self.policy.sample(
             settings.samples,
             self._generator,
-            noise=settings.noise_at(update),
             explorers=settings.explorers,
             random_choices=settings.random_choices,
         )
@@ -70,7 +223,7 @@ class Controller:
         likelihood = self.policy.log_probability(learnt)
         self.policy.zero_grad()
         nats = likelihood.entropies[:own].mean().item()
-        loss = policy_loss(advantages, *likelihood, settings.entropy_at(update, nats))
+        loss = policy_loss(advantages, *likelihood, settings.worth_of_entropy(nats))
         loss.backward()  # type: ignore[no-untyped-call]
         return SampledPlacements(tuple(placements), tuple(times), nats / len(self.policy.operations))
 
@@ -126,11 +279,9 @@ class PlacementHistory:
 
     @property
     def best(self) -> BestPlacement | None:
-        """The best placement so far."""
         return self.bests[-1] if self.bests else None
 
     def add(self, batch: SampledPlacements) -> None:
-        """Count what was drawn."""
         for placement, time_s in zip(batch.placements, batch.times, strict=True):
             self.samples += 1
             self.failed += time_s is None
@@ -158,29 +309,22 @@ class TrainingState:
     def __init__(
         self,
         operations: Operations,
-        settings: LearningSettings | None,
-        sizes: PolicySettings | None,
+        settings: LearningSettings,
+        sizes: PolicySettings,
         seed: int,
         *,
         updates: int,
         budget_s: float | None,
-        clock: Callable[[], float],
     ) -> None:
-        if updates < 1:
-            raise SettingError(f"updates must be at least 1, got {updates}")
-        if budget_s is not None and not (math.isfinite(budget_s) and budget_s > 0):
-            raise SettingError(f"budget_s must be finite and above 0, got {budget_s}")
-        self.settings = settings or LearningSettings().scaled(updates)
         self.policy = PlacementPolicy(operations, sizes, seed=seed)
-        self.updater = Updater(self.policy, self.settings)
+        self.updater = Updater(self.policy, settings)
         self.history = PlacementHistory()
         self._updates, self._budget_s = updates, budget_s
-        self._clock, self._start = clock, clock()
+        self._start = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """Since the training began."""
-        return self._clock() - self._start
+        return time.perf_counter() - self._start
 
     @property
     def is_over(self) -> bool:
@@ -210,7 +354,6 @@ class TrainingState:
             raise
 
     def result(self, evaluate: Evaluate) -> LearnedPlacement:
-        """What was found."""
         best = self.history.best
         if best is None:
             raise ScheduleError(
@@ -224,33 +367,3 @@ class TrainingState:
         return LearnedPlacement(
             best, greedy, greedy_s, self.policy, self.history, updater.updates, updater.skipped, self.seconds
         )
-
-
-def train_policy(
-    operations: Operations,
-    evaluate: Evaluate,
-    *,
-    updates: int,
-    settings: LearningSettings | None = None,
-    sizes: PolicySettings | None = None,
-    seed: int = 0,
-    budget_s: float | None = None,
-    watch: Watch | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> LearnedPlacement:
-    """Learn to place operations on devices from nothing but the time of a step.
-
-    Ctrl-C, or a watch that returns False, ends the training, and what was best so far is returned. The same seed gives
-    the same placements, if `evaluate` gives the same times and torch the same number of threads.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.
-    """
-    state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s, clock=clock)
-    controller = Controller(state.policy, evaluate, state.settings, seed=seed)
-    with state.with_best_noted():
-        while not state.is_over:
-            progress = state.learn(controller.step(state.updater.updates))
-            if watch is not None and watch(progress) is False:
-                break
-    return state.result(evaluate)

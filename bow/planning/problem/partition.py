@@ -1,13 +1,14 @@
-"""What a planner decides: how every operator of a graph is split, and which devices compute the tiles."""
+"""What a planner decides: how every operator of a graph is split into tiles, and which devices compute them."""
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bow.errors import ScheduleError
-from bow.planning.problem.box import Box, tiles
+from bow.files import JsonFormat
+from bow.planning.problem.box import Box, tiles, volume
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules.rule import Rules
 
@@ -31,7 +32,6 @@ def tiles_of(graph: OperatorGraph, operator: PlanOperator, split: Split) -> Iter
 
 
 def whole_on(graph: OperatorGraph, operator: PlanOperator, device: int) -> Split:
-    """An operator that is not split."""
     return Split((1,) * len(graph.output_shape(operator)), (device,))
 
 
@@ -66,8 +66,14 @@ def illegal(graph: OperatorGraph, operator: PlanOperator, split: Split, num_devi
     return None
 
 
-FORMAT = "bow partition"
-VERSION = 1
+FORMAT = JsonFormat(
+    "bow partition",
+    version=1,
+    subject="the partition",
+    writer="Partition.to_json",
+    remedy="plan again",
+    refusal=ScheduleError,
+)
 
 
 @dataclass(frozen=True)
@@ -125,29 +131,100 @@ class Partition:
         return size
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
+        return FORMAT.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Partition":
-        try:
-            read = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ScheduleError(f"the partition is not JSON ({error}); plan again") from error
-        if not isinstance(read, dict) or read.get("format") != FORMAT:
-            raise ScheduleError(f'the text is not a "{FORMAT}"; give one that Partition.to_json wrote')
-        if read.get("version") != VERSION:
-            raise ScheduleError(
-                f"the partition has version {read.get('version')}, this bow reads {VERSION}; plan again"
-            )
-        try:
-            splits = tuple(Split(_whole(split["degrees"]), _whole(split["devices"])) for split in read["splits"])
-            (learners,) = _whole([read["learners"]])
-            return cls(str(read["graph_hash"]), splits, learners)
-        except (KeyError, TypeError) as error:
-            raise ScheduleError(f"the partition is damaged ({type(error).__name__}: {error}); plan again") from error
+        return FORMAT.loads(text, cls._read)
+
+    @classmethod
+    def _read(cls, fields: dict[str, Any]) -> "Partition":
+        splits = tuple(Split(_whole(split["degrees"]), _whole(split["devices"])) for split in fields["splits"])
+        (learners,) = _whole([fields["learners"]])
+        return cls(str(fields["graph_hash"]), splits, learners)
 
 
 def _whole(numbers: Any) -> tuple[int, ...]:
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise TypeError(f"{numbers} are not whole numbers")
     return tuple(numbers)
+
+
+SUM_ITEMSIZE = 4  # bytes of an element of what tiles sum in the middle of an operator
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """An operator's tiles, wherever they are computed."""
+
+    degrees: tuple[int, ...]
+    boxes: tuple[Box, ...]  # by tile: what it makes of the first output
+    outputs: tuple[tuple[Box, ...], ...]  # by output, by tile: what the tile makes of it
+    inputs: tuple[tuple[Box | None, ...], ...]  # by input, by tile: what the tile reads of it; None: nothing
+    weights: tuple[tuple[Box, ...], ...]  # by tile, by weight: what the tile reads of it
+    # by tile: the number of the sum that it adds to in the middle of the operator; () where nothing is summed
+    sums: tuple[int, ...]
+    sum_bytes: tuple[int, ...]  # by sum: how much is summed
+    output_bytes: tuple[int, ...]  # by tile: what all that it makes takes; nothing where the operator is a view
+    gradient_bytes: tuple[int, ...]  # by tile: what the gradients of that take
+
+    @property
+    def num_tiles(self) -> int:
+        return len(self.boxes)
+
+
+class Tilings:
+    """Tilings of a graph's operators, each worked out once: operators that are alike share them.
+
+    Alike are operators of equal kind, attributes, sizes and work, such as the steps of an unrolled layer.
+    """
+
+    def __init__(self, graph: OperatorGraph, rules: Rules) -> None:
+        self._graph, self._rules = graph, rules
+        numbers: dict[str, int] = {}
+        signatures = [_signature(graph, operator) for operator in graph.operators]
+        self.alike = tuple(numbers.setdefault(signature, len(numbers)) for signature in signatures)
+        """By operator: a number that it has in common with those that are alike."""
+        self._found: dict[tuple[int, tuple[int, ...]], Tiling] = {}
+
+    def of(self, operator: int, degrees: tuple[int, ...]) -> Tiling:
+        key = self.alike[operator], degrees
+        if key not in self._found:
+            self._found[key] = _tiling(self._graph, self._graph.operators[operator], degrees, self._rules)
+        return self._found[key]
+
+
+def _tiling(graph: OperatorGraph, operator: PlanOperator, degrees: tuple[int, ...], rules: Rules) -> Tiling:
+    rule = rules.of(operator)
+    boxes = tuple(tiles_of(graph, operator, Split(degrees, ())))
+    outputs = tuple(zip(*(rule.output_boxes(operator, graph, box) for box in boxes), strict=True))
+    inputs = tuple(zip(*(rule.input_boxes(operator, graph, box) for box in boxes), strict=True))
+    made = [graph.tensors[number] for number in operator.outputs]
+    sums = rule.sums(operator)
+    summed = [rule.sum_box(operator, graph, box) for box in boxes] if sums else []
+    numbers = {box: number for number, box in enumerate(dict.fromkeys(summed))}
+
+    def bytes_of(tile: int, which: Sequence[bool]) -> int:
+        parts = zip(outputs, made, which, strict=True)
+        return sum(volume(of[tile]) * tensor.itemsize for of, tensor, counts in parts if counts)
+
+    return Tiling(
+        degrees=degrees,
+        boxes=boxes,
+        outputs=outputs,
+        inputs=inputs,
+        weights=tuple(rule.weight_boxes(operator, graph, box) for box in boxes),
+        sums=tuple(numbers[box] for box in summed),
+        sum_bytes=tuple(len(sums) * volume(box) * SUM_ITEMSIZE for box in numbers),
+        output_bytes=tuple(bytes_of(tile, [not rule.is_view for _ in made]) for tile in range(len(boxes))),
+        gradient_bytes=tuple(bytes_of(tile, [tensor.differentiable for tensor in made]) for tile in range(len(boxes))),
+    )
+
+
+def _signature(graph: OperatorGraph, operator: PlanOperator) -> str:
+    """All that rules and costs look at."""
+    tensors = [graph.tensors[number] for number in (*operator.inputs, *operator.outputs)]
+    weights = [graph.weights[name] for name in operator.weights]
+    described = [(tensor.shape, tensor.itemsize, tensor.differentiable) for tensor in (*tensors, *weights)]
+    sizes = len(operator.inputs), len(operator.outputs), operator.flops
+    return json.dumps([operator.kind, dict(operator.attributes), sizes, described], sort_keys=True, default=str)

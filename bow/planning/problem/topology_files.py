@@ -22,7 +22,6 @@ _KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "o
 
 
 def shipped_topologies() -> tuple[str, ...]:
-    """The names of the topologies that come with bow."""
     folder = importlib.resources.files("bow.conf") / "topology"
     return tuple(sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")))
 
@@ -51,7 +50,6 @@ def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopolog
 
 
 def topology_from_dict(data: object) -> DeviceTopology:
-    """A topology from what its file says, as hydra composes it."""
     if not isinstance(data, Mapping):
         raise TopologyError("a topology is a mapping with devices and links; write one")
     _check_keys("a topology", data, needed=(), known=_KEYS)
@@ -80,7 +78,6 @@ def topology_to_dict(topology: DeviceTopology) -> dict[str, Any]:
 
 
 def save_topology(topology: DeviceTopology, path: str | Path) -> None:
-    """Write a topology as YAML, for `load_topology`."""
     text = yaml.safe_dump(topology_to_dict(topology), sort_keys=False, allow_unicode=True)
     save_text("the topology", path, text, TopologyError)
 

@@ -152,7 +152,6 @@ def places(operator: PlanOperator) -> list[tuple[str, int]]:
 
 
 def shapes_of(operator: PlanOperator, graph: OperatorGraph) -> Shapes:
-    """The sizes of what an operator reads and makes."""
     of = {
         "input": [graph.tensors[number].shape for number in operator.inputs],
         "weight": [graph.weights[name].shape for name in operator.weights],

@@ -47,7 +47,7 @@ def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tupl
     The operators of a layer that is used again and again, such as the steps of an unrolled LSTM, stay together.
     """
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
-    times = [costs.forward_ns(number, box, 0) + costs.backward_ns(number, box, 0) for number, box in enumerate(boxes)]
+    times = [costs.tile_time(number, box, 0).total_ns for number, box in enumerate(boxes)]
     layers = [operator.layer or operator.name for operator in graph.operators]
     of_layer = dict.fromkeys(layers, 0)
     for layer, time in zip(layers, times, strict=True):

@@ -12,7 +12,7 @@ from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.simulation import Simulation
-from bow.planning.simulator.tasks import TaskKind
+from bow.planning.simulator.step_model import TaskKind
 from bow.tables import aligned
 
 SUMS = frozenset({TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION})
@@ -98,7 +98,6 @@ def explain(
     keep: int = 3,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Explanation:
-    """Say what was chosen for every operator, and simulate what else could have been."""
     simulation = problem.simulation(splits, learners)
     if space is None:
         space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices // learners)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Split
 from bow.planning.search.search_space import SplitSpace
+from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.step_model import StepModel
 
 Families: TypeAlias = Sequence[Sequence[int]]  # by operator: the operators of its family, itself among them
@@ -92,17 +93,6 @@ def _joined(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
 RENEWED = 20  # the chain is looked at anew after so many draws: until then few changes were accepted
 
 
-class Timed(Protocol):
-    """A partition whose tasks have times; `Simulation` is one."""
-
-    @property
-    def model(self) -> StepModel:
-        """Of the step."""
-
-    def task_table(self) -> NDArray[np.int64]:
-        """[task, 3]: rank, start and end of each task, in nanoseconds."""
-
-
 class CriticalOperators:
     """Draws operators from a chain of tasks that ends the step, the more often the more of its time they take.
 
@@ -114,7 +104,7 @@ class CriticalOperators:
         Kwok, Ahmad: Dynamic critical-path scheduling, 1996, which also looks first at what the end depends on now.
     """
 
-    def __init__(self, simulation: Timed, source: random.Random) -> None:
+    def __init__(self, simulation: Simulation, source: random.Random) -> None:
         self._simulation, self._source = simulation, source
         self._operators: list[int] = []
         self._ends: list[float] = []

@@ -15,12 +15,10 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import topology_from_dict, topology_to_dict
 from bow.planning.search.baselines import baseline, random_partition
-from bow.planning.search.chain_processes import run_in_processes
-from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, spaces_of
+from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, run_in_processes, spaces_of
 from bow.planning.search.explain import Explanation, explain
-from bow.planning.search.metropolis import Improvement
+from bow.planning.search.metropolis import Improvement, SearchSettings
 from bow.planning.search.problem import Problem
-from bow.planning.search.search_settings import SearchSettings
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
 from bow.values import given_path
@@ -180,7 +178,6 @@ class Found:
 
     @property
     def chain(self) -> Chain:
-        """The walk on which it was found."""
         return best_chain(self.chains)
 
     @property

@@ -1,18 +1,18 @@
-"""What tiles compute and move, and how long they take by a roofline of their device."""
+"""What tiles compute and move, and how long they take: by a roofline of their device, or as it was measured."""
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.planning.problem.box import Box
+from bow.planning.problem.box import Box, whole
 from bow.planning.problem.device_topology import DeviceKind, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.tiling import Tiling
+from bow.planning.problem.partition import Tiling
 from bow.planning.rules.rule import Rules
 
 GATHERS = frozenset({"embedding"})
@@ -119,18 +119,26 @@ def _bytes(shapes: Iterable[Sequence[int] | None], tensors: Sequence[TensorShape
 Times: TypeAlias = NDArray[np.int64]  # nanoseconds, by tile
 
 
+@dataclass(frozen=True)
+class TileTime:
+    """How long a tile takes."""
+
+    forward_ns: int
+    backward_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.forward_ns + self.backward_ns
+
+
 class Costs(Protocol):
     """How long computing tasks take, in nanoseconds.
 
     Devices of one kind take the same time, and so do operators of equal kind, attributes, sizes and work.
     """
 
-    def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        """Of the forward pass of a tile: the box of the operator's first output."""
-        ...
-
-    def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        """Of the backward pass of a tile."""
+    def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
+        """Of a tile: the box of the operator's first output."""
         ...
 
     def update_ns(self, weight_bytes: int, device: int) -> int: ...
@@ -168,9 +176,10 @@ class TaskCosts:
         key = self._alike[operator], tiling.degrees, kind
         if key not in self._tiles:
             device = self._examples[kind]
+            times = [self._costs.tile_time(operator, box, device) for box in tiling.boxes]
             self._tiles[key] = (
-                np.array([self._costs.forward_ns(operator, box, device) for box in tiling.boxes], np.int64),
-                np.array([self._costs.backward_ns(operator, box, device) for box in tiling.boxes], np.int64),
+                np.array([time.forward_ns for time in times], np.int64),
+                np.array([time.backward_ns for time in times], np.int64),
             )
         return self._tiles[key]
 
@@ -199,23 +208,16 @@ class RooflineCosts:
         self._graph, self._rules, self._topology = graph, rules, topology
         self._works: dict[tuple[int, Box], TileWork] = {}
 
-    def forward_ns(self, operator: int, box: Box, device: int) -> int:
-        work = self._work(operator, box)
-        return _time_ns(work.forward, work.outputs, self._topology.devices[device].kind)
-
-    def backward_ns(self, operator: int, box: Box, device: int) -> int:
-        work = self._work(operator, box)
-        return _time_ns(work.backward, work.outputs, self._topology.devices[device].kind)
+    def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
+        if (operator, box) not in self._works:
+            described = self._graph.operators[operator]
+            self._works[operator, box] = tile_work(self._graph, self._rules, described, box)
+        work, kind = self._works[operator, box], self._topology.devices[device].kind
+        return TileTime(_time_ns(work.forward, work.outputs, kind), _time_ns(work.backward, work.outputs, kind))
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
         kind = self._topology.devices[device].kind
         return _time_ns(PassWork(0.0, UPDATE_PASSES * weight_bytes, 1 if weight_bytes else 0), 1, kind)
-
-    def _work(self, operator: int, box: Box) -> TileWork:
-        key = operator, box
-        if key not in self._works:
-            self._works[key] = tile_work(self._graph, self._rules, self._graph.operators[operator], box)
-        return self._works[key]
 
 
 def _time_ns(part: PassWork, outputs: int, kind: DeviceKind) -> int:
@@ -224,3 +226,87 @@ def _time_ns(part: PassWork, outputs: int, kind: DeviceKind) -> int:
     arithmetic_s = part.flops * (1 + kind.half_outputs / max(outputs, 1)) / (kind.tflops * 1e12)
     memory_s = part.num_bytes / (kind.gb_per_s * 1e9)
     return round(part.kernels * kind.overhead_us * 1e3 + max(arithmetic_s, memory_s) * NS_PER_S)
+
+
+@dataclass
+class TileTimes:
+    """What was measured, once for each operator, tile shape and kind of device."""
+
+    tiles: dict[str, TileTime] = field(default_factory=dict)  # by `tile_key`
+    # by hash of a graph: nanoseconds of its weights' update, for each byte of them
+    updates: dict[str, float] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        """What a JSON file can hold."""
+        tiles = {key: [time.forward_ns, time.backward_ns] for key, time in self.tiles.items()}
+        return {"tiles": tiles, "updates": self.updates}
+
+    @classmethod
+    def of_plain(cls, read: Any) -> "TileTimes":
+        """What `to_plain` wrote; a number that cannot have been measured is a `ValueError`."""
+        tiles = {key: TileTime(int(forward), int(backward)) for key, (forward, backward) in read["tiles"].items()}
+        updates = {graph: float(time) for graph, time in read["updates"].items()}
+        times = [*updates.values(), *(each for time in tiles.values() for each in (time.forward_ns, time.backward_ns))]
+        if not all(0 <= time < math.inf for time in times):
+            raise ValueError("a time is below 0 or not finite")
+        return cls(tiles, updates)
+
+
+def scaled(tiles: Mapping[str, TileTime], factor: float) -> dict[str, TileTime]:
+    return {
+        key: TileTime(round(factor * time.forward_ns), round(factor * time.backward_ns)) for key, time in tiles.items()
+    }
+
+
+class MeasuredCosts:
+    """Measured times where there are some, and the roofline's elsewhere, corrected by how far it was off.
+
+    A tile that was not measured takes the roofline's time, times what the measured time of the whole operator is of the
+    roofline's; where that was not measured either, times the geometric mean of this over all operators of the graph.
+    """
+
+    def __init__(
+        self, graph: OperatorGraph, rules: Rules, topology: DeviceTopology, times: Mapping[str, TileTimes]
+    ) -> None:
+        self._graph, self._rules, self._topology, self._times = graph, rules, topology, times
+        self._roofline = RooflineCosts(graph, rules, topology)
+        self._found: dict[tuple[int, Box, str], TileTime] = {}
+        self._factors: dict[str, dict[int, float]] = {}
+
+    def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
+        kind = self._topology.devices[device].kind.name
+        found = operator, box, kind
+        if found not in self._found:
+            self._found[found] = self._measured(operator, box, kind) or self._scaled(operator, box, device, kind)
+        return self._found[found]
+
+    def update_ns(self, weight_bytes: int, device: int) -> int:
+        times = self._times.get(self._topology.devices[device].kind.name)
+        if times is None or self._graph.hash not in times.updates:
+            return self._roofline.update_ns(weight_bytes, device)
+        return round(times.updates[self._graph.hash] * weight_bytes)
+
+    def _measured(self, operator: int, box: Box, kind: str) -> TileTime | None:
+        if kind not in self._times:
+            return None
+        return self._times[kind].tiles.get(tile_key(self._graph, self._rules, self._graph.operators[operator], box))
+
+    def _scaled(self, operator: int, box: Box, device: int, kind: str) -> TileTime:
+        if kind not in self._factors:
+            self._factors[kind] = dict(self._ratios(device, kind))
+        factors = self._factors[kind]
+        factor = factors.get(operator) or _geometric_mean(factors.values())
+        predicted = self._roofline.tile_time(operator, box, device)
+        return TileTime(round(factor * predicted.forward_ns), round(factor * predicted.backward_ns))
+
+    def _ratios(self, device: int, kind: str) -> Iterator[tuple[int, float]]:
+        """By operator that was measured whole: how many times as long as predicted it takes."""
+        for number, operator in enumerate(self._graph.operators):
+            box = whole(self._graph.output_shape(operator))
+            measured, predicted = self._measured(number, box, kind), self._roofline.tile_time(number, box, device)
+            if measured is not None and predicted.total_ns and measured.total_ns:
+                yield number, measured.total_ns / predicted.total_ns
+
+
+def _geometric_mean(values: Collection[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else 1.0

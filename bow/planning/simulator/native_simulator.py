@@ -19,12 +19,10 @@ from bow.errors import RuntimeUnavailableError, ScheduleError
 from bow.files import Expendable
 from bow.planning.problem.box import Box
 from bow.planning.problem.device_topology import NS_PER_US
-from bow.planning.problem.partition import Split
-from bow.planning.problem.tiling import Tiling
+from bow.planning.problem.partition import Split, Tiling
 from bow.planning.simulator.costs import TaskCosts
 from bow.planning.simulator.python_simulator import MemoryPeak, ProposalOutcome, TaskTime, TooLarge, TooSlow
-from bow.planning.simulator.step_model import StepModel
-from bow.planning.simulator.tasks import Identity
+from bow.planning.simulator.step_model import Identity, StepModel
 
 LIBRARY = "planner.so"
 MAIN_SOURCE = "simulator.cpp"

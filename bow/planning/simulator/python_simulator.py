@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from bow.planning.problem.device_topology import GIB, DeviceTopology
 from bow.planning.problem.partition import Partition, Split
-from bow.planning.simulator.step_model import StepModel
+from bow.planning.simulator.step_model import Identity, StepModel, Task, TaskKind
 from bow.planning.simulator.task_graph import TaskGraph
-from bow.planning.simulator.tasks import Identity, Task, TaskKind
 from bow.schedule import Span, Timeline
 
 
@@ -219,7 +218,7 @@ class SimulationResult:
 
     @cached_property
     def refusal(self) -> Refusal | None:
-        """Why the partition does not fit into the devices' memory; None where it does."""
+        """Why a partition does not fit into the devices' memory; None where it does."""
         return refusal(self.model.topology, self.peaks)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,85 +21,9 @@ from bow.planning.simulator.python_simulator import (
     TooLarge,
     TooSlow,
 )
-from bow.planning.simulator.step_model import StepModel
+from bow.planning.simulator.step_model import Identity, StepModel
 from bow.planning.simulator.task_graph import TaskGraph
-from bow.planning.simulator.tasks import Identity
 from bow.schedule import Timeline
-
-
-class Simulated(Protocol):
-    """A partition whose time is known, and that can be changed; `Simulation` is one."""
-
-    @property
-    def makespan_ns(self) -> int:
-        """Nanoseconds of a step."""
-
-    def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
-        """What a step takes with other splits of some operators, by operator; None: it does not fit.
-
-        A number above the limit may be less than the step's time. `undo` follows, or `accept` of what fits the limit.
-        """
-
-    def accept(self) -> None:
-        """Keep what was proposed."""
-
-    def undo(self) -> None:
-        """Go back to before it was proposed."""
-
-
-class IncrementalEvaluator:
-    """Simulates one partition after the other by what differs between them."""
-
-    def __init__(self, simulation: Simulated, splits: Sequence[Split]) -> None:
-        self._simulation = simulation
-        self._splits = list(splits)
-
-    def __call__(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
-        """What a step takes, in nanoseconds; None: it does not fit."""
-        pairs = enumerate(zip(self._splits, splits, strict=True))
-        changes = {operator: new for operator, (old, new) in pairs if new != old}
-        if not changes:
-            return self._simulation.makespan_ns
-        makespan = self._simulation.propose_changes(changes, limit_ns)
-        if makespan is None or (limit_ns is not None and makespan > limit_ns):
-            self._simulation.undo()
-        else:
-            self._simulation.accept()
-            self._splits = list(splits)
-        return makespan
-
-
-class Simulator(Protocol):
-    """What simulates: in C++ or in Python."""
-
-    def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        """Simulate a partition from nothing."""
-
-    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
-        """Change the splits of some operators; where the outcome is None, `accept` or `undo` follows."""
-
-    def accept(self) -> None:
-        """Keep what was proposed."""
-
-    def undo(self) -> None:
-        """Go back to before it was proposed."""
-
-    @property
-    def makespan_ns(self) -> int:
-        """When the last task is over."""
-
-    @property
-    def num_looked_at(self) -> int:
-        """How often tasks were looked at for the last proposal."""
-
-    def times(self) -> dict[Identity, TaskTime]:
-        """When every task runs."""
-
-    def table(self) -> NDArray[np.int64]:
-        """[task, 3]: rank, start and end of each task, in nanoseconds."""
-
-    def peaks(self) -> tuple[MemoryPeak, ...]:
-        """By device: the most memory that it needs at a time."""
 
 
 class Simulation:
@@ -112,25 +36,25 @@ class Simulation:
     """
 
     def __init__(
-        self, model: StepModel, partition: Partition, algorithm: Algorithm | Literal["python"] = "incremental"
+        self,
+        model: StepModel,
+        partition: Partition,
+        algorithm: Algorithm | Literal["python"] = "incremental",
+        *,
+        must_fit: bool = True,
     ) -> None:
         assert model.learners == partition.learners, "the model has other learners than the partition"
         partition.check(model.graph, model.topology.num_devices, model.rules)
         self.model = model
-        self.refusal: Refusal | None = None
-        """Why the last proposal does not fit; None where it does."""
         self._partition = partition
         self._splits = list(partition.splits)
         self._proposed: Mapping[int, Split] | None = None
         self._legal: set[tuple[int, tuple[int, ...]]] = set()
-        self._simulator: Simulator = (
-            PythonSimulator(self.model) if algorithm == "python" else NativeSimulator(self.model, algorithm)
-        )
-        outcome = self._simulator.build(self._splits)
-        if isinstance(outcome, TooLarge):
-            raise ScheduleError(
-                f"the partition does not fit: {self._refusal(outcome)}; split more, or use more devices"
-            )
+        self._simulator = PythonSimulator(model) if algorithm == "python" else NativeSimulator(model, algorithm)
+        self.refusal = self._refusal(self._simulator.build(self._splits))
+        """Why the partition, or the last proposal, does not fit; None where it does."""
+        if self.refusal is not None and must_fit:
+            raise ScheduleError(f"the partition does not fit: {self.refusal}; split more, or use more devices")
 
     @property
     def partition(self) -> Partition:
@@ -147,17 +71,21 @@ class Simulation:
         return self._simulator.num_looked_at
 
     def propose(self, operator: int, split: Split, limit_ns: int | None = None) -> int | None:
+        """What a step takes with another split of an operator; see `propose_changes`."""
         return self.propose_changes({operator: split}, limit_ns)
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
-        """Change the splits of several operators at once; else the same as `propose`."""
+        """What a step takes with other splits of some operators, by operator; None: it does not fit.
+
+        A number above the limit may be less than the step's time. `undo` follows, or `accept` of what fits the limit.
+        """
         if self._proposed is not None:
             raise ScheduleError("a proposal is neither accepted nor undone yet; call accept or undo first")
         for operator, split in changes.items():
             self._check(operator, split)
         outcome = self._simulator.propose(changes, limit_ns)
-        self.refusal = self._refusal(outcome) if isinstance(outcome, TooLarge) else None
-        if isinstance(outcome, TooLarge):
+        self.refusal = self._refusal(outcome)
+        if self.refusal is not None:
             return None
         if isinstance(outcome, TooSlow):
             return outcome.least_ns
@@ -213,7 +141,31 @@ class Simulation:
             raise ScheduleError(wrong)
         self._legal.add((operator, split.degrees))
 
-    def _refusal(self, outcome: TooLarge) -> Refusal:
+    def _refusal(self, outcome: ProposalOutcome) -> Refusal | None:
+        if not isinstance(outcome, TooLarge):
+            return None
         topology = self.model.topology
         name, available = topology.devices[outcome.device].name, topology.memory_bytes(outcome.device)
         return Refusal(outcome.device, name, outcome.needed_bytes, available)
+
+
+class IncrementalEvaluator:
+    """Simulates one partition after the other by what differs between them."""
+
+    def __init__(self, simulation: Simulation, splits: Sequence[Split]) -> None:
+        self._simulation = simulation
+        self._splits = list(splits)
+
+    def __call__(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
+        """What a step takes, in nanoseconds; None: it does not fit."""
+        pairs = enumerate(zip(self._splits, splits, strict=True))
+        changes = {operator: new for operator, (old, new) in pairs if new != old}
+        if not changes:
+            return self._simulation.makespan_ns
+        makespan = self._simulation.propose_changes(changes, limit_ns)
+        if makespan is None or (limit_ns is not None and makespan > limit_ns):
+            self._simulation.undo()
+        else:
+            self._simulation.accept()
+            self._splits = list(splits)
+        return makespan

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bow.planning.problem.box import Box, intersection, volume
-from bow.planning.problem.partition import Partition, Split
-from bow.planning.problem.tiling import Tiling
-from bow.planning.simulator.step_model import StepModel, WeightPart, replica_bytes
-from bow.planning.simulator.tasks import Task, TaskKind, code_of
+from bow.planning.problem.partition import Partition, Split, Tiling
+from bow.planning.simulator.step_model import StepModel, Task, TaskKind, WeightPart, code_of, replica_bytes
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class _TaskGraphBuilder:
         self.frozen_bytes = [0] * model.topology.num_devices
 
     def add_learner(self, learner: int, devices: Sequence[int], splits: Sequence[Split]) -> None:
-        """All tasks of a learner, on its devices."""
         first = learner * len(splits)
         placed: list[_OperatorTasks] = []
         for index, split in enumerate(splits):

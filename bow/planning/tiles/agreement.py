@@ -19,8 +19,7 @@ from bow.graph.learning_step import LearningStep, Step, StepOutputs
 from bow.graph.tracing import custom_functions
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Partition, everything_on
-from bow.planning.tiles.capture import CapturedOperators
-from bow.planning.tiles.exported_nodes import refusal
+from bow.planning.tiles.capture import CapturedOperators, refusal
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import TileRuntime
 

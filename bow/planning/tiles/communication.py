@@ -31,7 +31,6 @@ class SpanRecorder:
 
     @contextlib.contextmanager
     def span(self, category: Category, name: str) -> Iterator[None]:
-        """Note from when to when the block ran."""
         if not self.is_on:
             yield
             return
@@ -60,7 +59,6 @@ class PointToPoint:
         self._leaving: list[tuple[list[AsyncWork], list[Tensor]]] = []
 
     def exchange(self, sends: Sequence[PartMessage], receives: Sequence[PartMessage]) -> None:
-        """Begin to send and to receive, in one batch."""
         outgoing = [(tensor.contiguous(), device, self._tags[part]) for part, device, tensor in sends]
         incoming = [(tensor, device, self._tags[part]) for part, device, tensor in receives]
         leaving, arriving = self._group.exchange(outgoing, incoming)
@@ -80,7 +78,6 @@ class PointToPoint:
         return tensor
 
     def forget(self, part: TensorPart) -> None:
-        """The values of a part are not needed any more."""
         self._arriving.pop(part, None)
 
     def close(self) -> None:

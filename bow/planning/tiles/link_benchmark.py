@@ -1,4 +1,4 @@
-"""Link benchmark: what messages and sums take while devices train, measured by the runtime and kept on disk."""
+"""What messages and sums take between devices, idle or training: as a line of latency and time a byte, kept on disk."""
 
 import contextlib
 import functools
@@ -7,10 +7,10 @@ import math
 import platform
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import astuple, dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -18,18 +18,98 @@ from torch import nn
 from bow.devices import available_cores, processor
 from bow.devices.links import gpu_uuid
 from bow.errors import BowError
-from bow.files import cache_json, cached_json
-from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles.capture import CapturedOperators, capture_operators
-from bow.planning.tiles.link_model import LinkModels, fitted_link, measure_idle_links, measured_topology
-from bow.planning.tiles.measurement_cache import cache_file
-from bow.planning.tiles.process_group import ProcessGroup
+from bow.planning.tiles.measurement_cache import Measurements
+from bow.planning.tiles.process_group import Message, ProcessGroup, wait_for
 from bow.planning.tiles.program import tile_program
 from bow.planning.tiles.runtime import TileRuntime
+
+SIZES = tuple(2**exponent for exponent in range(8, 21, 2))
+"""Bytes of the transfers that show latency and bandwidth: 256 bytes to 1 MiB, as parts of tensors have."""
+
+LinkModels: TypeAlias = dict[tuple[int, int], tuple[float, float]]
+"""By pair of devices: latency in nanoseconds, and nanoseconds for each byte."""
+
+IDLE_REPEATS = 25
+
+IDLE_WARM_UP = 5
+
+
+def measure_idle_links(group: ProcessGroup) -> LinkModels:
+    """By pair of devices: latency in nanoseconds, and nanoseconds for each byte, of messages to and fro."""
+    # Every pair sends to and fro as the tile runtime does it: every message into fresh memory. What the runtime,
+    # torch.distributed and the system take for a message on either side is in the latency. One pair at a time: two
+    # pairs may share a bus, and processes share the memory.
+    # All processes of the group call this; they get the same.
+    own = {}
+    for pair in itertools.combinations(range(group.size), 2):
+        group.all_gather(None)  # no pair begins before the one in front of it is done
+        own[pair] = _pair_model(group, *pair)
+    told = group.all_gather({pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank})
+    return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
+
+
+def measured_topology(known: DeviceTopology, link_models: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
+    """A topology with what was measured between its devices on its links."""
+    # A link is as fast as the fastest pair of devices that it joins, alone on it: what pairs share, such as a PCIe bus,
+    # they still share.
+    of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
+    found = defaultdict(list)
+    for pair, model in link_models.items():
+        for channel in known.route(*pair):
+            found[of_channel[channel]].append(model)
+    links = tuple(_measured(link, found[link]) if link in found else link for link in known.links)
+    return replace(known, links=links, sum_us=sum_us)
+
+
+def fitted_link(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:
+    """Latency in nanoseconds, and nanoseconds for each byte: the line with the least squares of relative errors."""
+    # Each equation latency / time + ns_per_byte * size / time = 1 counts alike: small messages, of which there are
+    # many, would count for nothing beside large ones.
+    rows = torch.tensor([[1 / time, size / time] for size, time in zip(sizes, times_ns, strict=True)]).double()
+    latency, ns_per_byte = torch.linalg.lstsq(rows, torch.ones(len(sizes), 1).double()).solution.flatten().tolist()
+    return round(max(latency, 0.0), 3), round(max(ns_per_byte, 1e-6), 6)
+
+
+def _measured(link: Link, link_models: Sequence[tuple[float, float]]) -> Link:
+    latency_ns, ns_per_byte = min(link_models, key=lambda model: model[0] + TYPICAL_BYTES * model[1])
+    return replace(link, latency_us=round(latency_ns / 1e3, 3), gb_per_s=round(1 / ns_per_byte, 6))
+
+
+def _pair_model(group: ProcessGroup, first: int, second: int) -> tuple[float, float] | None:
+    """Latency and nanoseconds for each byte between two devices; None on all others."""
+    if group.rank not in (first, second):
+        return None
+    return fitted_link(SIZES, [_one_way_ns(group, first, second, num_bytes) for num_bytes in SIZES])
+
+
+def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) -> float:
+    """Half of the median time there and back."""
+    other = second if group.rank == first else first
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=group.device)
+    times = []
+    for turn in range(IDLE_WARM_UP + IDLE_REPEATS):
+        start = time.perf_counter_ns()
+        for is_there in (True, False):
+            _pass(group, source, other, sends=is_there == (group.rank == first))
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
+        if turn >= IDLE_WARM_UP:
+            times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 2
+
+
+def _pass(group: ProcessGroup, source: torch.Tensor, other: int, sends: bool) -> None:
+    nothing: Sequence[Message] = []
+    message: Sequence[Message] = [(source.clone() if sends else torch.empty_like(source), other, 0)]
+    leaving, arriving = group.exchange(message if sends else nothing, nothing if sends else message)
+    wait_for([*leaving, *arriving])
+
 
 LAYERS = 8
 
@@ -258,53 +338,38 @@ def cached_busy_links(
     # All processes of the group call this; they get the same. One alone sends no messages: nothing is measured or kept.
     if group.size == 1:
         return {}, 0.0
-    path = _file(inventory)
-    kept = group.all_gather(None if group.rank else _load(path, group.size))[0]
+    cache = Measurements("links", *astuple(inventory))
+    kept = group.all_gather(None if group.rank else cache.load(functools.partial(_read_links, size=group.size)))[0]
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
         link_models, sum_us = measure_busy_links(group, shapes=shapes, turns=turns)
     free_layers()
     if not group.rank:
-        _keep(path, link_models, sum_us)
+        _keep(cache, link_models, sum_us)
     return link_models, sum_us
 
 
 def cache_busy_links(group: ProcessGroup, link_models: LinkModels, sum_us: float) -> None:
     """Keep what `measure_busy_links` has given, in the place of what is kept; all processes of the group call this."""
-    path = _file(DeviceInventory.of(group))
+    cache = Measurements("links", *astuple(DeviceInventory.of(group)))
     if not group.rank:
-        _keep(path, link_models, sum_us)
+        _keep(cache, link_models, sum_us)
 
 
-def _keep(path: Path | None, link_models: LinkModels, sum_us: float) -> None:
-    if path is None or not link_models:
-        return
-    cache_json(path, {"pairs": [[*pair, *model] for pair, model in link_models.items()], "sum_us": sum_us})
+def _keep(cache: Measurements, link_models: LinkModels, sum_us: float) -> None:
+    if link_models:
+        with contextlib.suppress(OSError, BowError):  # measured again another time
+            cache.keep({"pairs": [[*pair, *model] for pair, model in link_models.items()], "sum_us": sum_us})
 
 
-def _file(inventory: DeviceInventory) -> Path | None:
-    """By devices, which of them share a machine, PyTorch and bow; None: there is no place for it."""
-    with contextlib.suppress(BowError):
-        return cache_file("links", *astuple(inventory))
-    return None
-
-
-def _read_links(content: Any) -> tuple[list[tuple[int, int]], list[tuple[float, float]], float]:
-    pairs = [(a, b) for a, b, _, _ in content["pairs"]]
-    link_models = [(float(latency), float(per_byte)) for _, _, latency, per_byte in content["pairs"]]
-    return pairs, link_models, float(content["sum_us"])
-
-
-def _load(path: Path | None, size: int) -> tuple[LinkModels, float] | None:
-    """What a file has for so many devices; None: nothing that can be read, or nothing that can be measured."""
-    read = None if path is None else cached_json(path, _read_links)
-    if read is None:
-        return None
-    pairs, link_models, sum_us = read
+def _read_links(content: Any, size: int) -> tuple[LinkModels, float] | None:
+    """What was kept, of so many devices; None: nothing that can be measured."""
+    models = {(a, b): (float(latency), float(per_byte)) for a, b, latency, per_byte in content["pairs"]}
+    sum_us, (fastest, slowest) = float(content["sum_us"]), PER_BYTE_NS
+    pairs = [(a, b) for a, b, *_ in content["pairs"]]
     if pairs != list(itertools.combinations(range(size), 2)) or not 0 <= sum_us < math.inf:
         return None
-    fastest, slowest = PER_BYTE_NS
-    if not all(0 <= latency < math.inf and fastest <= per_byte <= slowest for latency, per_byte in link_models):
+    if not all(0 <= latency < math.inf and fastest <= per_byte <= slowest for latency, per_byte in models.values()):
         return None
-    return dict(zip(pairs, link_models, strict=True)), sum_us
+    return models, sum_us

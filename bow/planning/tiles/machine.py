@@ -16,8 +16,7 @@ from bow.devices import available_cores, processor
 from bow.devices.links import Connection, gpu_uuid, read_gpu_links
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
-from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links
-from bow.planning.tiles.link_model import measured_topology
+from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology
 from bow.planning.tiles.process_group import ProcessGroup
 
 SIDE = {"cpu": 512, "cuda": 4096}  # Of the square matrices whose product is timed

@@ -73,7 +73,6 @@ class ForwardPass:
         self._messages = PointToPoint(context.group, context.local.tags, context.recorder)
 
     def run(self) -> None:
-        """Go through all operators."""
         for operator, tasks in enumerate(self._context.local.tasks):
             if tasks:
                 self._compute(operator, tasks)
@@ -82,7 +81,6 @@ class ForwardPass:
             self._release(operator)
 
     def close(self) -> None:
-        """Wait until all that was sent has left."""
         self._messages.close()
 
     def _compute(self, operator: int, tasks: Sequence[TileTask]) -> None:
@@ -200,7 +198,6 @@ class BackwardPass:
         self._returning: dict[tuple[int, int], list[TensorPart]] = {}
 
     def run(self) -> None:
-        """Go through all operators."""
         for operator in sorted(self._context.program.backward, reverse=True):
             tiles = self._saved.pop(operator, [])
             if tiles:
@@ -210,7 +207,6 @@ class BackwardPass:
             self._context.weights.begin_sums(operator)
 
     def close(self) -> None:
-        """Wait until all that was sent has left."""
         self._messages.close()
 
     def _compute(self, operator: int, tiles: Sequence[SavedTile]) -> None:

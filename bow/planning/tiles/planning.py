@@ -22,9 +22,9 @@ from bow.planning.problem.topology_files import load_topology, shipped_topologie
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.search.chains import SearchProgress
+from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import Found, search
-from bow.planning.search.search_settings import SearchSettings
 from bow.planning.simulator.costs import Costs, RooflineCosts
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capture import capture_operators

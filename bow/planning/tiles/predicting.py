@@ -12,12 +12,11 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.measured_costs import MeasuredCosts, TileTimes
-from bow.planning.tiles.link_benchmark import DeviceInventory, cached_busy_links
-from bow.planning.tiles.link_model import measured_topology
+from bow.planning.simulator.costs import MeasuredCosts, TileTimes
+from bow.planning.tiles.link_benchmark import DeviceInventory, cached_busy_links, measured_topology
 from bow.planning.tiles.machine import connected, device_kind
 from bow.planning.tiles.process_group import ProcessGroup
-from bow.planning.tiles.tile_costs import load_times, times_file
+from bow.planning.tiles.tile_costs import times_cache
 from bow.schedule import Timeline
 
 MEMORY_GIB = 1e6  # Of each device: whether a partition fits is not the question here
@@ -36,7 +35,7 @@ def predicted_timeline(graph: OperatorGraph, partition: Partition, group: Proces
         return Timeline()
     devices = [Device(f"device {number}", kind, node) for number, node in enumerate(inventory.nodes)]
     topology = measured_topology(connected(devices, inventory.gpus), link_models, sum_us)
-    times = load_times(times_file(group.device, optimizer)) or TileTimes()
+    times = times_cache(group.device, optimizer).load(TileTimes.of_plain) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)
     return problem.simulate(partition.splits, partition.learners).timeline

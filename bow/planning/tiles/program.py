@@ -75,7 +75,6 @@ class TileProgram:
 
     @property
     def all_tasks(self) -> Iterator[TileTask]:
-        """Of all operators, in their order."""
         return itertools.chain.from_iterable(self.tasks)
 
 

@@ -10,7 +10,6 @@ from bow.planning.problem.box import Box, within
 
 
 def sizes(box: Box) -> tuple[int, ...]:
-    """The shape of a box."""
     return tuple(end - start for start, end in box)
 
 
@@ -60,6 +59,3 @@ class Sums:
         if key not in self._sums:
             return self._empty(key, sizes(origin))
         return self._sums.pop(key)[0]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._sums

@@ -86,7 +86,6 @@ class _Trial:
         return [*(output.detach() for output in outputs), *gradients]
 
     def error(self, what: str) -> GraphError:
-        """The error for a rule that is wrong."""
         return GraphError(
             f"the rule of {self.rule.kind!r} is wrong: split into {list(self.degrees)} parts, {what}; correct its boxes"
         )

@@ -13,10 +13,9 @@ from bow.planning.problem.box import whole
 from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
-from bow.planning.tiles.averaging import Averaging
 from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.communication import SpanRecorder, sum_devices
-from bow.planning.tiles.device_state import Cell, DeviceBuffers, DeviceWeights, cells_of
+from bow.planning.tiles.device_state import Averaging, Cell, DeviceBuffers, DeviceWeights, cells_of
 from bow.planning.tiles.passes import BackwardPass, ForwardPass, TileContext
 from bow.planning.tiles.process_group import ProcessGroup, wait_for
 from bow.planning.tiles.program import local_program, tile_program
@@ -148,7 +147,6 @@ class TileRuntime:
         self.optimizer = tile_optimizer(optimizer, model, self._context.weights.parameters, values)
 
     def step(self, batch: Any, index: int) -> Tensor:
-        """Run a step: forward, backward, update."""
         context = self._context
         tensors = {**self._constants, **self._captured.leaves(batch, self._group.device)}
         self._begin_averaging()
@@ -221,7 +219,6 @@ class TileRuntime:
             self._averaging.load_state(state["averaging"])
 
     def record(self, is_on: bool = True) -> None:
-        """Begin or cease to note when what runs."""
         self._context.recorder.is_on = is_on
 
     def timeline(self) -> Timeline:

@@ -9,25 +9,24 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
-from bow.errors import BowError, SettingError, disk_reason
+from bow.errors import SettingError, disk_reason
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Partition, Split, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.costs import tile_key
-from bow.planning.simulator.measured_costs import MeasuredCosts, TileTime, TileTimes, scaled
+from bow.planning.simulator.costs import MeasuredCosts, TileTime, TileTimes, scaled, tile_key
 from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.machine import all_on, core_kind
-from bow.planning.tiles.measurement_cache import cache_file
+from bow.planning.tiles.measurement_cache import Measurements
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import TileRuntime
 from bow.replicas import OptimizerFactory
@@ -105,34 +104,26 @@ def cached_tile_times(
     tell: OnMeasured | None = None,
 ) -> TileTimes:
     """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before."""
-    path = times_file(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
-    known = load_times(path)
+    cache = times_cache(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
+    known = cache.load(TileTimes.of_plain)
     times = measure_tiles(
         captured, model, batch, optimizer, num_devices, device=device, known=known, even=even, rules=rules, tell=tell
     )
     if times != known:
         try:
-            times.save(path)
+            cache.keep(times.to_plain())
         except OSError as error:
             raise SettingError(
-                f"what was measured cannot be kept in {path.parent} ({disk_reason(error)}); set BOW_CACHE to a "
+                f"what was measured cannot be kept in {cache_folder()} ({disk_reason(error)}); set BOW_CACHE to a "
                 "folder that can be written to"
             ) from error
     return times
 
 
-def times_file(device: torch.device, optimizer: str) -> Path:
+def times_cache(device: torch.device, optimizer: str) -> Measurements:
     """Where the times of tiles are kept, of all graphs: by hardware, number of threads, PyTorch, bow and optimizer."""
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    return cache_file("tiles", processor(), hardware, torch.get_num_threads(), optimizer)
-
-
-def load_times(path: Path) -> TileTimes | None:
-    """The times that are kept in a file; None: there are none that can be read."""
-    try:
-        return TileTimes.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, BowError):
-        return None
+    return Measurements("tiles", processor(), hardware, torch.get_num_threads(), optimizer)
 
 
 def _trained_bytes(graph: OperatorGraph) -> int:

@@ -1,11 +1,11 @@
 """Measures what the operators of a step graph cost on this machine, and which policy runs them fastest."""
 
-from bow.schedule.profiler.bound_step import BoundStep as BoundStep
-from bow.schedule.profiler.bound_step import ScheduledStep as ScheduledStep
 from bow.schedule.profiler.compare import Comparison as Comparison
 from bow.schedule.profiler.compare import Symmetric as Symmetric
 from bow.schedule.profiler.compare import compare as compare
 from bow.schedule.profiler.compare import symmetric as symmetric
+from bow.schedule.profiler.measuring import BoundStep as BoundStep
+from bow.schedule.profiler.measuring import ScheduledStep as ScheduledStep
 from bow.schedule.profiler.measuring import measure as measure
 from bow.schedule.profiler.measuring import measure_schedule as measure_schedule
 from bow.schedule.profiler.measuring import profile as profile

@@ -8,8 +8,7 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.runtime.loading import native
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule
-from bow.schedule.profiler.bound_step import BoundStep, ScheduledStep
-from bow.schedule.profiler.measuring import REPEATS, measure, measure_schedule
+from bow.schedule.profiler.measuring import REPEATS, BoundStep, ScheduledStep, measure, measure_schedule
 from bow.schedule.profiler.operator_times import Profile
 from bow.schedule.profiler.policies import Policy, configurations, policies_here
 from bow.schedule.scheduler import CriticalPath, critical_path
@@ -39,12 +38,10 @@ class Comparison:
 
     @property
     def best(self) -> Policy:
-        """The fastest."""
         return self._fastest(self.policies)
 
     @property
     def best_sequential(self) -> Policy:
-        """The fastest that runs operators one after another."""
         return self._fastest([policy for policy in self.policies if policy.is_sequential])
 
     @property

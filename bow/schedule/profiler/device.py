@@ -13,9 +13,9 @@ from bow.devices import CapturedGraph, StreamDevice
 from bow.graph import Operator, StepGraph, capture
 from bow.graph.execution import inputs_of, run_operator
 from bow.graph.learning_step import Step
-from bow.runtime.issue import operators_of
+from bow.runtime.local import operators_of
 from bow.schedule import OrderedSchedule
-from bow.schedule.profiler.bound_step import BoundStep
+from bow.schedule.profiler.measuring import BoundStep
 from bow.schedule.profiler.operator_times import OperatorTime, Profile, ProfileCache, signature
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, critical_path, held_by_core
@@ -54,7 +54,6 @@ class HostStopwatch:
         return time.perf_counter()
 
     def seconds(self, begin: float, end: float) -> float:
-        """The difference."""
         return end - begin
 
 
@@ -216,5 +215,4 @@ class _Measuring:
 
 
 def _run_and_forget(operator: Operator, live: Mapping[int, Tensor], graph: StepGraph) -> None:
-    """Run an operator and forget what it makes."""
     run_operator(operator, dict(live), graph)

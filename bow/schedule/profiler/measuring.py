@@ -1,7 +1,8 @@
 """Measures every operator of a step on this machine."""
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,16 +10,73 @@ from torch import Tensor, nn
 from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.forking import begin_to_compute
-from bow.graph.learning_step import Step
-from bow.runtime.issue import operators_of
+from bow.graph import StepGraph, capture
+from bow.graph.learning_step import Step, StepOutputs
 from bow.runtime.loading import is_available
-from bow.runtime.local import LocalRuntime
+from bow.runtime.local import LocalRuntime, dependencies_of, operators_of
 from bow.schedule import Schedule, Timeline
-from bow.schedule.climbing import HillClimbing
-from bow.schedule.profiler.bound_step import BoundStep
 from bow.schedule.profiler.operator_times import OperatorTime, Profile, ProfileCache, hardware, signature
 from bow.timing import WARM_UP
 from bow.values import whole
+
+
+@dataclass(frozen=True)
+class BoundStep:
+    """One learner's step on a batch, which can be run."""
+
+    graph: StepGraph
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    batch: Any  # what the graph was captured with, or the like
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        batch: Any,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        *,
+        step: Step | None = None,
+    ) -> "BoundStep":
+        """A model's step; the arguments are those of `bow.capture`."""
+        graph = capture(model, batch, loss, step=step)
+        plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps, as capture does
+        parameters = {name: tensor.detach() for name, tensor in plain.named_parameters(remove_duplicate=False)}
+        return cls(graph, parameters, dict(plain.named_buffers(remove_duplicate=False)), batch)
+
+    @property
+    def num_operators(self) -> int:
+        """How many operators there are to schedule."""
+        return len(operators_of(self.graph))
+
+    @property
+    def kinds(self) -> list[str]:
+        """By operator: what it is, such as `aten.mm.default`."""
+        return [operator.kind for operator in operators_of(self.graph)]
+
+    @property
+    def dependencies(self) -> list[frozenset[int]]:
+        """By operator: those whose results it reads."""
+        return dependencies_of(operators_of(self.graph))
+
+    def run(self, runtime: LocalRuntime, *, seed: int = 0, record: bool = False) -> StepOutputs:
+        return runtime.run(self.parameters, self.buffers, self.batch, seed=seed, record=record)
+
+
+class ScheduledStep:
+    """A step on executors that carry a schedule out, to be timed."""
+
+    def __init__(self, step: BoundStep, schedule: Schedule, cores: Sequence[Sequence[int]] | None = None) -> None:
+        self._step = step
+        self._runtime = LocalRuntime(step.graph, schedule, cores=cores)
+
+    def run(self) -> StepOutputs:
+        return self._step.run(self._runtime)
+
+    def rest(self) -> None:
+        """End the executors' threads; the next run starts them again."""
+        self._runtime.close()
+
 
 REPEATS = 20
 
@@ -104,7 +162,7 @@ def measure(
         return times
 
     if interval is not None:
-        times = _climb(with_threads, len(names), cores, interval)
+        times = _climb(with_threads, cores, interval)
     else:
         times = {number: with_threads(number) for number in sorted(set(threads or numbers_of_threads(cores)))}
     return Profile(
@@ -130,15 +188,22 @@ def numbers_of_threads(cores: int) -> list[int]:
 
 
 def _climb(
-    with_threads: Callable[[int], tuple[OperatorTime, ...]], num_operators: int, cores: int, interval: int
+    with_threads: Callable[[int], tuple[OperatorTime, ...]], cores: int, interval: int
 ) -> dict[int, tuple[OperatorTime, ...]]:
-    """Times with as many threads as it takes until more make no operator faster: all run in every step anyway."""
-    # Executors have neighbouring cores, so that whether threads share a cache is no choice here.
-    climbing = HillClimbing(map(str, range(num_operators)), cores, interval, caches=False)
+    """Times with as many threads as it takes until more make no operator faster: all run in every step anyway.
+
+    References:
+        Liu et al., 2019, section III-C.
+    """
+    counts = [*range(1, cores + 1, interval)]
     times: dict[int, tuple[OperatorTime, ...]] = {}
-    while (placement := climbing.next_placement()) is not None:
-        own = times[placement.threads] = with_threads(placement.threads)
-        climbing.report(placement, {str(index): time.median_s for index, time in enumerate(own)})
+    last: dict[int, float] = {}  # by operator that still climbs, in seconds; an equal time does not end a climb
+    for number in counts if len(counts) == 1 else [*counts[:-1], cores]:
+        times[number] = with_threads(number)
+        seconds = {index: time.median_s for index, time in enumerate(times[number])}
+        last = {each: seconds[each] for each, before in last.items() if seconds[each] <= before} if last else seconds
+        if not last:
+            break
     return times
 
 

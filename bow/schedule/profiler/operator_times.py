@@ -96,17 +96,14 @@ class Profile:
         ]
 
     def longest(self, count: int, threads: int) -> list[int]:
-        """The operators that take longest."""
         times = self.nanoseconds(threads)
         return sorted(range(len(times)), key=lambda index: (-times[index], index))[:count]
 
     def to_json(self) -> str:
-        """The profile as JSON, with a version."""
         return FORMAT.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Profile":
-        """The profile that `to_json` wrote."""
         return FORMAT.loads(
             text,
             lambda read: cls(

@@ -7,8 +7,7 @@ from typing import Literal
 from bow.devices import available_cores, physical_first
 from bow.devices.topology import read_topology
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
-from bow.schedule.profiler.bound_step import BoundStep
-from bow.schedule.profiler.measuring import REPEATS, measure_schedule
+from bow.schedule.profiler.measuring import REPEATS, BoundStep, measure_schedule
 from bow.schedule.profiler.operator_times import Profile
 from bow.schedule.scheduler import (
     CacheTimes,
@@ -40,7 +39,6 @@ class Policy:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether operators run one after another."""
         return len(self.schedule.threads) == 1
 
 

@@ -8,7 +8,7 @@ from bow.schedule.profiler.compare import Comparison, Symmetric
 from bow.schedule.profiler.operator_times import Profile
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import CriticalPath
-from bow.schedule.scheduler.thread_counts import best_threads
+from bow.schedule.scheduler.corun import best_threads
 from bow.tables import terminal_table
 
 LONGEST = 10

@@ -1,28 +1,158 @@
-"""Which operators of a step run together, and with how many threads."""
+"""Which operators of a step run together, with how many threads, and on which cores."""
 
+import bisect
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bow.errors import ScheduleError
-from bow.schedule.scheduler.cores import Cores
-from bow.schedule.scheduler.dependencies import ReadyOperators
 from bow.schedule.scheduler.interference import Interference, pair
-from bow.schedule.scheduler.protocol import Start
-from bow.schedule.scheduler.thread_counts import CacheTimes, Times, best_threads, candidates, threads_by_kind
+from bow.schedule.scheduler.protocol import ReadyOperators, Start
 
-Strategy: TypeAlias = Literal[1, 2, 3, 4]
+Times: TypeAlias = Mapping[int, int]
+"""Of one operator, by number of threads: nanoseconds."""
+
+
+def candidates(times: Times, count: int = 3) -> tuple[int, ...]:
+    """The numbers of threads with which an operator is fastest, the best first; of equal times the fewest threads.
+
+    References:
+        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
+        2019, section III-D, strategy 3.
+    """
+    return tuple(sorted(times, key=lambda threads: (times[threads], threads))[:count])
+
+
+def best_threads(times: Times) -> int:
+    """The number of threads with which an operator is fastest, which strategy 1 gives it."""
+    return candidates(times, count=1)[0]
+
+
+def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, int]:
+    """One number of threads for each type of operator: the best one of its most time-consuming instance.
+
+    Instances are compared by their least times; of equal ones the first counts. All then use the same number, and the
+    teams of threads stay as they are.
+    """
+    largest: dict[str, Times] = {}
+    for kind, own in zip(kinds, times, strict=True):
+        if kind not in largest or min(own.values()) > min(largest[kind].values()):
+            largest[kind] = own
+    return {kind: best_threads(own) for kind, own in largest.items()}
+
+
+class CacheTimes:
+    """Times of operators on a machine where cores share caches.
+
+    With as many threads, an operator can be faster where they share caches, since they use each other's data, or where
+    they do not, since each has more room.
+
+    Args:
+        together: by operator: nanoseconds where threads share caches as far as they can.
+        separate: likewise, where no two share one; a number of threads may stand in one of the two alone.
+        caches: by core: the cache that it has or shares.
+
+    References:
+        Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
+        network training, 2019, section III-C.
+    """
+
+    def __init__(self, together: Sequence[Times], separate: Sequence[Times], caches: Sequence[int]) -> None:
+        if len(together) != len(separate):
+            raise ScheduleError(
+                f"{len(separate)} separate times for {len(together)} operators; give every operator both"
+            )
+        self._together, self._separate = together, separate
+        self.caches = tuple(caches)
+
+    @property
+    def least(self) -> list[dict[int, int]]:
+        """By operator, by number of threads: nanoseconds where it is faster."""
+        return [
+            {threads: min(own[threads] for own in both if threads in own) for threads in sorted({*both[0], *both[1]})}
+            for both in zip(self._together, self._separate, strict=True)
+        ]
+
+    def check(self, cores: int) -> None:
+        """Refuse a machine with another number of cores."""
+        if len(self.caches) != cores:
+            raise ScheduleError(f"{len(self.caches)} caches for {cores} cores; name the cache of every core")
+
+    def is_better_separate(self, operator: int, threads: int) -> bool:
+        """Whether an operator is faster where no two threads share a cache, or known there alone."""
+        together = self._together[operator].get(threads)
+        return together is None or self._separate[operator].get(threads, together + 1) <= together
+
+    def ns(self, operator: int, cores: Sequence[int]) -> int:
+        """How long an operator takes on these cores, one thread on each: where some share caches, as if all did."""
+        are_separate = len({self.caches[core] for core in cores}) == len(cores)
+        first, second = (self._separate, self._together) if are_separate else (self._together, self._separate)
+        threads = len(cores)
+        return first[operator][threads] if threads in first[operator] else second[operator][threads]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What an operator has while it runs."""
+
+    cores: tuple[int, ...]  # ascending
+    ends_ns: int  # predicted
+
+
+class Cores:
+    """The cores of a machine."""
+
+    def __init__(self, num_cores: int, caches: Sequence[int] | None = None) -> None:
+        self.num_cores = num_cores
+        self.holds: dict[int, Hold] = {}
+        """By operator that runs."""
+        self._caches = caches
+        self._idle = list(range(num_cores))
+
+    @property
+    def num_idle(self) -> int:
+        """How many cores nothing holds."""
+        return len(self._idle)
+
+    @property
+    def until_ns(self) -> int | None:
+        """When the last of the operators that hold cores is predicted to be over; None: nothing holds any."""
+        return max((hold.ends_ns for hold in self.holds.values()), default=None)
+
+    def choose(self, threads: int, separate: bool = False) -> tuple[int, ...]:
+        """Idle cores for an operator, ascending: those with the lowest numbers where caches do not count."""
+        if self._caches is None:
+            return tuple(self._idle[:threads])
+        idle_of = Counter(self._caches[core] for core in self._idle)
+        earlier = Counter[int]()
+        ranked = []
+        for core in self._idle:
+            cache = self._caches[core]
+            rank = (earlier[cache], idle_of[cache]) if separate else (-idle_of[cache], cache)
+            earlier[cache] += 1
+            ranked.append((rank, core))
+        return tuple(sorted(core for _, core in sorted(ranked)[:threads]))
+
+    def hold(self, operator: int, cores: tuple[int, ...], ends_ns: int) -> None:
+        """Give an operator idle cores."""
+        self.holds[operator] = Hold(cores, ends_ns)
+        for core in cores:
+            self._idle.remove(core)
+
+    def release(self, operator: int) -> None:
+        for core in self.holds.pop(operator).cores:
+            bisect.insort(self._idle, core)
+
+
+Strategy: TypeAlias = Literal[1, 2, 3]
 """How far the strategies of Liu et al. are applied, each on top of those before."""
 
 MOST_DIFFERENCE = 2
 """So many threads more or fewer than others of its type an operator may have: the paper's empirical value."""
 
 
-@dataclass(frozen=True)
-class _Choice:
-    operator: int
-    threads: int
-    sibling: bool = False
+_Choice: TypeAlias = tuple[int, int]  # an operator, and its number of threads
 
 
 @dataclass
@@ -48,8 +178,6 @@ class CoRunScheduler:
        fewer cores are idle it takes the fastest of its three numbers that finds cores and is at most 2 away; where
        there is none it waits. Others may start meanwhile if they fit. As these are over no later than what runs, it
        waits no longer than for that.
-    4. While one operator holds all cores, those with the shortest serial time run on second hardware threads,
-       one on each core and with one thread, as long as they are over no later than it.
 
     Remaining times are predicted ones: what takes longer than predicted has nothing left, and nothing fits beside it.
 
@@ -74,17 +202,14 @@ class CoRunScheduler:
         cores: int,
         strategy: Strategy = 3,  # the last one that is applied
         *,
-        hardware_threads: int = 1,  # of each core; strategy 4 takes the second
-        narrow: bool = False,  # beyond the paper, in strategy 3: see `_threads_found`
         interference: Interference | None = None,  # what was observed, kept from step to step
     ) -> None:
         self._by_cache = times if isinstance(times, CacheTimes) else None
         if isinstance(times, CacheTimes):
             times.check(cores)
             times = times.least
-        _check(len(dependencies), times, kinds, cores, strategy, hardware_threads, interference)
+        _check(len(dependencies), times, kinds, cores, strategy, interference)
         self._strategy = strategy
-        self._narrow = narrow
         self._kinds = tuple(kinds)
         self._num_cores = cores
         self._times = [_usable(operator, own, cores) for operator, own in enumerate(times)]
@@ -96,17 +221,14 @@ class CoRunScheduler:
 
     @property
     def done(self) -> bool:
-        """Whether every operator has finished."""
         return self._progress.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step."""
         self._begin()
         self._ready.update(dict.fromkeys(self._progress.begin()))
         return self._decide(now_ns)
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """An operator has finished; what can be run now."""
         self._cores.release(operator)
         self._observe(operator, now_ns)
         self._ready.update(dict.fromkeys(self._progress.finish(operator)))
@@ -124,10 +246,9 @@ class CoRunScheduler:
             return [best_threads(own) for own in self._times]
         by_kind = threads_by_kind(self._times, self._kinds)
         for operator, kind in enumerate(self._kinds):
-            needed = {by_kind[kind], 1} if self._strategy == 4 else {by_kind[kind]}
-            if missing := needed - self._times[operator].keys():
+            if by_kind[kind] not in self._times[operator]:
                 raise ScheduleError(
-                    f"operator {operator} ({kind}) has no predicted time for {min(missing)} threads; "
+                    f"operator {operator} ({kind}) has no predicted time for {by_kind[kind]} threads; "
                     "predict all operators of a type for the same numbers"
                 )
         return [by_kind[kind] for kind in self._kinds]
@@ -135,23 +256,23 @@ class CoRunScheduler:
     def _decide(self, now_ns: int) -> list[Start]:
         starts = []
         while self._ready and (choice := self._next(now_ns)) is not None:
-            starts.append(self._carry_out(choice, now_ns))
+            starts.append(self._carry_out(*choice, now_ns))
         return starts
 
-    def _carry_out(self, choice: _Choice, now_ns: int) -> Start:
-        operator, threads = choice.operator, choice.threads
+    def _carry_out(self, operator: int, threads: int, now_ns: int) -> Start:
+        held = self._cores_for(operator, threads)
+        predicted_ns = self._time_on(operator, held)
+        self._note(operator, now_ns, predicted_ns)
+        self._cores.hold(operator, held, now_ns + predicted_ns)
+        return Start(operator, held[0], threads, held)
+
+    def _note(self, operator: int, now_ns: int, predicted_ns: int) -> None:
+        """An operator starts beside those that run."""
         del self._ready[operator]
-        held = () if choice.sibling else self._cores_for(operator, threads)
-        predicted_ns = self._time_on(operator, held) if held else self._times[operator][threads]
         others = set(self._runs)
         self._runs[operator] = _RunningOperator(now_ns, predicted_ns, others)
         for other in others:
             self._runs[other].beside.add(operator)
-        if choice.sibling:
-            (core,) = cores = self._cores.share(operator, now_ns + predicted_ns).cores
-            return Start(operator, self._num_cores + core, threads, cores, sibling=True)
-        self._cores.hold(operator, held, now_ns + predicted_ns)
-        return Start(operator, held[0], threads, held)
 
     def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
         """Those of the idle cores that suit it."""
@@ -178,14 +299,12 @@ class CoRunScheduler:
     def _next(self, now_ns: int) -> _Choice | None:
         if self._strategy <= 2:
             return self._in_turn()
-        if self._cores.num_idle:
-            return self._fitting(now_ns) or self._longest(now_ns)
-        return self._on_siblings(now_ns) if self._strategy == 4 else None
+        return self._fitting(now_ns) or self._longest(now_ns) if self._cores.num_idle else None
 
     def _in_turn(self) -> _Choice | None:
         """Strategies 1 and 2: what has been ready for longest, once nothing runs."""
         operator = next(iter(self._ready))
-        return None if self._runs else _Choice(operator, self._usual[operator])
+        return None if self._runs else (operator, self._usual[operator])
 
     def _fitting(self, now_ns: int) -> _Choice | None:
         """Strategy 3: the first that fits beside what runs."""
@@ -195,7 +314,7 @@ class CoRunScheduler:
         for operator in self._ready:
             threads = self._threads_within(operator, until_ns - now_ns)
             if threads is not None and not self._interferes(operator):
-                return _Choice(operator, threads)
+                return operator, threads
         return None
 
     def _threads_within(self, operator: int, left_ns: int) -> int | None:
@@ -214,7 +333,7 @@ class CoRunScheduler:
             return None
         operator = max(calm, key=lambda each: self._times[each][self._usual[each]])
         threads = self._threads_found(operator, now_ns)
-        return None if threads is None else _Choice(operator, threads)
+        return None if threads is None else (operator, threads)
 
     def _threads_found(self, operator: int, now_ns: int) -> int | None:
         """With how many threads an operator finds idle cores, however long it takes."""
@@ -223,26 +342,7 @@ class CoRunScheduler:
             return usual
         found = {threads: time for threads, time in times.items() if threads <= self._cores.num_idle}
         near = found.keys() & {n for n in self._candidates[operator] if abs(n - usual) <= MOST_DIFFERENCE}
-        if near:
-            return best_threads({threads: found[threads] for threads in near})
-        # Rather than wait, it starts on the idle cores, however far its number of threads is from strategy 2's, if it
-        # is predicted to be over no later than if it waited for what runs.
-        until_ns = self._cores.until_ns
-        if self._narrow and found and until_ns is not None:
-            fewer = best_threads(found)
-            return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + times[usual] else None
-        return None
-
-    def _on_siblings(self, now_ns: int) -> _Choice | None:
-        """Strategy 4: what is shortest with one thread, beside an operator that holds all cores."""
-        until_ns = self._cores.until_ns
-        if until_ns is None or not self._cores.can_share:
-            return None
-        calm = [operator for operator in self._ready if not self._interferes(operator)]
-        operator = min(calm, key=lambda each: self._times[each][1], default=None)
-        if operator is None or self._times[operator][1] > until_ns - now_ns:
-            return None
-        return _Choice(operator, 1, sibling=True)
+        return best_threads({threads: found[threads] for threads in near}) if near else None
 
     def _interferes(self, operator: int) -> bool:
         """Whether its type and that of something that runs are to be kept separate."""
@@ -268,15 +368,12 @@ def _check(
     kinds: Sequence[str],
     cores: int,
     strategy: int,
-    hardware_threads: int,
     interference: Interference | None,
 ) -> None:
     if cores < 1:
         raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
-    if strategy not in (1, 2, 3, 4):
-        raise ScheduleError(f"strategy must be 1, 2, 3 or 4, got {strategy}")
-    if strategy == 4 and hardware_threads < 2:
-        raise ScheduleError(f"strategy 4 needs 2 hardware threads a core, got {hardware_threads}; use strategy 3")
+    if strategy not in (1, 2, 3):
+        raise ScheduleError(f"strategy must be 1, 2 or 3, got {strategy}")
     for what, given in (("times", times), ("kinds", kinds)):
         if len(given) != num_operators:
             raise ScheduleError(f"{len(given)} {what} for {num_operators} operators; give every operator one")

@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from bow.errors import ScheduleError
-from bow.schedule.scheduler.dependencies import ReadyOperators
-from bow.schedule.scheduler.protocol import Start
+from bow.schedule.scheduler.protocol import ReadyOperators, Start
 
 
 class ListScheduler:
@@ -53,18 +52,15 @@ class ListScheduler:
 
     @property
     def done(self) -> bool:
-        """Whether every operator has finished."""
         return self._progress.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step."""
         self._begin()
         for operator in self._progress.begin():
             self._make_ready(operator, None)
         return self._hand_out()
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """An operator has finished; what can be run now."""
         executor = self._running.pop(operator)
         for later in self._progress.finish(operator):
             self._make_ready(later, executor)

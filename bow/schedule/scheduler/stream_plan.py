@@ -105,7 +105,6 @@ class _VectorClocks:
         return all(self._is_over(task, clock) for task in tasks)
 
     def stream_of(self, task: int) -> int:
-        """Where a task was issued."""
         return self._ends[task][0]
 
     def _is_over(self, task: int, clock: Sequence[int]) -> bool:

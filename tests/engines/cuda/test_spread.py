@@ -21,8 +21,7 @@ from bow.engines.cuda import CudaGraphs, DeviceRoundLoop
 from bow.engines.cuda.learner import SpreadTask
 from bow.errors import CaptureError, DataError, DeviceMemoryError, GraphError, SettingError
 from bow.replicas import LearnerGroup, prepare_template
-from bow.runtime.issue import operators_of
-from bow.runtime.local import dependencies_of
+from bow.runtime.local import dependencies_of, operators_of
 from bow.runtime.streams import StreamRuntime
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler import critical_path

@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 
 from benchmarks.placement_machine import k80_machine
 from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.grouping import every_operator
-from bow.planning.placement.groups import Groups
+from bow.planning.placement.groups import Group, Groups
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.rules import RULES
@@ -36,6 +35,12 @@ def made_of(*operators: tuple[str, str, Sequence[str]], size: int = 256, flops: 
             PlanOperator(name, f"my_{kind}" if kind == "x" else kind, inputs, (numbers[name],), own, {}, work, layer)
         )
     return OperatorGraph(tuple(found), tensors, (0,), weights, len(tensors) - 1)
+
+
+def every_operator(graph: OperatorGraph) -> Groups:
+    """A group for each operator."""
+    pairs = enumerate(graph.operators)
+    return Groups(graph, tuple(Group(each.name, each.kind, (n,), each.layer or each.name) for n, each in pairs))
 
 
 def unrolled(steps: int = 4, layers: int = 2) -> OperatorGraph:

@@ -21,6 +21,5 @@ def chain(length: int = 4, devices: int = 3, **fields: Any) -> Operations:
     return Operations(kinds, shapes, tuple((n, n + 1) for n in range(length - 1)), devices, **fields)
 
 
-def small_policy(operations: Operations | None = None, seed: int = 0, **fields: Any) -> PlacementPolicy:
-    sizes = PolicySettings(**{"hidden": 12, "kind_size": 3, "attention": 5, **fields})
-    return PlacementPolicy(operations or chain(), sizes, seed=seed)
+def small_policy(operations: Operations | None = None, seed: int = 0) -> PlacementPolicy:
+    return PlacementPolicy(operations or chain(), SMALL, seed=seed)

@@ -24,10 +24,9 @@ import numpy as np
 import torch
 
 from benchmarks import harness
-from bow.planning.placement.methods import SHORT
+from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.policy import PolicySettings
-from bow.planning.placement.reinforce import LearningSettings
-from bow.planning.placement.training import train_policy
+from bow.planning.placement.training import LearningSettings
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import Changes, Proposals
@@ -43,8 +42,8 @@ NEAR = 1.02
 SHARE = 0.9
 """So many learned placements have to be near."""
 
-LEARNING = dataclasses.replace(SHORT, samples=10, mask_failures_after=100, entropy=0.3, entropy_after=0.3)
-SIZES = PolicySettings(hidden=64, kind_size=8, attention=16, aligned=True)
+LEARNING = LearningSettings(samples=10, mask_failures_after=100, entropy=0.3)
+SIZES = PolicySettings(hidden=64, kind_size=8, attention=16)
 """The elites make it: with the paper's fading entropy and without elites 1 of 12 steps came near, with them all 12.
 Samples that explore are what prevents settling on a placement that no policy which is sure of it would leave."""
 

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from bow.errors import ClusterError, SettingError
-from bow.planning.placement.controllers import train_policy_asynchronously
-from bow.planning.placement.reinforce import LearningSettings
-from bow.planning.placement.training import LearnedPlacement, Placement, PolicyProgress
+from bow.errors import ClusterError
+from bow.planning.placement.controllers import train_policy
+from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress
 from tests.planning.placement.policies import SMALL, chain, sums
 
-QUICK = LearningSettings(samples=3, learning_rate=0.02, failing_s=None, is_scaled=True, elites=2)
+QUICK = LearningSettings(samples=3, learning_rate=0.02, exploring=0.0, elites=2)
 
 
 def trained(updates: int, controllers: int, **arguments: object) -> LearnedPlacement:
-    return train_policy_asynchronously(
+    return train_policy(
         chain(),
         sums,
         updates=updates,
@@ -80,7 +79,7 @@ def test_the_time_ends_a_training_in_which_nothing_is_heard() -> None:
         raise AssertionError
 
     with pytest.raises(BaseException, match="none of 0 placements"):
-        train_policy_asynchronously(chain(), sleeps, updates=2, controllers=1, budget_s=0.5, sizes=SMALL)
+        train_policy(chain(), sleeps, updates=2, controllers=1, budget_s=0.5, sizes=SMALL)
 
 
 def test_controllers_that_never_send_anything_end_the_training() -> None:
@@ -88,12 +87,12 @@ def test_controllers_that_never_send_anything_end_the_training() -> None:
         os._exit(7)
 
     with pytest.raises(ClusterError, match="controller 0 ended 3 times before it sent anything, last with status 7"):
-        train_policy_asynchronously(chain(), breaks, updates=2, controllers=1, settings=QUICK, sizes=SMALL)
+        train_policy(chain(), breaks, updates=2, controllers=1, settings=QUICK, sizes=SMALL)
 
 
 STARTER = """
 import os, sys, time
-from bow.planning.placement.controllers import train_policy_asynchronously
+from bow.planning.placement.controllers import train_policy
 from tests.planning.placement.policies import SMALL, chain
 
 def sleeps(placements):
@@ -101,7 +100,7 @@ def sleeps(placements):
     time.sleep(60)
 
 if __name__ == "__main__":
-    train_policy_asynchronously(chain(), sleeps, updates=2, controllers=1, sizes=SMALL)
+    train_policy(chain(), sleeps, updates=2, controllers=1, sizes=SMALL)
 """
 
 
@@ -117,8 +116,3 @@ def test_a_controller_ends_with_the_process_that_started_it(tmp_path: Path) -> N
     while is_alive(controller) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(controller)
-
-
-def test_numbers_are_checked() -> None:
-    with pytest.raises(SettingError, match="controllers must be at least 1"):
-        trained(1, 0)

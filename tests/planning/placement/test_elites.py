@@ -4,9 +4,8 @@ import random
 
 import torch
 
-from bow.planning.placement.reinforce import Elites, LearningSettings
-from bow.planning.placement.training import Controller, Placement
-from tests.planning.placement.policies import small_policy, sums
+from bow.planning.placement.training import Controller, Elites, LearningSettings, Placement
+from tests.planning.placement.policies import small_policy
 
 
 def test_the_best_of_all_that_was_drawn_are_kept_each_once() -> None:
@@ -14,9 +13,9 @@ def test_the_best_of_all_that_was_drawn_are_kept_each_once() -> None:
     every: dict[Placement, float] = {}
     for _ in range(10):
         placements = [tuple(source.randrange(3) for _ in range(3)) for _ in range(5)]
-        times = [float(sum(each)) if sum(each) < 5 else None for each in placements]
-        elites.add(placements, times)
-        every |= {each: time for each, time in zip(placements, times, strict=True) if time is not None}
+        took = [float(sum(each)) if sum(each) < 5 else None for each in placements]
+        elites.add(placements, took)
+        every |= {each: time for each, time in zip(placements, took, strict=True) if time is not None}
         assert elites.placements == sorted(every, key=lambda each: (every[each], each))[:4]
 
 
@@ -26,10 +25,14 @@ def test_none_are_kept_where_none_are_asked_for() -> None:
     assert elites.placements == []
 
 
+def times(placements: list[Placement]) -> list[float | None]:
+    return [1.0 + sum(placement) for placement in placements]
+
+
 def test_a_controller_makes_its_elites_likelier_and_goes_on_with_them() -> None:
-    settings = LearningSettings(samples=6, noise=0.0, elites=2, failing_s=9.0)
-    controller = Controller(small_policy(), sums, settings)
-    best = min(zip(sums(list(drawn := controller.step(0).placements)), drawn, strict=True))[1]
+    settings = LearningSettings(samples=6, exploring=0.0, entropy=0.0, elites=1)
+    controller = Controller(small_policy(), times, settings)
+    best = min(zip(times(list(drawn := controller.step(0).placements)), drawn, strict=True))[1]
     policy = controller.policy
     before = policy.log_probability(torch.tensor([best])).log_probabilities.item()
     for parameter in policy.parameters():
@@ -37,7 +40,7 @@ def test_a_controller_makes_its_elites_likelier_and_goes_on_with_them() -> None:
         parameter.data -= 0.05 * parameter.grad
     assert policy.log_probability(torch.tensor([best])).log_probabilities.item() > before
     state = controller.state()
-    assert state["elites"][0] == (sums([best])[0], best)
-    resumed = Controller(small_policy(), sums, settings)
+    assert state["elites"][0] == (times([best])[0], best)
+    resumed = Controller(small_policy(), times, settings)
     resumed.load(state)
     assert resumed.state()["elites"] == state["elites"]

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.grouping import every_operator, module_groups
+from bow.planning.placement.groups import module_groups
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import load_topology
-from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
+from tests.planning.placement.placed_steps import evaluator, every_operator, made_of, unrolled
 
 
 def random_placements(groups, devices: int, count: int, seed: int = 0) -> list[tuple[int, ...]]:

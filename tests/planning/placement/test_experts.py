@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.placement_machine import k80_machine
 from bow.planning.placement.baselines import contiguous_parts, expert, layer_per_device
-from bow.planning.placement.grouping import every_operator, module_groups
-from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
+from bow.planning.placement.groups import module_groups
+from tests.planning.placement.placed_steps import evaluator, every_operator, made_of, unrolled
 
 
 def by_name(evaluate, placed) -> dict[str, int]:

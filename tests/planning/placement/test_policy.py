@@ -4,15 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bow.errors import SettingError
-from bow.planning.placement.policy import PlacementPolicy, PolicySettings
+from bow.planning.placement.policy import PlacementPolicy
 from tests.planning.placement.policies import chain, small_policy
-
-FORMS = [
-    {"bidirectional": bidirectional, "aligned": aligned, "additive": bidirectional == aligned, "stay": 1.5 * aligned}
-    for bidirectional in (True, False)
-    for aligned in (True, False)
-]
 
 
 def lstm_step(x: Tensor, h: Tensor, c: Tensor, module: torch.nn.LSTM, suffix: str = "l0") -> tuple[Tensor, Tensor]:
@@ -29,7 +22,7 @@ def slow_log_probabilities(policy: PlacementPolicy, placement: tuple[int, ...]) 
     vectors = policy.embedding()
     half = policy.encoder.hidden_size
     runs = []
-    for suffix in ["l0", "l0_reverse"][: 2 if policy.settings.bidirectional else 1]:
+    for suffix in ["l0", "l0_reverse"]:
         h, c, outputs = torch.zeros(half), torch.zeros(half), {}
         order = range(len(vectors)) if suffix == "l0" else reversed(range(len(vectors)))
         for number in order:
@@ -40,21 +33,13 @@ def slow_log_probabilities(policy: PlacementPolicy, placement: tuple[int, ...]) 
     h, c = torch.cat([h for _, h, _ in runs]), torch.cat([c for _, _, c in runs])
     before, found = policy.operations.num_devices, []
     for number, device in enumerate(placement):
-        x = policy.devices.weight[before]
-        if policy.settings.aligned:
-            x = torch.cat([x, encoded[number]])
+        x = torch.cat([policy.devices.weight[before], encoded[number]])
         h, c = lstm_step(x, h, c, policy.decoder)
-        keys = [policy.of_encoder.weight @ each + policy.of_decoder.weight @ h for each in encoded]
-        if policy.settings.additive:
-            scores = [policy.score.weight[0] @ key.tanh() for key in keys]
-        else:
-            query = policy.of_decoder.weight @ h
-            scores = [(policy.of_encoder.weight @ each) @ query / len(query) ** 0.5 for each in encoded]
+        query = policy.of_decoder.weight @ h
+        scores = [(policy.of_encoder.weight @ each) @ query / len(query) ** 0.5 for each in encoded]
         attention = torch.stack(scores).softmax(0)
         context = sum((weight * each for weight, each in zip(attention, encoded, strict=True)), torch.zeros(len(h)))
-        logits = policy.choice.weight @ torch.cat([h, context]) + policy.choice.bias
-        if policy.settings.stay:
-            logits = logits + policy.habit.weight[before]
+        logits = policy.choice.weight @ torch.cat([h, context]) + policy.choice.bias + policy.habit.weight[before]
         allowed = list(policy.operations.devices(number))
         masked = torch.full_like(logits, -torch.inf)
         masked[allowed] = logits[allowed]
@@ -63,9 +48,8 @@ def slow_log_probabilities(policy: PlacementPolicy, placement: tuple[int, ...]) 
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_likelihoods_are_those_of_plain_loops(form: dict[str, bool]) -> None:
-    policy = small_policy(chain(4, 3, allowed=((0, 1, 2), (1, 2), (0,), (0, 2))), **form)
+def test_likelihoods_are_those_of_plain_loops() -> None:
+    policy = small_policy(chain(4, 3, allowed=((0, 1, 2), (1, 2), (0,), (0, 2))))
     placements = [(0, 1, 0, 2), (2, 2, 0, 0), (1, 1, 0, 2)]
     found = policy.log_probability(torch.tensor(placements))
     for number, placement in enumerate(placements):
@@ -76,10 +60,9 @@ def test_likelihoods_are_those_of_plain_loops(form: dict[str, bool]) -> None:
         assert found.entropies[number].item() == pytest.approx(entropy, abs=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_probabilities_of_all_placements_sum_to_one(form: dict[str, bool]) -> None:
+def test_probabilities_of_all_placements_sum_to_one() -> None:
     every = torch.tensor(list(itertools.product(range(3), repeat=4)))
-    found = small_policy(**form).log_probability(every).log_probabilities
+    found = small_policy().log_probability(every).log_probabilities
     assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
     assert found.std() > 1e-3
 
@@ -99,12 +82,10 @@ def test_also_a_policy_that_is_sure_draws_neighbours() -> None:
     assert parts == pytest.approx([0.1, 0.1, 0.15, 0.15], abs=0.03)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_samples_come_with_the_probabilities_that_they_have(form: dict[str, bool]) -> None:
-    policy = small_policy(**form)
-    for noise in (0.0, 0.5):
-        placements, log_probabilities = policy.sample(64, torch.Generator().manual_seed(1), noise=noise)
-        torch.testing.assert_close(policy.log_probability(placements).log_probabilities, log_probabilities)
+def test_samples_come_with_the_probabilities_that_they_have() -> None:
+    policy = small_policy()
+    placements, log_probabilities = policy.sample(64, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(policy.log_probability(placements).log_probabilities, log_probabilities)
 
 
 def test_samples_are_as_frequent_as_they_are_likely() -> None:
@@ -118,19 +99,9 @@ def test_samples_are_as_frequent_as_they_are_likely() -> None:
     torch.testing.assert_close(shares, expected.detach(), atol=0.015, rtol=0)
 
 
-def test_noise_makes_a_sure_policy_try_other_placements() -> None:
-    policy = small_policy(chain(6, 2))
-    with torch.no_grad():
-        policy.choice.bias.copy_(torch.tensor([12.0, -12.0]))
-    calm, _ = policy.sample(50, torch.Generator().manual_seed(0))
-    noisy, _ = policy.sample(50, torch.Generator().manual_seed(0), noise=2.0)
-    assert calm.sum() == 0
-    assert noisy.sum() > 0
-
-
 def test_forbidden_devices_are_never_chosen() -> None:
     policy = small_policy(chain(3, 4, allowed=((0,), (1, 3), (2, 3))))
-    placements, log_probabilities = policy.sample(500, torch.Generator().manual_seed(0), noise=1.0)
+    placements, log_probabilities = policy.sample(500, torch.Generator().manual_seed(0))
     assert [set(column.tolist()) for column in placements.T] == [{0}, {1, 3}, {2, 3}]
     assert log_probabilities.isfinite().all()
     assert set(policy.greedy()[1:]) <= {1, 2, 3}
@@ -144,9 +115,8 @@ def test_gradients_of_masked_policies_are_finite() -> None:
     assert all(each.grad is not None and each.grad.isfinite().all() for each in policy.parameters())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_greedy_takes_the_likeliest_device_at_each_step(form: dict[str, bool]) -> None:
-    policy = small_policy(chain(5, 3), seed=3, **form)
+def test_greedy_takes_the_likeliest_device_at_each_step() -> None:
+    policy = small_policy(chain(5, 3), seed=3)
     greedy = policy.greedy()
     assert [int(step.argmax()) for step in slow_log_probabilities(policy, greedy)] == list(greedy)
 
@@ -162,19 +132,6 @@ def test_the_seed_decides_the_parameters_and_leaves_torchs_own_alone() -> None:
     assert not all(a.equal(b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
-def test_a_policy_that_stays_draws_runs_of_one_device() -> None:
-    def changes(stay: float) -> float:
-        placements, _ = small_policy(chain(20, 3), stay=stay).sample(100, torch.Generator().manual_seed(0))
-        return (placements[:, 1:] != placements[:, :-1]).double().mean().item()
-
-    assert changes(0.0) > 0.5
-    assert changes(4.0) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"hidden": 7}, "must be even"), ({"attention": 0}, "at least 1"), ({"stay": -1.0}, "stay must be")],
-)
-def test_sizes_are_checked(fields: dict[str, int], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        PolicySettings(**fields)
+def test_a_new_policy_draws_runs_of_one_device() -> None:
+    placements, _ = small_policy(chain(20, 3)).sample(100, torch.Generator().manual_seed(0))
+    assert (placements[:, 1:] != placements[:, :-1]).double().mean().item() < 0.1

@@ -5,13 +5,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.planning.placement.reinforce import FAILING_FACTOR, Baseline, policy_loss, sanitised
+from bow.planning.placement.training import FAILING_FACTOR, Baseline, policy_loss, sanitised
 from tests.planning.placement.policies import small_policy
+
+
+def scale(advantages: list[float]) -> float:
+    return math.sqrt(sum(each * each for each in advantages) / len(advantages))
 
 
 def test_the_baseline_begins_at_the_failing_signal_and_moves_to_what_is_usual() -> None:
     baseline = Baseline(failing_s=100.0)
-    assert baseline.advantages([4.0, 16.0], mask_failures=False).tolist() == [-8.0, -6.0]
+    found = baseline.advantages([4.0, 16.0], mask_failures=False)
+    assert found.tolist() == pytest.approx([each / scale([-8.0, -6.0]) for each in (-8.0, -6.0)])
     assert baseline.value == pytest.approx(0.9 * 10 + 0.1 * 3)
     for _ in range(200):
         baseline.advantages([4.0], mask_failures=False)
@@ -20,9 +25,10 @@ def test_the_baseline_begins_at_the_failing_signal_and_moves_to_what_is_usual() 
 
 def test_failures_count_as_the_failing_signal_until_they_are_masked() -> None:
     baseline = Baseline(failing_s=100.0, value=4.0)
-    assert baseline.advantages([None, 9.0], mask_failures=False).tolist() == [6.0, -1.0]
+    found = baseline.advantages([None, 9.0], mask_failures=False)
+    assert found.tolist() == pytest.approx([each / scale([6.0, -1.0]) for each in (6.0, -1.0)])
     assert baseline.value == pytest.approx(0.9 * 4 + 0.1 * 6.5)
-    baseline.value = 4.0
+    baseline = Baseline(failing_s=100.0, value=4.0)
     assert baseline.advantages([None, 9.0], mask_failures=True).tolist() == [0.0, -1.0]
     assert baseline.value == pytest.approx(0.9 * 4 + 0.1 * 3)
 
@@ -33,20 +39,21 @@ def test_a_failing_time_that_is_not_given_comes_from_the_first_that_fit() -> Non
     assert baseline.value is None
     found = baseline.advantages([None, 4.0, 1.0], mask_failures=False)
     failing = math.sqrt(FAILING_FACTOR * 4)
-    assert found.tolist() == pytest.approx([0.0, 2 - failing, 1 - failing])
+    off = [0.0, 2 - failing, 1 - failing]
+    assert found.tolist() == pytest.approx([each / scale(off) for each in off])
     baseline.advantages([25.0], mask_failures=False)
     assert baseline.failing_s == FAILING_FACTOR * 4
 
 
 def test_nothing_but_masked_failures_leaves_the_baseline_alone() -> None:
-    baseline = Baseline(failing_s=9.0, value=2.0, is_scaled=True, square=1.0)
+    baseline = Baseline(failing_s=9.0, value=2.0, square=1.0)
     assert baseline.advantages([None, None], mask_failures=True).tolist() == [0.0, 0.0]
     assert (baseline.value, baseline.square) == (2.0, 1.0)
 
 
 @given(st.floats(1e-6, 1e6), st.lists(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_scaled_advantages_do_not_depend_on_the_unit_of_time(unit: float, batches: list[list[float]]) -> None:
-    one, other = Baseline(failing_s=50.0, is_scaled=True), Baseline(failing_s=50.0 * unit, is_scaled=True)
+    one, other = Baseline(failing_s=50.0), Baseline(failing_s=50.0 * unit)
     for times in batches:
         expected = one.advantages(list(times), mask_failures=False)
         found = other.advantages([time * unit for time in times], mask_failures=False)
@@ -54,7 +61,7 @@ def test_scaled_advantages_do_not_depend_on_the_unit_of_time(unit: float, batche
 
 
 def test_scaled_advantages_of_equal_placements_vanish_rather_than_divide_by_zero() -> None:
-    baseline = Baseline(failing_s=4.0, value=2.0, is_scaled=True)
+    baseline = Baseline(failing_s=4.0, value=2.0)
     assert baseline.advantages([4.0, 4.0], mask_failures=False).tolist() == [0.0, 0.0]
 
 

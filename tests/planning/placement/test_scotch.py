@@ -21,8 +21,7 @@ from bow.planning.placement.baselines import (
     speeds,
     traffic,
 )
-from bow.planning.placement.grouping import every_operator
-from tests.planning.placement.placed_steps import evaluator, made_of
+from tests.planning.placement.placed_steps import evaluator, every_operator, made_of
 
 needs_scotch = pytest.mark.skipif(
     not any(map(shutil.which, scotch_module.GMAP)), reason="Scotch's programs are not installed"

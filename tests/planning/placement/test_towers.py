@@ -8,7 +8,7 @@ from benchmarks.placement_machine import device_loads, imbalance, k80_machine
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
 from bow.planning.placement.towers import towers
-from bow.planning.simulator.tasks import TaskKind
+from bow.planning.simulator.step_model import TaskKind
 from tests.planning.placement.placed_steps import evaluator, made_of
 
 GRAPH = made_of(*((f"l{n}", "linear", [f"l{n - 1}" if n else "batch"]) for n in range(4)), size=2**16, flops=1e11)

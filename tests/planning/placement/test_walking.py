@@ -11,8 +11,8 @@ import pytest
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.grouping import module_groups
-from bow.planning.placement.walking import GroupProposals, walk_from_several
+from bow.planning.placement.groups import module_groups
+from bow.planning.placement.methods import GroupProposals, walk_from_several
 from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,7 @@ import torch
 
 from bow.errors import RuntimeUnavailableError
 from bow.planning.tiles import link_benchmark, measurement_cache
-from bow.planning.tiles.link_benchmark import DeviceInventory, cache_busy_links, cached_busy_links
-from bow.planning.tiles.link_model import LinkModels
+from bow.planning.tiles.link_benchmark import DeviceInventory, LinkModels, cache_busy_links, cached_busy_links
 from bow.planning.tiles.process_group import ProcessGroup
 from tests.planning.tiles.thread_group import thread_group, together
 
@@ -61,6 +62,12 @@ def file_of(folder: Path, number: int = 0) -> Path:
     return file
 
 
+def rewrite(file: Path, text: str) -> None:
+    """Put another value, which may be no JSON, into a file."""
+    content = json.loads(file.read_text())
+    file.write_text(f'{{"version": {content["version"]}, "key": {json.dumps(content["key"])}, "value": {text}}}')
+
+
 def test_what_is_kept_is_not_measured_again(pair: list[Any], measured: list[Any]) -> None:
     before = torch.get_rng_state()
     assert asked(pair) == asked(pair) == [(LINES, 40.0)] * 2
@@ -71,7 +78,7 @@ def test_what_is_kept_is_not_measured_again(pair: list[Any], measured: list[Any]
 def test_the_first_device_keeps_it_for_all(pair: list[Any], measured: list[Any], tmp_path: Path) -> None:
     asked(pair)
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
-    file_of(tmp_path).write_text(kept("[0, 1, 3, 1]"))
+    rewrite(file_of(tmp_path), kept("[0, 1, 3, 1]"))
     assert asked(pair) == [({(0, 1): (3.0, 1.0)}, 0.0)] * 2
     assert len(measured) == 2
     (tmp_path / "1").mkdir()
@@ -127,7 +134,7 @@ def kept(*pairs: str, sum_us: str = "0") -> str:
 )
 def test_a_damaged_file_is_measured_again(pair: list[Any], measured: list[Any], tmp_path: Path, text: str) -> None:
     asked(pair)
-    file_of(tmp_path).write_text(text)
+    rewrite(file_of(tmp_path), text)
     assert asked(pair) == [(LINES, 40.0)] * 2
     assert len(measured) == 4
 
@@ -161,5 +168,5 @@ def test_other_gpus_have_other_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(link_benchmark, "gpu_uuid", lambda device, uuid=uuid: uuid)
         inventory = DeviceInventory.of(alone)
         assert inventory.gpus == (uuid,)
-        files.append(link_benchmark._file(inventory))
+        files.append(astuple(inventory))
     assert files[0] == files[2] != files[1]

@@ -15,7 +15,7 @@ from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.tasks import TaskKind
+from bow.planning.simulator.step_model import TaskKind
 from bow.planning.tiles import link_benchmark
 from bow.planning.tiles.link_benchmark import LAYERS, SUMS, MessageBenchmark, SumBenchmark, topology_in_use
 from bow.planning.tiles.machine import connected

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
-from bow.planning.tiles import link_model
-from bow.planning.tiles.link_model import SIZES, fitted_link, measure_idle_links, measured_topology
+from bow.planning.tiles import link_benchmark
+from bow.planning.tiles.link_benchmark import SIZES, fitted_link, measure_idle_links, measured_topology
 from bow.planning.tiles.process_group import Message
 from tests.planning.tiles.thread_group import ThreadRank, thread_group, together
 
@@ -47,7 +47,7 @@ def found_by(group: Clocked, first: int, second: int) -> tuple[float, float]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clocked:
     group = Clocked(0)
-    monkeypatch.setattr(link_model.time, "perf_counter_ns", lambda: group.now_ns)
+    monkeypatch.setattr(link_benchmark.time, "perf_counter_ns", lambda: group.now_ns)
     return group
 
 
@@ -67,14 +67,14 @@ def test_line_is_never_negative() -> None:
 
 
 def test_messages_of_every_size_are_timed_one_way(clock: Clocked) -> None:
-    one_way = functools.partial(link_model._one_way_ns, clock, 0)  # type: ignore[arg-type]
+    one_way = functools.partial(link_benchmark._one_way_ns, clock, 0)  # type: ignore[arg-type]
     assert [one_way(2, size) for size in SIZES] == [50_000 + size for size in SIZES]
     assert one_way(1, 256) == 100_256
 
 
 def test_every_pair_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        link_model, "_pair_model", lambda group, *pair: found_by(group, *pair) if group.rank in pair else None
+        link_benchmark, "_pair_model", lambda group, *pair: found_by(group, *pair) if group.rank in pair else None
     )
     assert measure_idle_links(Clocked(0)) == {(0, 1): (1e5, 1.0), (0, 2): (5e4, 1.0), (1, 2): (5e4, 1.0)}  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def test_no_two_pairs_are_measured_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         under_way.remove((pair[0], pair[1]))
         return float(pair[0]), float(pair[1])
 
-    monkeypatch.setattr(link_model, "_pair_model", line)
+    monkeypatch.setattr(link_benchmark, "_pair_model", line)
     found = together(measure_idle_links, thread_group(size))
     pairs = list(itertools.combinations(range(size), 2))
     assert [len(of) for of in seen] == [1] * 2 * len(pairs)

@@ -25,7 +25,7 @@ def test_messages_and_sums_take_what_they_take_in_use(
     latency_us: int, sum_us: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(predicting, "device_kind", lambda *_: KIND)
-    monkeypatch.setattr(predicting, "load_times", lambda path: None)
+    monkeypatch.setattr(predicting, "times_cache", lambda *_: SimpleNamespace(load=lambda make: None))
     monkeypatch.setattr(
         predicting, "cached_busy_links", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us))
     )

@@ -15,11 +15,11 @@ from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopol
 from bow.planning.problem.partition import Split, everything_on, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.costs import tile_key
+from bow.planning.simulator.costs import TileTimes, tile_key
 from bow.planning.tiles import tile_costs
 from bow.planning.tiles.capture import capture_operators
 from bow.planning.tiles.machine import core_kind
-from bow.planning.tiles.tile_costs import cached_tile_times, load_times, measure_tiles, measured_costs, times_file
+from bow.planning.tiles.tile_costs import cached_tile_times, measure_tiles, measured_costs, times_cache
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -91,25 +91,30 @@ def test_who_waits_is_told_how_many_tiles_are_measured() -> None:
     assert len(set(told)) > 2
 
 
-def test_times_are_kept_on_disk_and_read_by_the_next(runs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_kept_on_disk_and_read_by_the_next(
+    runs: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tile_costs, "REPEATS", 1)
     times = cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
-    path = times_file(torch.device("cpu"), "SGD")
-    assert load_times(path) == times
+    assert times_cache(torch.device("cpu"), "SGD").load(TileTimes.of_plain) == times
     count = len(runs)
     assert cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1) == times
     assert len(runs) == count
-    path.write_text("damaged", encoding="utf-8")
+    (file,) = (tmp_path / "cache" / "tiles").iterdir()
+    file.write_text("damaged", encoding="utf-8")
     cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
     assert len(runs) > count
 
 
 def test_file_is_another_one_for_other_threads_and_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    assert times_file(cpu, "SGD") != times_file(cpu, "AdamW")
-    before = times_file(cpu, "SGD")
+    def known(optimizer: str) -> TileTimes | None:
+        return times_cache(torch.device("cpu"), optimizer).load(TileTimes.of_plain)
+
+    times_cache(torch.device("cpu"), "SGD").keep(TileTimes().to_plain())
+    assert known("SGD") == TileTimes()
+    assert known("AdamW") is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert times_file(cpu, "SGD") != before
+    assert known("SGD") is None
 
 
 def test_a_cache_that_cannot_be_written_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +134,14 @@ def test_devices_of_this_machine_have_measured_costs(monkeypatch: pytest.MonkeyP
 
     def quick(*given: Any, **settings: Any) -> Any:
         seen.append(torch.get_num_threads())
-        return measure_tiles(*given, repeats=1, **settings)
+        times.append(measure_tiles(*given, repeats=1, **settings))
+        return times[0]
 
+    times: list[TileTimes] = []
     monkeypatch.setattr(tile_costs, "cached_tile_times", quick)
-    costs = measured_costs(CAPTURED, MODEL, BATCH, pair(core_kind(1)))
+    measured_costs(CAPTURED, MODEL, BATCH, pair(core_kind(1)))
     (half, _) = tiles_of(GRAPH, GRAPH.operators[0], Split((2, 1), (0, 1)))
-    assert costs.is_measured(0, half, 0)
+    assert tile_key(GRAPH, RULES, GRAPH.operators[0], half) in times[0].tiles
     assert seen == [1]
 
 

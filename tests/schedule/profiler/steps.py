@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from bow.runtime.issue import operators_of
+from bow.runtime.local import operators_of
 from bow.schedule.profiler import BoundStep, OperatorTime, Profile
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from bow.errors import GraphError, SettingError
 from bow.models.convolutional import Branches, ConvNorm
-from bow.runtime.issue import operators_of
-from bow.runtime.local import dependencies_of
+from bow.runtime.local import dependencies_of, operators_of
 from bow.runtime.streams import StreamRuntime
 from bow.schedule.profiler import BoundStep, Profile
 from bow.schedule.profiler.device import HostStopwatch, bind_on, device_policies, hardware_of, measure_on, stopwatch_of

@@ -4,8 +4,7 @@ import pytest
 from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
-from bow.runtime.issue import operators_of
-from bow.runtime.local import LocalRuntime
+from bow.runtime.local import LocalRuntime, operators_of
 from bow.schedule import Span, Timeline
 from bow.schedule.profiler import make_policies, policies, policies_here
 from bow.schedule.profiler.policies import SMALL_NS, observed, strategy_policy

@@ -10,7 +10,7 @@ from torch import nn
 
 from bow.devices import available_cores
 from bow.errors import SettingError
-from bow.runtime.issue import operators_of
+from bow.runtime.local import operators_of
 from bow.schedule import FirstComeSchedule, Schedule, Span, Timeline
 from bow.schedule.profiler import BoundStep, OperatorTime, measuring, profile
 from bow.schedule.profiler.measuring import measure, measure_schedule, numbers_of_threads

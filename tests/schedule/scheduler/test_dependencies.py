@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bow.errors import ScheduleError
 from bow.schedule.scheduler import critical_path
-from bow.schedule.scheduler.dependencies import followers, topological
+from bow.schedule.scheduler.protocol import followers, topological
 from tests.schedule.scheduler.graphs import Dependencies, dependencies
 
 

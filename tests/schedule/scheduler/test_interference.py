@@ -8,16 +8,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.manycore.scheduler import ManycoreScheduler
+from benchmarks.manycore.simulator import simulate_operators
 from bow.schedule import OrderedSchedule
 from bow.schedule.scheduler import (
-    CoRunScheduler,
     DecisionRecorder,
     Interference,
     Start,
     held_by_core,
     separation,
 )
-from bow.schedule.simulator import simulate_operators
 from tests.schedule.replay import OrderScheduler, with_waits
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed, times
 
@@ -36,7 +36,7 @@ def decided(draw: st.DrawFn) -> tuple[tuple[Start, ...], Dependencies, list[str]
     known = Interference(kinds)
     known._pairs = pairs
     strategy: Any = draw(st.sampled_from([3, 4]))
-    scheduler = CoRunScheduler(before, predicted, kinds, cores, strategy, hardware_threads=2, interference=known)
+    scheduler = ManycoreScheduler(before, predicted, kinds, cores, strategy, hardware_threads=2, interference=known)
     recorder = DecisionRecorder(scheduler)
     simulate_operators(recorder, lambda start: predicted[start.operator][start.threads])
     return recorder.decisions, before, kinds, cores, pairs

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bow.errors import ScheduleError
 from bow.schedule.scheduler import Interference
-from bow.schedule.scheduler.thread_counts import best_threads, candidates, threads_by_kind
+from bow.schedule.scheduler.corun import best_threads, candidates, threads_by_kind
 
 TIMES = st.dictionaries(st.integers(1, 20), st.integers(0, 5), min_size=1)
 

@@ -1,14 +1,17 @@
-"""Tiles of layers, losses, norms, pointwise operators and dropout."""
+"""Tiles of layers, losses, norms, pointwise operators and dropout, and of what only puts elements elsewhere."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bow.planning.tiles.calls.tile import Operands, Outputs, SummedCall, Tile, required
+from bow.planning.problem.box import Box, volume
+from bow.planning.rules.mapped import Shape
+from bow.planning.rules.views import Segment, segments
+from bow.planning.tiles.calls.tile import LocalCall, Operands, Outputs, SummedCall, Tile, padded, required
 from bow.planning.tiles.encoding import decoded, function
 
 
@@ -21,6 +24,15 @@ def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
     keywords = {name: decoded(value, operands, device) for name, value in attributes["keywords"].items()}
     made: Any = function(attributes["function"])(*arguments, **keywords)
     return (made,) if isinstance(made, Tensor) else tuple(made)
+
+
+def plain(function: Callable[..., Tensor], *names: str) -> LocalCall:
+    """A function of the operands, which are all there, and of some attributes behind them."""
+
+    def call(tile: Tile, operands: Operands, seed: int) -> Outputs:
+        return (function(*required(operands), *(tile.attributes[name] for name in names)),)
+
+    return call
 
 
 def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
@@ -39,18 +51,6 @@ def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (samples * ((drawn >= probability).to(samples.dtype) / max(1 - probability, 1e-38)),)
 
 
-def linear(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Some channels of a linear layer."""
-    inputs, weight, *biases = required(operands)
-    return (F.linear(inputs, weight, biases[0] if biases else None),)
-
-
-def matmul(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Some rows and columns of a product."""
-    left, right = required(operands)
-    return (torch.matmul(left, right),)
-
-
 def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Attention of some queries to all keys."""
     queries, keys, values, *masks = required(operands)
@@ -65,16 +65,10 @@ def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale),)
 
 
-def embedding(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Some channels of some rows of a table."""
-    rows, table = required(operands)
-    return (F.embedding(rows, table, tile.attributes["padding_idx"]),)
-
-
 def lstm_cell(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The next states of some units, from the last hidden states of all."""
     inputs, hidden, cell, of_inputs, of_hidden, *biases = required(operands)
-    from_inputs, from_hidden = [*biases, None, None][:2]
+    from_inputs, from_hidden = biases or (None, None)
     gates = _gates(inputs, of_inputs, from_inputs) + _gates(hidden, of_hidden, from_hidden)
     take, forget, candidate, show = gates.chunk(4, dim=1)
     cell = forget.sigmoid() * cell + take.sigmoid() * candidate.tanh()
@@ -87,18 +81,6 @@ def layer_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
     weight, bias = [*affine, None, None][:2]
     normalised = tile.shapes.output[-tile.attributes["num_dims"] :]
     return (F.layer_norm(samples, normalised, weight, bias, tile.attributes["eps"]),)
-
-
-def softmax(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Softmax along a dimension that is there wholly."""
-    (scores,) = required(operands)
-    return (scores.softmax(tile.attributes["dim"]),)
-
-
-def log_softmax(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Logarithm of softmax along a dimension that is there wholly."""
-    (scores,) = required(operands)
-    return (scores.log_softmax(tile.attributes["dim"]),)
 
 
 def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
@@ -212,3 +194,73 @@ class _Normalise(torch.autograd.Function):
         scale = weight * (variance + ctx.eps).rsqrt()
         of_variance = -0.5 * weight * of_weight / (variance + ctx.eps)
         return of_samples, -scale * of_bias, of_variance, of_weight, of_bias, None
+
+
+def joined(function: Callable[..., Tensor]) -> LocalCall:
+    """What there is of the operands, behind each other or side by side."""
+
+    def call(tile: Tile, operands: Operands, seed: int) -> Outputs:
+        return (function([operand for operand in operands if operand is not None], dim=tile.attributes["dim"]),)
+
+    return call
+
+
+def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """A part of a tensor with a constant around it."""
+    (tensor,) = required(operands)
+    fetched = tile.operands[0]
+    assert fetched is not None
+    amounts = []
+    for (start, end), (first, last), before in zip(fetched, tile.box, tile.attributes["before"], strict=True):
+        amounts.append((start + before - first, last - end - before))  # below 0: elements that are cut off
+    return (padded(tensor, amounts, tile.attributes["value"]),)
+
+
+def expand(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    (tensor,) = required(operands)
+    return (tensor.expand(tile.sizes),)
+
+
+def cut(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    (tensor,) = required(operands)
+    dim = tile.attributes["dim"]
+    return (tensor[(slice(None),) * dim + (slice(None, None, tile.attributes["step"]),)],)
+
+
+def select(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    (tensor,) = required(operands)
+    return (tensor.select(tile.attributes["dim"], 0),)
+
+
+def reshape(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """A part of a tensor in another shape; of the box that it is given, some elements may be left out."""
+    (tensor,) = required(operands)
+    fetched = tile.operands[0]
+    assert fetched is not None
+    if volume(fetched) != volume(tile.box):
+        (shape,) = tile.shapes.operands
+        for number, segment in enumerate(segments(shape, tile.shapes.output)):
+            tensor = (
+                tensor.flatten(number, number + segment.operand[1] - segment.operand[0] - 1)
+                if (segment.operand[1] > segment.operand[0])
+                else tensor.unsqueeze(number)
+            )
+            chosen = _chosen(segment, shape, fetched, tile.shapes.output, tile.box)
+            if len(chosen) != tensor.shape[number]:
+                tensor = tensor.index_select(number, chosen.to(tensor.device))
+    return (tensor.reshape(tile.sizes),)
+
+
+def _chosen(segment: Segment, operand: Shape, fetched: Box, output: Shape, box: Box) -> Tensor:
+    """Which elements of what was fetched of a segment belong to the tile, both counted row by row."""
+    of_operand, of_output = slice(*segment.operand), slice(*segment.output)
+    held, wanted = _flat(operand[of_operand], fetched[of_operand]), _flat(output[of_output], box[of_output])
+    return torch.searchsorted(held, wanted)
+
+
+def _flat(sizes: Shape, box: Box) -> Tensor:
+    """The numbers of a box's elements, counted row by row in the whole."""
+    numbers = torch.zeros(1, dtype=torch.int64)
+    for size, (start, end) in zip(sizes, box, strict=True):
+        numbers = (numbers.unsqueeze(1) * size + torch.arange(start, end)).flatten()
+    return numbers

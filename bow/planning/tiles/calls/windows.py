@@ -3,32 +3,24 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bow.planning.problem.box import Box
-from bow.planning.rules.images import windows
+from bow.planning.rules.layers import windows
 from bow.planning.rules.mapped import SlidingWindow
 from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, padded, required
 
-_CONVOLUTIONS: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_MAXIMA: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVERAGES: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-_ADAPTIVE_MAXIMA: dict[int, Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
-_ADAPTIVE_AVERAGES: dict[int, Any] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
-
 
 def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """A convolution, of some groups or of parts of groups."""
     images, weight, *biases = required(operands)
     bias = biases[0] if biases else None
     attributes = tile.attributes
     sides = windows(weight.shape[2:], attributes["stride"], attributes["padding"], attributes["dilation"])
     whole, padding = _completed(tile, images, sides)
-    convolve = _CONVOLUTIONS[len(sides)]
+    convolve = getattr(F, tile.kind)
     spacing = {"stride": attributes["stride"], "padding": padding, "dilation": attributes["dilation"]}
     first, end = tile.box[1]
     per_group = tile.shapes.output[1] // attributes["groups"]
@@ -49,17 +41,15 @@ def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
     whole, padding = _completed(tile, images, sides, value=-math.inf)
-    pool = _MAXIMA[len(sides)]
-    return (pool(whole, attributes["kernel"], attributes["stride"], padding, attributes["dilation"]),)
+    return (getattr(F, tile.kind)(whole, attributes["kernel"], attributes["stride"], padding, attributes["dilation"]),)
 
 
 def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """The mean of each window, or its sum over a given divisor."""
     (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
     whole, padding = _completed(tile, images, sides)
     # Zeros outside of the image are counted here; the counts that are wanted follow.
-    means = _AVERAGES[len(sides)](whole, attributes["kernel"], attributes["stride"], padding)
+    means = getattr(F, tile.kind)(whole, attributes["kernel"], attributes["stride"], padding)
     elements = math.prod(attributes["kernel"])
     if attributes["divisor"] is not None:
         return (means * (elements / attributes["divisor"]),)
@@ -71,9 +61,8 @@ def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """The largest of each window of pooling to a given size."""
     (images,) = required(operands)
-    pool = _ADAPTIVE_MAXIMA[images.dim() - 2]
+    pool = getattr(F, tile.kind)
     if _is_regular(tile):
         return (pool(images, tile.sizes[2:]),)
     cuts = [_adaptive_cuts(tile, dim) for dim in range(2, images.dim())]
@@ -85,10 +74,9 @@ def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """The mean of each window of pooling to a given size."""
     (images,) = required(operands)
     if _is_regular(tile):
-        return (_ADAPTIVE_AVERAGES[images.dim() - 2](images, tile.sizes[2:]),)
+        return (getattr(F, tile.kind)(images, tile.sizes[2:]),)
     for dim in range(2, images.dim()):  # a mean over a window is a mean over each dimension in turn
         mixing = images.new_zeros(tile.sizes[dim], images.shape[dim])
         for row, (start, end) in zip(mixing, _adaptive_cuts(tile, dim), strict=True):

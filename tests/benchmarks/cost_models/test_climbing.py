@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.cost_models.climbing import HillClimb, HillClimbing, Threads, placements
 from bow.errors import SettingError
-from bow.schedule.climbing import HillClimb, HillClimbing, Threads, placements
 
 
 def cases(cores: int, caches: bool = True) -> list[Threads]:
