@@ -12,12 +12,12 @@ from torch import nn
 from benchmarks.placement_steps import RealSteps
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.groups import every_operator
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.tiles import ProcessGroup, TileRuntime, capture_operators
+from tests.planning.placement.placed_steps import every_operator
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
