@@ -151,7 +151,7 @@ def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeyp
     assert min(chain.batch_ns for chain in interrupted_in(4)) == 99  # one had gone on for a second round
 
 
-def test_a_start_that_does_not_fit_takes_no_part_in_rounds() -> None:
+def test_a_start_that_does_not_fit_takes_no_part_in_rungs() -> None:
     problem = small_memory(0.009)
     starts = [
         WalkStart(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))
@@ -162,7 +162,7 @@ def test_a_start_that_does_not_fit_takes_no_part_in_rounds() -> None:
     assert [chain.walk is None for chain in chains] == refused
 
 
-def test_walks_with_so_many_proposals_each_have_no_rounds() -> None:
+def test_walks_with_so_many_proposals_each_have_no_rungs() -> None:
     settings = SearchSettings(budget_s=60.0, proposals=25, patience=None, starts=("single", "data"), descend=False)
     walks = [chain.walk for chain in search(PROBLEM, settings).chains]
     assert [walk.proposals for walk in walks if walk is not None] == [25, 25]

@@ -110,8 +110,8 @@ def spaces_of(
 def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> list[Chain]:
     """Walk from one start after the other, for a part of the time, and on from the best partition for the rest of it.
 
-    That part is divided into rounds: in each the better half of the walks goes on, for as long together as all of the
-    round before. Without a budget in seconds, or with a number of proposals for each walk, there are no rounds. Where a
+    That part is divided into rungs: in each the better half of the walks goes on, for as long together as all of the
+    rung before. Without a budget in seconds, or with a number of proposals for each walk, there are no rungs. Where a
     walk is ended from outside, later ones are left out.
 
     References:
@@ -141,7 +141,7 @@ class _Walks:
         if budget_s is None or settings.proposals is not None or settings.trial == 0 or len(self._starts) == 1:
             self._begin(settings, budget_s)
             return
-        sizes = _rounds(len(self._starts))
+        sizes = _rungs(len(self._starts))
         of_trial = replace(settings, patience=None, descend=False)
         ends_s = [budget_s * settings.trial * turn / len(sizes) for turn in range(1, len(sizes) + 1)]
         self._begin(of_trial, ends_s[0])
@@ -191,9 +191,9 @@ class _Walks:
             raise KeyboardInterrupt
 
 
-def _rounds(num_starts: int) -> list[int]:
-    """Of how many walks each round consists, before the last one goes on alone."""
-    return [] if num_starts <= 1 else [num_starts, *_rounds(-(-num_starts // 2))]
+def _rungs(num_starts: int) -> list[int]:
+    """Of how many walks each rung consists, before the last one goes on alone."""
+    return [] if num_starts <= 1 else [num_starts, *_rungs(-(-num_starts // 2))]
 
 
 def _watch(report: Report, start: WalkStart, before: int = 0) -> Watch:

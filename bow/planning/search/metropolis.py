@@ -268,7 +268,7 @@ class SearchSettings:
         temperature: see `metropolis`.
         starts: what walks start from: one walk for each and each number of learners; a name may stand several times,
             or one name alone.
-        trial: a process with several walks divides this part of its time among them, in rounds after each of which
+        trial: a process with several walks divides this part of its time among them, in rungs after each of which
             the better half goes on, and goes on from the best partition for the rest; 0, or with `proposals`: all is
             divided among them, as in the paper.
         learners: numbers of learners to choose from, or one number: so many groups of equal size are made of the

@@ -199,7 +199,7 @@ SINGLE = 0.3  # so often one operator changes
 UNIFORM = 0.5
 """So often one operator that changes gets any split: the paper's proposal, by which every partition can be reached."""
 
-REGION = 4  # so many families change together at most
+CONNECTED = 4  # so many families change together at most
 
 CRITICAL = 0.3  # so often the operator that changes is one that the end of the step waits for, where these are known
 
@@ -209,11 +209,11 @@ TOGETHER = 0.3  # so often operators that share their devices move to others tog
 
 
 class GuidedProposals:
-    """Changes of an operator, of families, of regions, or of operators that share devices; to any split or one nearby.
+    """Changes of an operator, of one or connected families, or of operators that share devices; to any or a near split.
 
     Every way to divide operators into families is as likely as another, and of each every family: the forty steps of a
     layer are changed no more often than the one embedding. A family changes whole, or as far as it is split as one of
-    it is, or together with some families that it reads or that read it: a region. New splits are any, one of the same
+    it is, or together with some families that it reads or that read it. New splits are any, one of the same
     degrees, one on the same devices, or the split or the devices of an operator that makes or reads what it reads or
     makes. An operator that cannot have the very split gets the one most like it on the same devices. Now and then one
     operator changes alone, as in the paper.
@@ -316,12 +316,12 @@ class GuidedProposals:
             return family
         if which == 1:
             return [each for each in family if splits[each] == splits[operator]]
-        region = [*family]
-        for _ in range(self._source.randrange(1, REGION)):
-            beside = [each for each in self._neighbours[self._source.choice(region)] if each in families]
+        connected = [*family]
+        for _ in range(self._source.randrange(1, CONNECTED)):
+            beside = [each for each in self._neighbours[self._source.choice(connected)] if each in families]
             if beside:
-                region.extend(families[self._source.choice(beside)])
-        return dict.fromkeys(region)
+                connected.extend(families[self._source.choice(beside)])
+        return dict.fromkeys(connected)
 
     def _near(self, operator: int, splits: Sequence[Split]) -> Split:
         old, way = splits[operator], self._source.randrange(6)
