@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -40,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Idle threads of a second OpenMP pool spin, which on two busy cores costs more than they bring.
     torch.set_num_threads(config.getoption("--threads"))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; tests send it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_LEFT_OUT] = Counter()
     if not config.getoption("--nightly"):
         if forked.PLACE not in os.environ:  # the processes of pytest-xdist share a server

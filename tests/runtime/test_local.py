@@ -222,7 +222,6 @@ def test_the_calling_thread_keeps_its_cores_and_its_number_of_threads() -> None:
 INTERRUPTED = textwrap.dedent(
     """
     import os, signal, threading, torch, bow
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     from torch import nn
     from bow.runtime.local import LocalRuntime
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(30)))

@@ -30,14 +30,6 @@ class Ask:
                 os.kill(os.getpid(), self.number)
 
 
-@pytest.fixture(autouse=True)
-def _heeds_ctrl_c() -> Iterator[None]:
-    """As a command in the foreground does: one that a shell has started in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
     generator = torch.Generator().manual_seed(1)
@@ -57,7 +49,6 @@ def train(tmp_path: Path) -> Train:
 def _no_signal_is_ignored() -> Iterator[None]:
     """Whatever the tests were started with, such as nohup."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
