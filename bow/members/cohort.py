@@ -86,6 +86,11 @@ class Cohort:
         """What runs them, after any fallback."""
         return self.loop.description
 
+    @property
+    def num_taken(self) -> int:
+        """Rows with a member."""
+        return sum(member is not None for member in self.rows)
+
     def free_row(self) -> int | None:
         """A row without a member."""
         return next((row for row, member in enumerate(self.rows) if member is None), None)

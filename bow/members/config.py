@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bow.members.search import MemberSearch
 from bow.members.stopping import Halving, Stop
 from bow.members.variant import Variant
 from bow.training.config import PerRound, SchedulerFactory, TrainConfig
@@ -18,9 +19,11 @@ class SweepConfig:
 
     train: TrainConfig
     variants: Sequence[Variant]
+    search: MemberSearch | None = None  # proposes those behind the first
     at_once: int | Literal["auto"] = "auto"
     batches: Dealing = "own"
     stop: Sequence[Stop] = ()
+    has_report: bool = True
 
     @property
     def num_members(self) -> int:

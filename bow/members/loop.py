@@ -20,7 +20,8 @@ from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
 from bow.members.rungs import Rungs
 from bow.members.saving import SweepDirectory
-from bow.members.stopping import EarlyStopping
+from bow.members.search import Ask
+from bow.members.stopping import Halving
 from bow.training.checkpoint import CheckpointTimer
 from bow.training.evaluation import Evaluator
 from bow.training.interruption import Interruption
@@ -42,6 +43,7 @@ class SweepLoop:
         progress: what it shows.
         elapsed_s: seconds before it was resumed.
         num_rounds: rounds before it was resumed.
+        ask: asks a search for further members, which it adds to `members`.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class SweepLoop:
         progress: SweepProgress,
         elapsed_s: float = 0.0,
         num_rounds: int = 0,
+        ask: Ask | None = None,
     ) -> None:
         self._config = config
         self._members = members
         self._queue = deque(waiting)
+        self._ask = ask
         self._device = device
         self._directory = directory
         self._progress = progress
@@ -107,10 +111,14 @@ class SweepLoop:
             self._close_cohort()
             self._progress.close()
         waiting = [*self._queue, *self._paused]
-        if not waiting:  # so that a sweep that has ended is known by its last checkpoint
+        if (
+            not waiting and self._config.search is None
+        ):  # so that a sweep that has ended is known by its last checkpoint
             self._directory.save_checkpoint(self._num_rounds, [], self._members, self.elapsed_s)
         for progress in waiting:
             progress.member.stopped = "interrupted"
+            if self._config.search is not None:
+                self._config.search.tell(progress.member)
 
     def _open(self) -> Cohort:
         """The rows for the first member that waits and those of its kind."""
@@ -120,10 +128,12 @@ class SweepLoop:
             return self._cohort
         self._close_cohort()
         asked = self._config.at_once
-        rows = min(len(alike), MOST_ROWS if asked == "auto" else asked)
+        most = MOST_ROWS if asked == "auto" else asked
+        is_search = self._config.search is not None
+        rows = most if is_search else min(len(alike), most)
         rounds = self._rounds_of(first)
-        in_all = None if rounds is None else rounds * self._config.num_members
-        is_reused = len(alike) > rows or self._config.halving is not None
+        in_all = None if rounds is None or is_search else rounds * self._config.num_members
+        is_reused = len(alike) > rows or is_search or self._config.halving is not None
         self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all, is_reused)
         self._cohort_key = first.key
         self.at_once = max(self.at_once, rows)
@@ -153,7 +163,8 @@ class SweepLoop:
                 self._progress.show([each for each in cohort.rows if each is not None], [*self._queue, *self._paused])
             if self.interrupted_by is not None or self._checkpoint_is_due():
                 self._train_s += time.perf_counter() - began
-                self._save(cohort)
+                if self._config.search is None:
+                    self._save(cohort)
                 began = time.perf_counter()
                 if self.interrupted_by is not None:
                     self._put_back(cohort)
@@ -165,10 +176,23 @@ class SweepLoop:
         while (row := cohort.free_row()) is not None:
             index = next((i for i, each in enumerate(self._queue) if each.key == self._cohort_key), None)
             if index is None:
-                return
+                if not self._propose(cohort):
+                    return
+                continue
             progress = self._queue[index]
             del self._queue[index]
             cohort.place(row, progress)
+
+    def _propose(self, cohort: Cohort) -> bool:
+        """Ask the search for a member, unless as many train or wait as there are rows; whether there is one."""
+        if self._ask is None or len(self._queue) + cohort.num_taken >= len(cohort.rows):
+            return False
+        progress = self._ask()
+        if progress is None:
+            self._ask = None
+            return False
+        self._queue.extend([progress] if self._rungs is None else self._rungs.admit([progress]))
+        return True
 
     def _round(self, cohort: Cohort) -> None:
         self._num_rounds += 1
@@ -223,13 +247,13 @@ class SweepLoop:
             self._pause(cohort, row, progress)
 
     def _why_over(self, progress: Progress) -> str | None:
-        history, validation = progress.member.history, self._config.train.validation
+        validation = self._config.train.validation
         metrics = {metric.name: metric for metric in validation.metrics}
-        if reached(history[-1], validation.target or {}, metrics):
+        if reached(progress.member.history[-1], validation.target or {}, metrics):
             return "target"
         for rule in self._config.stop:
-            if isinstance(rule, EarlyStopping) and rule.is_over(history):
-                return "patience"
+            if not isinstance(rule, Halving) and (why := rule.why_over(progress.member)) is not None:
+                return why
         return None
 
     def _end(self, cohort: Cohort, row: int, why: str | None) -> None:
@@ -270,6 +294,8 @@ class SweepLoop:
         self._num_samples += progress.samples
         self._directory.save_member(progress.member, self.engine)
         self._progress.ended(progress.member, self.elapsed_s)
+        if self._config.search is not None:
+            self._config.search.tell(progress.member)
 
     # Evaluation, checkpoints, what is told
 
@@ -285,7 +311,7 @@ class SweepLoop:
         return self._evaluators[key]
 
     def _checkpoint_is_due(self) -> bool:
-        every = self._config.train.run.checkpoint_every
+        every = None if self._config.search is not None else self._config.train.run.checkpoint_every
         if every == "auto":
             return self._timer.is_due(time.perf_counter())
         return every is not None and self._num_rounds % every == 0

@@ -22,8 +22,8 @@ class Member:
         model: its model, a plain module in evaluation mode, on the CPU; None where it never got a row; of a member
             that diverged, the model as it was then, whose weights or buffers need not be finite.
         history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
-        stopped: why it ended before its time: `"diverged"`, `"patience"`, `"halving"`, `"target"` or `"interrupted"`;
-            None: it did not.
+        stopped: why it ended before its time: `"diverged"`, `"patience"`, `"halving"`, `"target"`, `"interrupted"`, or
+            what a rule of the user's said (`"pruned"`: by Optuna); None: it did not.
         run_dir: where its settings, records and model are.
     """
 

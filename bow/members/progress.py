@@ -123,7 +123,8 @@ class SweepProgress(ProgressBar):
             share = halving.share(len(self._members), self._config.train.epochs)
             coming = [None if size is None else share * size for size in map(self._expected, self._members)]
             ended = 0
-        return seen, None if None in coming else max(seen, ended + sum(size or 0 for size in coming))
+        is_open = None in coming or self._config.search is not None
+        return seen, None if is_open else max(seen, ended + sum(size or 0 for size in coming))
 
     def _expected(self, member: Member) -> float | None:
         train, variant = self._config.train, member.variant

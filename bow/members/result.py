@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bow.errors import SettingError
 from bow.members.member import Member
-from bow.members.stopping import is_higher_better
+from bow.members.stopping import BEATEN, is_higher_better
 from bow.training.metrics import Metric
 
 CONFIDENCE = 0.95
@@ -161,21 +161,21 @@ class Sweep:
         return self.ranked()[0]
 
     def ranked(self, metric: str | None = None) -> list[Member]:
-        """Members, the best first; those that ended early by halving behind those that went on."""
+        """Members, the best first; those that ended because others were better behind those that went on."""
         name = metric or self.metric
         sign = -1 if self._is_higher_better(name) else 1
 
         def key(member: Member) -> tuple[bool, float, float, int]:
             value = member.value(name)
-            halved = -member.epochs if member.stopped == "halving" else -math.inf
+            halved = -member.epochs if member.stopped in BEATEN else -math.inf
             return member.stopped == "diverged" or math.isnan(value), halved, sign * value, member.number
 
         return sorted(self.members, key=key)
 
     @property
     def ensemble(self) -> Ensemble:
-        """All members that have a model and did not diverge, as one."""
-        models = [m.model for m in self.members if m.model is not None and m.stopped not in ("diverged", "halving")]
+        """All members that have a model, did not diverge and did not end because others were better, as one."""
+        models = [m.model for m in self.members if m.model is not None and m.stopped not in ("diverged", *BEATEN)]
         if not models:
             raise SettingError("no member has a model; see their `stopped`")
         return Ensemble(models, combine_for(self.loss))

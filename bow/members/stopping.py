@@ -3,10 +3,32 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from bow.errors import SettingError
 from bow.values import number, whole
+
+if TYPE_CHECKING:
+    from bow.members.member import Member
+
+BEATEN = ("halving", "pruned")
+"""Why a member ended that others were better than."""
+
+
+@runtime_checkable
+class StopRule(Protocol):
+    """A rule by which a member ends before its time.
+
+    Example:
+        >>> class Hopeless:
+        ...     def why_over(self, member):
+        ...         return "hopeless" if member.epochs >= 2 and member.value("loss") > 10 else None
+        >>> isinstance(Hopeless(), StopRule)
+        True
+    """
+
+    def why_over(self, member: "Member") -> str | None:
+        """Asked after every epoch of a member: why it ends, which its `stopped` will be; None: it goes on."""
 
 
 def is_higher_better(metric: str, higher: bool | None) -> bool:
@@ -49,6 +71,10 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         whole("patience", self.patience)
         number("least", self.least, least=0)
+
+    def why_over(self, member: "Member") -> str | None:
+        """`"patience"`, or None."""
+        return "patience" if self.is_over(member.history) else None
 
     def is_over(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a member with these epochs ends."""
@@ -125,15 +151,17 @@ class Halving:
         return [member for _, member in ranked[:count]]
 
 
-Stop = EarlyStopping | Halving
+Stop = StopRule | Halving
 
 
 def check_stop(stop: Any) -> Sequence[Stop]:
     """The rules by which members end, of which at most one halves."""
     rules = [] if stop is None else list(stop) if isinstance(stop, Sequence) else [stop]
     for rule in rules:
-        if not isinstance(rule, Stop):
-            raise SettingError(f"stop must be bow.EarlyStopping or bow.Halving, got {rule!r}")
+        if not isinstance(rule, Stop) or isinstance(rule, type):
+            raise SettingError(
+                f"stop must be bow.EarlyStopping, bow.Halving or an object with why_over(member), got {rule!r}"
+            )
     if sum(isinstance(rule, Halving) for rule in rules) > 1:
         raise SettingError("stop has two rules of halving; give one")
     return rules

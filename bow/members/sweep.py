@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import warnings
 from collections.abc import Iterable, Sequence
@@ -26,8 +27,9 @@ from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
 from bow.members.saving import FOLD, MEMBERS, SweepDirectory, folder_of
+from bow.members.search import MemberSearch
 from bow.members.stopping import Stop, check_stop
-from bow.members.variant import ModelFactory, Variant, check_indices, check_variants, folds
+from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants, folds
 from bow.observe import Record, RunDirectory, RunLock
 from bow.replicas import OptimizerFactory, num_trainable, prepare_template
 from bow.replicas.optimizer import make_optimizer
@@ -45,7 +47,7 @@ def sweep(
     data: Any,
     loss: Loss | None = None,
     *,
-    variants: Iterable[Variant],
+    variants: Iterable[Variant] | MemberSearch,
     step: Step | None = None,
     optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
     scheduler: SchedulerFactory | PerRound | None = None,
@@ -75,7 +77,9 @@ def sweep(
         model: a function that builds the model, with a member's seed; or a module, from whose weights all begin.
         data: as for `bow.train`; members may be given parts of them.
         loss: as for `bow.train`.
-        variants: what sets the members apart, `bow.Variant` objects, for instance of `bow.grid(seed=range(4))`.
+        variants: what sets the members apart, `bow.Variant` objects, for instance of `bow.grid(seed=range(4))`; or a
+            `bow.members.MemberSearch`, with methods `ask()` and `tell(member)`, that proposes them one by one as rows
+            become free. Such a sweep writes no checkpoints: what comes next depends on what is in the search.
         step: instead of `loss`, as for `bow.train`; all members share it, so it must keep no state of its own.
         optimizer: a factory; variants give it settings.
         scheduler: as for `bow.train`.
@@ -85,7 +89,8 @@ def sweep(
         at_once: how many members train side by side; the others wait for a row. Changes no result.
         batches: `"own"`: members see the data in orders of their own; `"shared"`: all in the order of `seed`, and
             batches that a `Dataset` has to decode are read once for all.
-        stop: `bow.EarlyStopping`, `bow.Halving`, or a list of both.
+        stop: `bow.EarlyStopping`, `bow.Halving`, an object of yours with a method `why_over(member)` that is asked
+            after every epoch (`bow.members.StopRule`), or a list of them.
         engine: as for `bow.train`; `"auto"` is `graph`.
         devices: as for `bow.train`; one.
         precision: as for `bow.train`.
@@ -130,10 +135,12 @@ def sweep(
         run=run,  # type: ignore[arg-type]
         seed=seed,
     )
+    search = variants if isinstance(variants, MemberSearch) and not isinstance(variants, type) else None
     return run_sweep(
         SweepConfig(
             train=train,
-            variants=check_variants(variants),
+            variants=check_variants(variants) if search is None else _first_of(search, train.run),
+            search=search,
             at_once=at_once if at_once == "auto" else whole("at_once", at_once, also='"auto"'),
             batches=batches,
             stop=check_stop(stop),
@@ -156,17 +163,22 @@ def run_sweep(config: SweepConfig) -> Sweep:
         at_the_end.callback(directory.close)
         members, waiting, elapsed_s, num_rounds = _members(config, directory)
         progress = SweepProgress(config, members, enabled=train.run.progress)
-        loop = SweepLoop(config, members, waiting, device, directory, progress, elapsed_s, num_rounds)
+        ask = None if config.search is None else functools.partial(_ask, config, members, directory.path)
+        loop = SweepLoop(config, members, waiting, device, directory, progress, elapsed_s, num_rounds, ask)
         directory.log(_start(config, device, directory))
         loop.go()
+        if config.search is not None:
+            proposed = dataclasses.replace(config, variants=[member.variant for member in members])
+            directory.directory.write_config(_settings(proposed))
         for record in _end(loop):
             directory.log(record)
         directory.write_table(members)
-        report_path = _report(directory)
+        report_path = _report(directory) if config.has_report else None
         progress.last(loop.elapsed_s, loop.throughput)
     number = loop.interrupted_by
     if number is not None and train.run.on_interrupt == "raise":
-        end_as_asked(number, f"go on with bow.sweep(..., run=bow.Run({str(directory.path)!r}, resume='auto'))")
+        go_on = f"go on with bow.sweep(..., run=bow.Run({str(directory.path)!r}, resume='auto'))"
+        end_as_asked(number, go_on if config.search is None else f"members that have ended are in {directory.path}")
     return Sweep(
         members=members,
         run_dir=directory.path,
@@ -179,6 +191,35 @@ def run_sweep(config: SweepConfig) -> Sweep:
         metrics=train.validation.metrics,
         interrupted_by=None if number is None else signal.Signals(number),
     )
+
+
+def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
+    """The first member that a search proposes, with which a mistake shows before anything is written."""
+    if run.resume is not None or run.checkpoint_every not in (None, "auto"):
+        raise SettingError(
+            "a sweep whose members a search proposes has no checkpoints, as what comes next depends on the search; "
+            "leave out resume and checkpoint_every"
+        )
+    first = search.ask()
+    if first is None:
+        raise SettingError("the search proposes no member, its ask() returned None; let it propose at least one")
+    return [check_proposed(first, ())]
+
+
+def _ask(config: SweepConfig, members: list[Member], path: Path) -> Progress | None:
+    """Ask the search for a further member, and check it."""
+    assert config.search is not None
+    proposed = config.search.ask()
+    if proposed is None:
+        return None
+    variant = check_proposed(proposed, [member.name for member in members])
+    (variant,) = _checked(dataclasses.replace(config, variants=[variant])).variants
+    members.append(_member(len(members), variant, path))
+    return Progress(members[-1])
+
+
+def _member(number: int, variant: Variant, path: Path) -> Member:
+    return Member(number, variant, path / MEMBERS / folder_of(number, variant.name or ""))
 
 
 def _checked(config: SweepConfig) -> SweepConfig:
@@ -252,16 +293,19 @@ def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
     lock.take(directory.path)
     directory.check(goes_on)
     directory.remove_leftovers()
-    directory.write_config(
-        {
-            **config.train.as_settings(),
-            "variants": _listed(config.variants),
-            "at_once": config.at_once,
-            "batches": config.batches,
-            "stop": [repr(rule) for rule in config.stop],
-        }
-    )
+    directory.write_config(_settings(config))
     return SweepDirectory(directory, config)
+
+
+def _settings(config: SweepConfig) -> dict[str, Any]:
+    """What the run directory holds of the settings."""
+    return {
+        **config.train.as_settings(),
+        "variants": _listed(config.variants),
+        "at_once": config.at_once,
+        "batches": config.batches,
+        "stop": [repr(rule) for rule in config.stop],
+    }
 
 
 def _listed(variants: Sequence[Variant]) -> list[dict[str, Any]]:
@@ -310,10 +354,7 @@ def _report(directory: SweepDirectory) -> Path | None:
 
 def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float, int]:
     """All members, those of them that are to train, and the seconds and rounds before."""
-    members = [
-        Member(number, variant, directory.path / MEMBERS / folder_of(number, variant.name or ""))
-        for number, variant in enumerate(config.variants)
-    ]
+    members = [_member(number, variant, directory.path) for number, variant in enumerate(config.variants)]
     state = directory.load_checkpoint(config.train.run.resume)
     if state is None:
         return members, [Progress(member) for member in members], 0.0, 0

@@ -166,12 +166,24 @@ def check_variants(variants: Any) -> list[Variant]:
     return [replace(each, name=name) for each, name in zip(listed, names, strict=True)]
 
 
+def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
+    """Refuse what is no variant with a name of its own; name one that has none: alike ones by their number."""
+    if not isinstance(variant, Variant):
+        raise SettingError(f"a search must propose bow.Variant objects, got {variant!r}; None ends it")
+    if variant.name in names:
+        raise SettingError(f"a search proposes two variants named {variant.name!r}; give each a name of its own")
+    name = variant.name or _named(variant, list(variant.values))
+    return replace(variant, name=f"{name} #{len(names)}" if name in names else name)
+
+
 def _name_of(variant: Variant, others: Sequence[Variant]) -> str:
     """After the settings in which variants differ."""
-    values = variant.values
-    differing = [n for n in values if len({repr(other.values.get(n)) for other in others}) > 1]
-    shown = [f"{name}={_text(values[name])}" for name in differing or ["seed"]]
-    return " ".join(shown)
+    differing = [n for n in variant.values if len({repr(other.values.get(n)) for other in others}) > 1]
+    return _named(variant, differing or ["seed"])
+
+
+def _named(variant: Variant, settings: Iterable[str]) -> str:
+    return " ".join(f"{name}={_text(variant.values[name])}" for name in settings)
 
 
 def _text(value: Any) -> str:
