@@ -18,12 +18,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from bow.cluster.config import Devices
 from bow.engines import EngineName
 from bow.engines.config import Engine
 from bow.errors import SettingError
-from bow.members import EarlyStopping, Ensemble, Variant, sweep
+from bow.members import EarlyStopping, Ensemble, Variant
+from bow.members.config import SweepConfig
 from bow.members.result import Combine
-from bow.training.config import Run
+from bow.members.sweep import run_sweep
+from bow.training.config import Run, TrainConfig
 from bow.values import whole
 
 Module = Callable[[int, int], nn.Module]
@@ -111,19 +114,21 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
         ]
         fewest = min(len(X) if train is None else len(train) for train, _ in splits)
         with tempfile.TemporaryDirectory(prefix="bow-") as folder:
-            result = sweep(
-                functools.partial(self.module, X.shape[1], num_outputs),
-                (inputs, targets),
-                loss if self.loss is None else self.loss,
-                variants=variants,
+            train = TrainConfig(
+                model=functools.partial(self.module, X.shape[1], num_outputs),
+                data=(inputs, targets),
+                loss=loss if self.loss is None else self.loss,
                 optimizer=self.optimizer if self.lr is None else functools.partial(self.optimizer, lr=self.lr),
                 batch_size=min(whole("batch_size", self.batch_size), fewest),
                 epochs=self.epochs,
-                stop=self.early_stopping,
-                engine=self.engine,
-                devices=self.devices,
+                learners=1,
+                engine=Engine.of(self.engine),
+                devices=Devices.of(self.devices),
                 run=Run(Path(folder) / "sweep", checkpoint_every=None, progress=bool(self.verbose)),
             )
+            stop = () if self.early_stopping is None else (self.early_stopping,)
+            # bow.sweep's, without the report: nothing is left of the folder.
+            result = run_sweep(SweepConfig(train=train, variants=variants, stop=stop, has_report=False))
         models = {m.number: m.model for m in result if m.model is not None and m.stopped != "diverged"}
         if num_lost := len(variants) - len(models):
             lost = f"{num_lost} of {len(variants)} members left the finite numbers"
