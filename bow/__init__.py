@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
+    from bow.integrations import optuna as optuna
     from bow.integrations import sklearn as sklearn
     from bow.members import EarlyStopping as EarlyStopping
     from bow.members import Halving as Halving
@@ -70,7 +71,7 @@ _HOMES = {
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 # No part of `from bow import *`: each loads the library that it is for.
-_INTEGRATIONS = {"sklearn": "bow.integrations.sklearn"}
+_INTEGRATIONS = {"optuna": "bow.integrations.optuna", "sklearn": "bow.integrations.sklearn"}
 
 
 def __getattr__(name: str) -> Any:

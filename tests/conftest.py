@@ -1,6 +1,8 @@
 """What every test gets: a tier, checked shapes, and no thread that outlives its test."""
 
+import contextlib
 import functools
+import importlib
 import os
 import signal
 import threading
@@ -43,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(config.getoption("--threads"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; tests send it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # torch's interpreter of graphs counts by tqdm where that is installed, whose own thread would outlive a test.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tqdm").tqdm.monitor_interval = 0
     config.stash[_LEFT_OUT] = Counter()
     if not config.getoption("--nightly"):
         if forked.PLACE not in os.environ:  # the processes of pytest-xdist share a server

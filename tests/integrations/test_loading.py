@@ -12,6 +12,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @pytest.mark.parametrize("name", bow._INTEGRATIONS)
 def test_examples(name: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip(name)
     module = importlib.import_module(bow._INTEGRATIONS[name])
     assert getattr(bow, name) is module
     assert name in dir(bow)

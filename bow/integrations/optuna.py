@@ -1,0 +1,186 @@
+"""`bow.optuna`: trials of an Optuna study, side by side."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from bow.errors import MissingDependencyError, SettingError
+from bow.members import Member, Sweep, Variant, sweep
+from bow.members.stopping import BEATEN, is_higher_better, value_of
+from bow.members.variant import ModelFactory
+from bow.training.config import Validation
+from bow.values import whole
+
+try:
+    import optuna
+except ModuleNotFoundError as error:
+    raise MissingDependencyError("bow.optuna needs the package optuna; pip install 'bow-trainer[optuna]'") from error
+
+ObjectiveSettings = Callable[["optuna.trial.Trial"], Variant]
+
+
+def optimize(
+    study: "optuna.Study",
+    objective_settings: ObjectiveSettings,
+    model: nn.Module | ModelFactory,
+    data: Any,
+    loss: Any = None,
+    *,
+    n_trials: int,
+    side_by_side: int = 8,
+    metric: str | None = None,
+    **settings: Any,
+) -> Sweep:
+    """Run trials of a study side by side, as members of a `bow.sweep`.
+
+    The study is asked for a trial whenever a row is free, and told of each as it ends, so that a sampler learns from
+    `side_by_side - 1` fewer trials than in a loop: with 1, and in general with samplers that do not learn, the trials
+    are those of a loop. After every epoch the value is reported, and where the trial says `should_prune()` its member
+    ends and its row is given to the next trial. Members that diverge, or are interrupted, are failed trials. There are
+    no checkpoints: where a process died, what has ended is in the study's storage, and the next call, with a run
+    directory of its own, goes on with the study; it warns of trials that are still said to be running.
+
+    Args:
+        study: with one objective; its direction must be that of `metric`. Its storage may be shared with others.
+        objective_settings: a function that asks a trial for its parameters and returns the `bow.Variant` to train; it
+            may raise `optuna.TrialPruned`. Settings that change shapes, such as `Variant(model={"width": ...})`, train
+            in groups of their own, one after another.
+        model: as for `bow.sweep`.
+        data: as for `bow.sweep`.
+        loss: as for `bow.sweep`.
+        n_trials: how many trials are asked for.
+        side_by_side: how many train at once.
+        metric: what is optimised, `"loss"` or the name of a metric of the validation data; None: its first metric, else
+            the loss.
+        settings: others of `bow.sweep`, except `variants` and `at_once`.
+
+    Returns:
+        The members, named `trial 0` and so on after the numbers of their trials, whose user attribute `run_dir` is the
+        folder of the model.
+
+    Raises:
+        SettingError: the study has several objectives, its direction is not that of the metric, or the function returns
+            no variant.
+        BowError: as `bow.sweep`.
+
+    Example:
+        >>> import torch, optuna, bow
+        >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
+        >>> study = optuna.create_study(direction="minimize", sampler=optuna.samplers.RandomSampler(seed=0))
+        >>> def settings(trial):
+        ...     return Variant(settings={"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)})
+        >>> inputs = torch.randn(64, 8)
+        >>> result = optimize(
+        ...     study, settings, lambda: nn.Linear(8, 1), (inputs, inputs.sum(1, keepdim=True)), nn.functional.mse_loss,
+        ...     n_trials=4, epochs=2, engine="eager", run=bow.Run(getfixture("tmp_path") / "study", progress=False),
+        ... )
+        >>> len(study.trials), result[f"trial {study.best_trial.number}"].value("loss") == study.best_value
+        (4, True)
+
+    References:
+        Akiba et al., Optuna: A Next-generation Hyperparameter Optimization Framework, 2019.
+    """
+    for name in ("variants", "at_once"):
+        if name in settings:
+            raise SettingError(f"bow.optuna.optimize makes {name} itself; use n_trials= and side_by_side=")
+    if not isinstance(study, optuna.Study) or not callable(objective_settings):
+        raise SettingError(f"give a study and a function of a trial, got {study!r} and {objective_settings!r}")
+    if len(study.directions) != 1:
+        raise SettingError(f"the study has {len(study.directions)} objectives; give one with one")
+    validation = settings.get("validation")
+    metrics = validation.metrics if isinstance(validation, Validation) else Validation().metrics
+    known = {each.name: each.higher_is_better for each in metrics}
+    trials = StudyTrials(study, objective_settings, whole("n_trials", n_trials), metric, known)
+    if running := [trial.number for trial in study.get_trials(deepcopy=False) if trial.state.name == "RUNNING"]:
+        warnings.warn(
+            f"trials {running} of the study are running, elsewhere or left so by a process that died; end the latter "
+            "by study.tell(number, state=optuna.trial.TrialState.FAIL)",
+            stacklevel=2,
+        )
+    stop = settings.pop("stop", None)
+    rules = [] if stop is None else list(stop) if isinstance(stop, (list, tuple)) else [stop]
+    try:
+        return sweep(
+            model,
+            data,
+            loss,
+            variants=trials,
+            at_once=whole("side_by_side", side_by_side),
+            stop=[trials, *rules],
+            **settings,
+        )
+    finally:
+        trials.fail_others()
+
+
+class StudyTrials:
+    """The trials of a study as what proposes members, and the rule by which they are pruned."""
+
+    def __init__(
+        self,
+        study: "optuna.Study",
+        objective_settings: ObjectiveSettings,
+        count: int,
+        metric: str | None,
+        higher_is_better: dict[str, bool],
+    ) -> None:
+        self._study = study
+        self._settings = objective_settings
+        self._left = count
+        self._metric = metric
+        self._higher_is_better = higher_is_better
+        self._running: dict[str, optuna.trial.Trial] = {}
+
+    def ask(self) -> Variant | None:
+        """The next trial's member; one that is pruned before it begins counts as well."""
+        while self._left:
+            self._left -= 1
+            trial = self._study.ask()
+            name = f"trial {trial.number}"
+            self._running[name] = trial
+            try:
+                variant = self._settings(trial)
+            except optuna.TrialPruned:
+                self._end(name, state=optuna.trial.TrialState.PRUNED)
+                continue
+            if not isinstance(variant, Variant):
+                raise SettingError(f"objective_settings must return a bow.Variant, got {variant!r}")
+            return dataclasses.replace(variant, name=name)
+        return None
+
+    def tell(self, member: Member) -> None:
+        """What came of a trial."""
+        self._running[member.name].set_user_attr("run_dir", str(member.run_dir))
+        if member.stopped in ("diverged", "interrupted"):
+            self._end(member.name, state=optuna.trial.TrialState.FAIL)
+        elif member.stopped in BEATEN:
+            self._end(member.name, state=optuna.trial.TrialState.PRUNED)
+        else:
+            self._end(member.name, self._value(member))
+
+    def why_over(self, member: Member) -> str | None:
+        """Report an epoch's value; `"pruned"` where the study says so."""
+        trial = self._running[member.name]
+        trial.report(self._value(member), step=len(member.history))
+        return "pruned" if trial.should_prune() else None
+
+    def fail_others(self) -> None:
+        """Trials that have not ended have failed."""
+        for name in list(self._running):
+            self._end(name, state=optuna.trial.TrialState.FAIL)
+
+    def _end(self, name: str, value: float | None = None, state: Any = None) -> None:
+        self._study.tell(self._running.pop(name), value, state)
+
+    def _value(self, member: Member) -> float:
+        if self._metric is None:
+            self._metric = next((name for name in member.metrics if name != "loss"), "loss")
+        value = value_of(member.history[-1], self._metric)
+        higher = is_higher_better(self._metric, self._higher_is_better.get(self._metric))
+        if higher != (self._study.direction == optuna.study.StudyDirection.MAXIMIZE):
+            way, better = ("maximize", "higher") if higher else ("minimize", "lower")
+            raise SettingError(f"{self._metric} is better the {better} it is; use a study with direction={way!r}")
+        return value
