@@ -19,7 +19,7 @@ LARGE_CLASSES = 0  # 0
 METHODS = 25  # 25
 UNFINISHED = 0  # 0
 LOADED_MODULES = 134  # 150
-LOADED_LINES = 19_580  # 20,000
+LOADED_LINES = 19_590  # 20,000
 SECTIONS = 3  # 0
 
 LARGE = 25
@@ -65,7 +65,9 @@ def test_training_loads_what_it_needs() -> None:
 
 def test_docstrings_of_internal_functions_have_no_lists_of_arguments() -> None:
     public = {*bow.__all__, *(name for each in EXTENDED for name in house.passed_on(modules()[each]))}
-    public |= {node.name for name in bow._INTEGRATIONS.values() for node in modules()[name].classes}
+    public |= {
+        node.name for home in bow._INTEGRATIONS.values() for node in modules()[home].tree.body if hasattr(node, "name")
+    }
     found = house.sections_of_internals(modules(), public)
     assert len(found) <= SECTIONS, found
 

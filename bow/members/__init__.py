@@ -5,6 +5,7 @@ from bow.members.result import Difference as Difference
 from bow.members.result import Differences as Differences
 from bow.members.result import Ensemble as Ensemble
 from bow.members.result import Sweep as Sweep
+from bow.members.saving import GroupLogger as GroupLogger
 from bow.members.search import MemberSearch as MemberSearch
 from bow.members.stopping import EarlyStopping as EarlyStopping
 from bow.members.stopping import Halving as Halving

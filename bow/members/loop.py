@@ -239,6 +239,7 @@ class SweepLoop:
                 **values,
             }
             member.history.append(record)
+            self._directory.log_member(member, cohort.engine)
             if not self._config.is_per_round(member.variant):
                 cohort.step_scheduler(progress, record.get("loss", record["train_loss"]))
         if (why := self._why_over(progress)) is not None or is_over:
@@ -293,6 +294,7 @@ class SweepLoop:
         """A member has ended."""
         self._num_samples += progress.samples
         self._directory.save_member(progress.member, self.engine)
+        self._directory.log_member(progress.member, self.engine, has_ended=True)
         self._progress.ended(progress.member, self.elapsed_s)
         if self._config.search is not None:
             self._config.search.tell(progress.member)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from safetensors.torch import load_model
 from torch import nn
@@ -13,7 +13,7 @@ from bow.errors import CheckpointError, RunDirectoryError
 from bow.files import save_text
 from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
-from bow.observe import JsonLinesLogger, Record, RunDirectory, SafeLogger
+from bow.observe import JsonLinesLogger, Logger, Record, RunDirectory, SafeLogger
 from bow.observe.records import plain
 from bow.training.checkpoint import load_checkpoint, meant, save_checkpoint
 from bow.training.result import save_central
@@ -40,6 +40,14 @@ def folder_of(number: int, name: str) -> str:
     return f"{number:03d}_{re.sub(r'[^A-Za-z0-9._=-]+', '_', name)[:80]}"
 
 
+@runtime_checkable
+class GroupLogger(Logger, Protocol):
+    """A logger that `bow.sweep` takes: it makes one for each member."""
+
+    def for_member(self, name: str, group: str) -> Logger:
+        """The logger of a member; `group` is the name of the sweep's run directory."""
+
+
 class SweepDirectory:
     """The run directory of a sweep."""
 
@@ -47,6 +55,8 @@ class SweepDirectory:
         self.directory = directory
         self._config = config
         self._records = SafeLogger(JsonLinesLogger(directory.metrics_path))
+        self._loggers = [each for each in config.train.run.loggers if isinstance(each, GroupLogger)]
+        self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member, its loggers and how much they were told
 
     @property
     def path(self) -> Path:
@@ -58,6 +68,31 @@ class SweepDirectory:
         member.run_dir.mkdir(parents=True, exist_ok=True)
         own = RunDirectory(member.run_dir)
         own.write_config({"member": member.name, "variant": member.variant.values})
+        lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member, engine))
+        save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
+        if member.model is not None:
+            save_central(member.model, own)
+
+    def log_member(self, member: Member, engine: str, *, has_ended: bool = False) -> None:
+        """Give what is new of a member to the loggers that are its own."""
+        if not self._loggers:
+            return
+        loggers, told = self._own.get(member.number, ([], 0))
+        if not told:
+            loggers = [SafeLogger(each.for_member(member.name, self.path.name)) for each in self._loggers]
+        records = self._records_of(member, engine)[: None if has_ended else -1]
+        for logger in loggers:
+            for record in records[told:]:
+                logger.log(record)
+        self._own[member.number] = loggers, len(records)
+        if has_ended:
+            self._close(member.number)
+
+    def _close(self, number: int) -> None:
+        for logger in self._own.pop(number)[0]:
+            logger.close()
+
+    def _records_of(self, member: Member, engine: str) -> list[Record]:
         last = member.history[-1] if member.history else {}
         start = {
             "kind": "start",
@@ -67,24 +102,24 @@ class SweepDirectory:
             "batch_size": self._config.batch_size_of(member.variant),
             "epochs": None if self._config.train.steps is not None else self._config.train.epochs,
             "steps": self._config.train.steps,
-            "model": type(member.model).__name__,
+            **({} if member.model is None else {"model": type(member.model).__name__}),
+            "settings": member.variant.values,
             "run_dir": str(member.run_dir),
         }
         end = {"seconds": last.get("time_s"), "round": last.get("round"), "samples": last.get("samples")}
         known = {name: value for name, value in {**end, "stopped": member.stopped}.items() if value is not None}
-        records = [start, *member.history, {"kind": "end", **known, **member.metrics}]
-        lines = "".join(json.dumps(plain(record)) + "\n" for record in records)
-        save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
-        if member.model is not None:
-            save_central(member.model, own)
+        return [start, *member.history, {"kind": "end", **known, **member.metrics}]
 
     def log(self, record: Record) -> None:
         """Add a record of the whole sweep."""
         self._records.log(record)
 
     def close(self) -> None:
-        """Close the file of records."""
-        self._records.close()
+        """Close the file of records, and the loggers of members that have not ended."""
+        for number in list(self._own):
+            self._close(number)
+        for logger in (self._records, *map(SafeLogger, self._loggers)):
+            logger.close()
 
     def write_table(self, members: Sequence[Member]) -> None:
         """Write a row for each member: settings, epochs, values, why it ended."""

@@ -26,7 +26,7 @@ from bow.members.loop import SweepLoop
 from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import FOLD, MEMBERS, SweepDirectory, folder_of
+from bow.members.saving import FOLD, MEMBERS, GroupLogger, SweepDirectory, folder_of
 from bow.members.search import MemberSearch
 from bow.members.stopping import Stop, check_stop
 from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants, folds
@@ -231,6 +231,9 @@ def _checked(config: SweepConfig) -> SweepConfig:
         raise SettingError(f"validation.every={train.validation.every}: members are evaluated after every epoch; use 1")
     if train.engine.dispatch != "fixed" or train.engine.schedule is not None or train.engine.capture == "round":
         raise SettingError('members take no dispatch, schedule or capture="round"; leave them out')
+    for logger in train.run.loggers:
+        if not isinstance(logger, GroupLogger):
+            raise SettingError(f"loggers of a sweep need a method for_member(name, group), which {logger!r} has not")
     if train.engine.name == "fused":
         raise SettingError(
             'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'

@@ -117,6 +117,10 @@ class TensorBoardLogger:
         self.dir = None if dir is None else given_path("dir", dir)
         self._writer: SummaryWriter | None = None
 
+    def for_member(self, name: str, group: str) -> "TensorBoardLogger":
+        """One with a folder of its own, in that of the member where no `dir` is given."""
+        return TensorBoardLogger(None if self.dir is None else Path(self.dir) / group / name)
+
     def log(self, record: Record) -> None:
         """Take one record; settings and events are shown as text, everything else as series."""
         if self._writer is None:

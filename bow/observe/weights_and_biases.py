@@ -26,9 +26,10 @@ class WandbLogger:
 
     Args:
         project: the project on the server.
-        name: the name of the run; None: the name of the run directory.
+        name: the name of the run; None: the name of the run directory. Members of a sweep have names of their own.
         dir: where wandb keeps its files; None: the run directory.
         mode: "offline", "online" or "disabled"; None: the environment variable WANDB_MODE, else offline.
+        group: the group of the run; None: none, and for members of a sweep its name, or that of its run directory.
 
     Raises:
         MissingDependencyError: wandb is not installed.
@@ -41,16 +42,21 @@ class WandbLogger:
         name: str | None = None,
         dir: str | Path | None = None,
         mode: Mode | None = None,
+        group: str | None = None,
     ) -> None:
         if importlib.util.find_spec("wandb") is None:
             raise MissingDependencyError("logger wandb needs the package wandb; pip install wandb")
         self.mode = mode or os.environ.get("WANDB_MODE") or "offline"
         if self.mode not in MODES:
             raise SettingError(f"the mode of wandb must be one of {', '.join(MODES)}, got {self.mode!r}")
-        self.project, self.name = project, name
+        self.project, self.name, self.group = project, name, group
         self.dir = None if dir is None else given_path("dir", dir)
         self._run: Run | None = None
         self._events: Counter[str] = Counter()
+
+    def for_member(self, name: str, group: str) -> "WandbLogger":
+        """One for a member's run, in the group of the sweep."""
+        return WandbLogger(self.project, name, self.dir, self.mode, self.group or self.name or group)  # type: ignore[arg-type]
 
     def log(self, record: Record) -> None:
         """Take one record: the first opens the run, and the record of the end becomes its summary."""
@@ -90,6 +96,7 @@ class WandbLogger:
         return wandb.init(
             project=self.project,
             name=self.name or _run_dir(record).resolve().name,
+            group=self.group,
             dir=str(directory),
             mode=self.mode,  # type: ignore[arg-type]
             config=_config(record),
@@ -105,7 +112,7 @@ def _config(record: Record) -> dict[str, Any]:
     """What the run decided, and what was asked for."""
     decided = {name: plain(value) for name, value in record.items() if name not in ("kind", "time_s")}
     asked = RunDirectory(_run_dir(record)).read_config()
-    return decided | ({"settings": dict(asked)} if asked else {})
+    return ({"settings": dict(asked)} if asked else {}) | decided
 
 
 def _summary(record: Record) -> dict[str, float]:

@@ -100,7 +100,8 @@ class Run:
         on_interrupt: what comes of Ctrl-C, SIGTERM or a closed terminal: the training ends behind the round, writes a
             checkpoint, and raises `KeyboardInterrupt` or `SystemExit` (`"raise"`), or `"return"` returns the result so
             far, with `interrupted_by`. A second Ctrl-C ends it at once.
-        loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written.
+        loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written. Those of
+            a sweep are `bow.members.GroupLogger` objects.
         progress: show a progress bar, or plain lines away from a terminal.
 
     Raises:
